@@ -1,0 +1,1 @@
+"""From kernel specs to CUDA sources: pure Python, no GPU, no CUDA, the same bytes every time."""

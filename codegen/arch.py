@@ -1,0 +1,78 @@
+"""Architectures: limits and legal combinations, one row each.
+
+Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way of building a kernel that a template set exists for."""
+
+    op: str
+    mma: str
+    copy: str
+    schedule: str
+
+
+@dataclass(frozen=True)
+class Arch:
+    """What one architecture offers to a thread block, and which kernels are written for it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    shared_memory_per_block: int  # bytes, opt-in maximum
+    shared_memory_per_sm: int  # bytes
+    registers_per_sm: int
+    registers_per_thread: int
+    warps_per_sm: int
+    combinations: tuple[Combination, ...]
+
+    @property
+    def virtual(self) -> str:
+        """Name of the PTX target, e.g. ``compute_89``."""
+        return self.name.replace("sm_", "compute_")
+
+    def of(self, op: str) -> tuple[Combination, ...]:
+        """Return the legal combinations of one operator."""
+        return tuple(c for c in self.combinations if c.op == op)
+
+
+ARCHS = {
+    arch.name: arch
+    for arch in (
+        Arch(
+            name="sm_89",
+            compute_capability=(8, 9),
+            shared_memory_per_block=99 * KIB,
+            shared_memory_per_sm=100 * KIB,
+            registers_per_sm=65536,
+            registers_per_thread=255,
+            warps_per_sm=48,
+            combinations=(
+                Combination("attention", "mma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
+            ),
+        ),
+        Arch(
+            name="sm_90a",
+            compute_capability=(9, 0),
+            shared_memory_per_block=227 * KIB,
+            shared_memory_per_sm=228 * KIB,
+            registers_per_sm=65536,
+            registers_per_thread=255,
+            warps_per_sm=64,
+            combinations=(
+                Combination("attention", "wgmma", "tma", "ping_pong"),
+                Combination("attention", "wgmma", "tma", "cooperative"),
+                Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
+            ),
+        ),
+    )
+}

@@ -1,0 +1,217 @@
+"""The commands of ``codegen`` that need neither CUDA nor a GPU. ``runtime.cli`` adds the others to ``app``."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from typer.core import TyperGroup
+
+from codegen import freshness
+from codegen.errors import CodegenError
+from codegen.explain import explain
+from codegen.files import write_if_changed
+from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.plans import plan_for
+from codegen.receipts import Standing, state
+from codegen.render import render
+from codegen.spec import AttentionSpec, Spec, json_schema
+
+BAD_INPUT = 2
+CHECK_FAILED = 1
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Turn an error that the user's input caused into one line on stderr and exit code 2."""
+    try:
+        yield
+    except CodegenError as error:
+        message = str(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    else:
+        return
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+class _Commands(TyperGroup):
+    """A group whose commands, wherever they are defined, report errors as ``reported_errors`` does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reported_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="codegen",
+    help="Specialised CUDA kernels for block-sparse attention and BSR GEMM: from a YAML spec to a verified cubin.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [name for name in shipped_names() if name.startswith(incomplete)]
+
+
+SPEC_HELP = "A YAML file, or the name of a shipped spec."
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=_complete)]
+SpecsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="SPEC...", help=SPEC_HELP, autocompletion=_complete, show_default=False)
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Every shipped spec.")]
+
+
+def chosen(specs: Sequence[str] | None, every: bool) -> list[NamedSpec]:
+    """Return the specs that a command line names.
+
+    Raises:
+        CodegenError: when it names none, or names some and says ``--all`` too.
+    """
+    if every == bool(specs):
+        raise CodegenError("name one spec or more, or say --all" if not specs else "name specs or say --all, not both")
+    return shipped_specs() if every else [find_spec(spec) for spec in specs or ()]
+
+
+@app.command("render")
+def render_command(
+    specs: SpecsArgument = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where to write; - prints. Without it the project's own specs go to its generated/, "
+            "others to the current folder.",
+            show_default=False,
+        ),
+    ] = None,
+    every: AllOption = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file would change.")] = False,
+) -> None:
+    """Render specs to CUDA sources: one self-contained .cu a spec, the same bytes every time.
+
+    Files that are up to date are left alone.
+
+    [bold]Examples[/bold]
+      codegen render h100_topk32
+      codegen render my_kernel.yaml --out build
+      codegen render --all --check
+    """
+    named_specs = chosen(specs, every)
+    if out == "-":
+        for named in named_specs:
+            typer.echo(render(named), nl=False)
+        return
+    by_folder: dict[Path, list[NamedSpec]] = defaultdict(list)
+    for named in named_specs:
+        by_folder[Path(out) if out is not None else _home(named)].append(named)
+    if check:
+        _report([p for folder, group in by_folder.items() for p in freshness.check_sources(folder, group)])
+        return
+    for folder, group in by_folder.items():
+        for path, changed in freshness.render_to(folder, group).items():
+            typer.echo(f"{'wrote' if changed else 'up to date'}  {freshness.shown(path)}")
+
+
+@app.command("check")
+def check_command(
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Also fail on a receipt that is missing, failed or older than its source.")
+    ] = False,
+) -> None:
+    """Re-render every shipped spec and compare with generated/: missing, stale, hand-edited and orphaned files.
+
+    Each problem comes with the command that mends it; the exit code is 1 if there is one.
+
+    [bold]Examples[/bold]
+      codegen check
+      codegen check --strict
+    """
+    _report(freshness.check(GENERATED, shipped_specs(), strict=strict))
+
+
+@app.command("list")
+def list_command() -> None:
+    """List the shipped specs and what their receipts say."""
+    table = Table(box=None, pad_edge=False, header_style="cyan")
+    for title in ("spec", "operator", "arch", "type", "what", "how", "receipt"):
+        table.add_column(title, overflow="fold")
+    colours = {Standing.OK: "green", Standing.FAILED: "red", Standing.UNREADABLE: "red"}
+    for named in shipped_specs():
+        spec = named.spec
+        found = state(named, render(named))
+        how = f"{spec.mma}, {spec.copy_}, {spec.schedule}"
+        standing = f"[{colours.get(found.standing, 'yellow')}]{found.standing}[/]"
+        table.add_row(named.stem, spec.op, spec.arch, spec.dtype, _what(spec), how, standing)
+    _print(table)
+
+
+@app.command("explain")
+def explain_command(spec: SpecArgument) -> None:
+    """Print the plan of a kernel: tiles, pipeline, shared-memory map, registers, FLOPs, pattern tensors.
+
+    [bold]Examples[/bold]
+      codegen explain h100_topk32
+    """
+    _print(explain(plan_for(find_spec(spec))))
+
+
+@app.command("schema")
+def schema_command(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="stdout")] = None,
+) -> None:
+    """Print the JSON schema of spec files, by which editors complete and check them.
+
+    [bold]Examples[/bold]
+      codegen schema --out spec.schema.json
+    """
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_if_changed(out, text)
+
+
+def _home(named: NamedSpec) -> Path:
+    """Return where a source goes unless the user says otherwise."""
+    in_source_tree = not GENERATED.is_relative_to(Path(__file__).resolve().parent)
+    shipped = named.path is not None and named.path.resolve().parent == SPECS
+    return GENERATED if in_source_tree and shipped else Path()
+
+
+def _print(table: RenderableType) -> None:
+    """Print to the width of the terminal; a pipe or a file gets lines that need not be wrapped."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(table)
+
+
+def _what(spec: Spec) -> str:
+    if isinstance(spec, AttentionSpec):
+        return f"{spec.pattern.stem()}, d {spec.head_dim}"
+    return f"blocks {spec.block.rows} x {spec.block.cols}"
+
+
+def _report(problems: list[freshness.Problem]) -> None:
+    """Print the problems and leave with exit code 1 if there are any."""
+    for problem in problems:
+        typer.echo(f"{freshness.shown(problem.path)}: {problem.message}\n    run: {problem.mend}")
+    if problems:
+        typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
+        raise typer.Exit(CHECK_FAILED)
+    typer.echo("every file is up to date")

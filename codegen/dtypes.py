@@ -1,0 +1,23 @@
+"""Element types: one row per type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DType:
+    """How one element type is spelled in each language the generated sources use."""
+
+    name: str
+    bytes: int
+    ptx: str  # type suffix of mma / wgmma / cvt
+    packed_ptx: str  # two elements in 32 bits, for cvt
+    cuda: str  # C++ type of the CUDA headers (WMMA sources only; the others move raw bits)
+    header: str
+
+
+DTYPES = {
+    "fp16": DType("fp16", 2, "f16", "f16x2", "__half", "cuda_fp16.h"),
+    "bf16": DType("bf16", 2, "bf16", "bf16x2", "__nv_bfloat16", "cuda_bf16.h"),
+}

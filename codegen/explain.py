@@ -1,0 +1,108 @@
+"""A plan in words and numbers, for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from codegen.arch import KIB
+from codegen.plan import Plan
+from codegen.spec import AttentionSpec
+
+SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA C++ Programming Guide, 8.0 and later)
+REGISTER_UNIT = 8  # a thread's registers are handed out in multiples of this
+
+
+def blocks_by_shared_memory(plan: Plan) -> int:
+    """Return how many thread blocks fit the shared memory of an SM."""
+    return plan.arch.shared_memory_per_sm // (plan.shared_bytes + SYSTEM_SHARED_BYTES)
+
+
+def blocks_by_threads(plan: Plan) -> int:
+    """Return how many thread blocks fit the warp slots of an SM."""
+    return plan.arch.warps_per_sm * 32 // plan.threads
+
+
+def launch_registers(plan: Plan) -> int:
+    """Return the most registers a thread can start with if ``plan.blocks_per_sm`` blocks are to fit an SM."""
+    share = plan.arch.registers_per_sm // (plan.threads * plan.blocks_per_sm)
+    return min(plan.arch.registers_per_thread, share // REGISTER_UNIT * REGISTER_UNIT)
+
+
+def explain(plan: Plan) -> RenderableType:
+    """Return the plan as something that rich prints."""
+    spec, arch = plan.spec, plan.arch
+    registers = plan.registers
+    facts = [
+        ("operator", f"{spec.op}, {spec.dtype} in and out, fp32 accumulation"),
+        ("architecture", f"{arch.name} (compute capability {arch.compute_capability[0]}.{arch.compute_capability[1]})"),
+        ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
+        *plan.summary,
+        ("threads", f"{plan.threads} in a block ({plan.threads // 32} warps)"),
+        (
+            "blocks per SM",
+            f"{plan.blocks_per_sm} wanted; shared memory fits {blocks_by_shared_memory(plan)}, "
+            f"warps fit {blocks_by_threads(plan)}",
+        ),
+        (
+            "registers",
+            f"about {registers.needed} of {registers.limit} in a thread that computes: {registers.accumulators} "
+            f"accumulators and fragments, {registers.overhead} for the rest; "
+            f"at most {launch_registers(plan)} at launch",
+        ),
+        (
+            "one step",
+            f"{plan.flops / 1e6:.2f} MFLOP on {plan.bytes / KIB:.1f} KB loaded: "
+            f"{plan.flops / plan.bytes:.0f} FLOP/byte",
+        ),
+        ("template", f"templates/{plan.template}"),
+        ("spec hash", spec.hash),
+    ]
+    parts: list[RenderableType] = [Text(plan.stem, style="bold"), _rows(facts), Text(), *_shared(plan)]
+    if isinstance(spec, AttentionSpec):
+        parts += [Text(), *_index_tensors(spec)]
+    return Group(*parts, Text(), *_params(plan))
+
+
+def _rows(rows: list[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(f"  {label}", Text(text))
+    return table
+
+
+def _shared(plan: Plan) -> list[RenderableType]:
+    limit = plan.arch.shared_memory_per_block
+    title = Text("Shared memory", style="bold")
+    title.append(
+        f": {plan.shared_bytes} of {limit} bytes ({plan.shared_bytes / KIB:.1f} of {limit // KIB} KB)", style="not bold"
+    )
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_row("  offset", "bytes", "name", "holds", style="cyan")
+    for region in plan.shared:
+        table.add_row(str(region.offset), str(region.bytes), region.name, Text(region.doc))
+    return [title, table]
+
+
+def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
+    tensors = spec.pattern.index_tensors
+    title = Text("Pattern tensors", style="bold")
+    if not tensors:
+        title.append(": none", style="not bold")
+        return [title]
+    title.append(", int32, beside q, k and v", style="not bold")
+    rows = []
+    for tensor in tensors:
+        dims = ", ".join(str(dim) for dim in tensor.dims)
+        rows.append((tensor.name, f"({dims}){' optional' if tensor.optional else ''}: {tensor.doc}"))
+    return [title, _rows(rows)]
+
+
+def _params(plan: Plan) -> list[RenderableType]:
+    rows = [(param.name, f"{param.ctype}: {param.doc}") for param in plan.params]
+    return [Text("Kernel parameters", style="bold"), _rows(rows)]

@@ -1,0 +1,139 @@
+"""Whether the generated sources are what the specs and templates render to, byte for byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from codegen.errors import CodegenError
+from codegen.files import write_if_changed
+from codegen.library import GENERATED, NamedSpec
+from codegen.receipts import Standing, receipt_path, state
+from codegen.render import render, seal_is_intact
+
+Kind = Literal[
+    "missing",
+    "stale",
+    "hand_edited",
+    "orphaned",
+    "receipt_missing",
+    "receipt_unreadable",
+    "receipt_stale",
+    "receipt_unverified",
+    "receipt_failed",
+]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One file that is not what it should be.
+
+    Attributes:
+        path: the file.
+        kind: what is wrong with it.
+        message: the same in words.
+        mend: the command that mends it.
+    """
+
+    path: Path
+    kind: Kind
+    message: str
+    mend: str
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"{shown(self.path)}: {self.message}; run: {self.mend}"
+
+
+def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
+    """Render specs into ``folder``; return each file and whether it changed.
+
+    Nothing is written unless all of them render.
+
+    Raises:
+        CodegenError: for a spec that cannot be rendered, or two specs of one name.
+        OSError: when the folder cannot be written.
+    """
+    texts: dict[Path, str] = {}
+    for named in specs:
+        path = folder / f"{named.stem}.cu"
+        if path in texts:
+            raise CodegenError(f"two of the specs are called {named.stem}: both would be written to {shown(path)}")
+        texts[path] = render(named)
+    return {path: write_if_changed(path, text) for path, text in texts.items()}
+
+
+def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
+    """Return what is wrong with the sources of ``specs`` in ``folder``."""
+    problems = []
+    for named in specs:
+        path = folder / f"{named.stem}.cu"
+        fresh = render(named).encode("utf-8")
+        mend = _render_command(named, folder)
+        if not path.is_file():
+            problems.append(Problem(path, "missing", "was not generated", mend))
+            continue
+        found = path.read_bytes()
+        if found == fresh:
+            continue
+        if seal_is_intact(found.decode("utf-8", "replace")):
+            problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", mend))
+        else:
+            message = "was edited by hand (its seal is broken); edits belong into the spec or a template"
+            problems.append(Problem(path, "hand_edited", message, mend))
+    return problems
+
+
+def check_orphans(folder: Path, stems: Iterable[str]) -> list[Problem]:
+    """Return the sources and receipts in ``folder`` that belong to none of the specs ``stems``."""
+    known = set(stems)
+    found = sorted(path for suffix in ("cu", "json") for path in folder.glob(f"*.{suffix}"))
+    return [
+        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {shown(path)}")
+        for path in found
+        if path.stem not in known
+    ]
+
+
+def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
+    """Return the receipts in ``folder`` that do not vouch for the present source."""
+    problems = []
+    kinds: dict[Standing, Kind] = {
+        Standing.MISSING: "receipt_missing",
+        Standing.UNREADABLE: "receipt_unreadable",
+        Standing.STALE: "receipt_stale",
+        Standing.UNVERIFIED: "receipt_unverified",
+        Standing.FAILED: "receipt_failed",
+    }
+    for named in specs:
+        found = state(named, render(named), folder)
+        if found.standing in kinds:
+            mend = f"codegen verify {named.stem} (on a GPU)"
+            problems.append(Problem(receipt_path(named.stem, folder), kinds[found.standing], found.explanation, mend))
+    return problems
+
+
+def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> list[Problem]:
+    """Compare a folder with everything that its specs render to.
+
+    Args:
+        folder: holds the sources and their receipts.
+        specs: all specs the folder is generated from.
+        strict: whether receipts count too.
+    """
+    problems = check_sources(folder, specs) + check_orphans(folder, [named.stem for named in specs])
+    return problems + (check_receipts(folder, specs) if strict else [])
+
+
+def shown(path: Path) -> str:
+    """Return a path as a person in the current folder would type it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _render_command(named: NamedSpec, folder: Path) -> str:
+    out = "" if folder == GENERATED else f" --out {shown(folder)}"
+    return f"codegen render {named.origin or named.stem}{out}"

@@ -1,0 +1,163 @@
+"""Where the project's files are, and how specs are found and read.
+
+In a source tree ``templates/``, ``specs/`` and ``generated/`` stand beside the package; in an installed wheel they are
+inside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from codegen.errors import SpecError
+from codegen.spec import Spec, parse_spec
+
+_PACKAGE = Path(__file__).resolve().parent
+ROOT = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _PACKAGE.parent
+"""Folder that holds templates/, specs/ and generated/."""
+TEMPLATES = ROOT / "templates"
+SPECS = ROOT / "specs"
+GENERATED = ROOT / "generated"
+
+
+@dataclass(frozen=True)
+class NamedSpec:
+    """A spec with the name its generated file, kernel symbol and receipt carry.
+
+    Attributes:
+        stem: ``h100_topk32``; for a spec that came from no file, a name made of its fields and hash.
+        spec: the spec itself.
+        origin: ``specs/h100_topk32.yaml``, relative to the project where that is possible; "" for no file.
+        path: the file, if there is one.
+        lines: line of each field in the file, by dotted name.
+    """
+
+    stem: str
+    spec: Spec
+    origin: str = ""
+    path: Path | None = None
+    lines: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
+
+    def located(self, error: SpecError) -> SpecError:
+        """Return ``error`` with the file and line of its field."""
+        return error.at(_location(self.origin, self.lines or {}, error.field)) if self.origin else error
+
+
+def shipped_names() -> list[str]:
+    """Return the stems of the shipped specs, sorted."""
+    return sorted(path.stem for path in SPECS.glob("*.yaml"))
+
+
+def shipped_specs() -> list[NamedSpec]:
+    """Read every shipped spec."""
+    return [read_spec(SPECS / f"{name}.yaml") for name in shipped_names()]
+
+
+def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> NamedSpec:
+    """Turn whatever a user may call a spec into a named spec.
+
+    Args:
+        source: a path of a YAML file, the name of a shipped spec, a mapping of fields or a spec model.
+
+    Raises:
+        SpecError: for an unknown name (with near matches), an unreadable file or an illegal spec.
+    """
+    if isinstance(source, NamedSpec):
+        return source
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if path.suffix in (".yaml", ".yml") or path.is_file():
+            return read_spec(path)
+        name = str(source)
+        if name in shipped_names():
+            return read_spec(SPECS / f"{name}.yaml")
+        near = difflib.get_close_matches(name, shipped_names(), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"shipped specs: {', '.join(shipped_names())}"
+        raise SpecError("", f"no spec is called {name!r}, and there is no such file; {hint}")
+    spec = parse_spec(source)
+    return NamedSpec(stem=unnamed_stem(spec), spec=spec)
+
+
+def unnamed_stem(spec: Spec) -> str:
+    """Return a readable, unique name for a spec that came from no file."""
+    what: list[str] = [spec.op, spec.arch, spec.dtype]
+    if spec.op == "attention":
+        what += [f"d{spec.head_dim}", spec.pattern.stem()]
+    else:
+        what += [f"b{spec.block.rows}x{spec.block.cols}"]
+    return "_".join([*what, spec.hash[:8]])
+
+
+def read_spec(path: Path) -> NamedSpec:
+    """Read one YAML spec file strictly.
+
+    Raises:
+        SpecError: for a file that cannot be read, is not UTF-8, is not YAML, repeats a key, or is not a legal spec;
+            with file and line.
+    """
+    origin = _origin(path)
+    if not (path.stem.isidentifier() and path.stem.isascii()):
+        raise SpecError("", f"{path.stem!r} names the kernel, so it must be a C identifier", origin)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SpecError("", f"cannot be read: {error.strerror or error}", origin) from None
+    except UnicodeDecodeError as error:
+        raise SpecError("", f"is not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})", origin) from None
+    lines: dict[str, int] = {}
+    try:
+        plain = _plain(YAML(typ="rt", pure=True).load(text), "", lines)
+    except MarkedYAMLError as error:
+        line = f"{origin}:{error.problem_mark.line + 1}" if error.problem_mark else origin
+        problem = str(error.problem or "is not YAML")
+        reason = f"{error.context} {problem}" if problem.startswith("but ") else problem
+        raise SpecError("", reason.splitlines()[0], line) from None
+    except RecursionError:
+        raise SpecError("", "is nested too deeply", origin) from None
+    except (YAMLError, ValueError) as error:
+        raise SpecError("", f"is not YAML: {str(error).splitlines()[0]}", origin) from None
+    try:
+        spec = parse_spec(plain)
+    except SpecError as error:
+        raise error.at(_location(origin, lines, error.field)) from None
+    return NamedSpec(stem=path.stem, spec=spec, origin=origin, path=path, lines=lines)
+
+
+def _origin(path: Path) -> str:
+    """Return the path as it may appear in a generated file: never absolute."""
+    try:
+        return path.resolve().relative_to(ROOT).as_posix()
+    except ValueError:
+        return path.name if path.is_absolute() else path.as_posix()
+
+
+def _plain(node: Any, prefix: str, lines: dict[str, int]) -> Any:
+    """Return the YAML tree as plain Python, noting the line of every field."""
+    if isinstance(node, CommentedMap):
+        out = {}
+        for key, value in node.items():
+            name = f"{prefix}{key}"
+            if node.lc.data and key in node.lc.data:  # a merged key has no place of its own
+                lines[name] = node.lc.key(key)[0] + 1
+            out[key] = _plain(value, f"{name}.", lines)
+        return out
+    if isinstance(node, CommentedSeq):
+        return [_plain(value, f"{prefix}{i}.", lines) for i, value in enumerate(node)]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def _location(origin: str, lines: Mapping[str, int], field: str) -> str:
+    """Return file:line of a field, or of the nearest enclosing field that is in the file."""
+    while field and field not in lines:
+        field = field.rpartition(".")[0]
+    return f"{origin}:{lines[field]}" if field else origin

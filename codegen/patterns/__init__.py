@@ -1,0 +1,28 @@
+"""Sparsity patterns of attention. Every module of this package that defines a pattern is found by itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from codegen.patterns.base import Block, IndexTensor, PatternBase
+
+__all__ = ["PATTERNS", "Block", "IndexTensor", "PatternBase", "pattern_union"]
+
+
+def _discover() -> dict[str, type[PatternBase]]:
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        importlib.import_module(f"{__name__}.{module}")
+    return {str(cls.model_fields["kind"].annotation.__args__[0]): cls for cls in PatternBase.__subclasses__()}  # type: ignore[union-attr]
+
+
+PATTERNS: dict[str, type[PatternBase]] = dict(sorted(_discover().items()))
+"""Every pattern by its ``kind``."""
+
+
+def pattern_union() -> Any:
+    """Return the union of all patterns, for a discriminated field."""
+    return reduce(or_, PATTERNS.values())

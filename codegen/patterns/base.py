@@ -1,0 +1,99 @@
+"""What a sparsity pattern tells the rest of the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _not_float(value: object) -> object:
+    if isinstance(value, float):
+        raise ValueError("an integer is expected")
+    return value
+
+
+Integral = BeforeValidator(_not_float)
+"""Makes a Literal of integers refuse 64.0, which equals 64."""
+BlockSize = Annotated[Literal[16, 32, 64, 128], Integral]
+
+
+class Frozen(BaseModel):
+    """Base of every spec model: immutable, strict, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Block(Frozen):
+    """Shape of one block of the attention matrix, in rows (queries) and columns (keys)."""
+
+    q: BlockSize = Field(description="query rows of a block; each architecture supports some of these sizes")
+    kv: BlockSize = Field(description="keys of a block, likewise")
+
+
+@dataclass(frozen=True)
+class IndexTensor:
+    """An int32 tensor that the caller passes beside q, k and v.
+
+    Attributes:
+        name: the argument's name, also the kernel parameter's.
+        dims: symbolic sizes. ``batch`` and ``heads`` may be 1 (broadcast); ``query_blocks`` and an integer are
+            exact; ``any`` is free (read from the tensor).
+        doc: one line for the generated source and for error messages.
+        upper: exclusive upper bound of a legal value: ``key_blocks``, or the name of the index tensor whose last
+            dimension it counts.
+        optional: whether the caller may leave it out (then its pair must be left out too).
+    """
+
+    name: str
+    dims: tuple[str | int, ...]
+    doc: str
+    upper: str
+    optional: bool = False
+
+
+class PatternBase(Frozen):
+    """Base of the patterns. A subclass sets ``kind`` and overrides what differs from a dense matrix.
+
+    The template of a pattern, ``templates/attention/patterns/<kind>.cuh.j2``, defines ``struct KeyBlocks``: how many
+    key blocks a query block attends to, and the number of the i-th one.
+    """
+
+    kind: str
+
+    @property
+    def fixed_block(self) -> Block | None:
+        """Block shape of the index lists; None where the tile decides."""
+        return None
+
+    @property
+    def index_tensors(self) -> tuple[IndexTensor, ...]:
+        """Tensors the caller passes beside q, k, v, in call order."""
+        return ()
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Whether some visible blocks hide some of their pairs (beyond the tail of the sequence)."""
+        return False
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+        """Return whether query ``q`` sees key ``k`` inside a listed block.
+
+        Written with operators only, so that it works on integers and on broadcast tensors alike: it is the
+        definition that the kernels are checked against.
+        """
+        del q, q_len
+        return (k >= 0) & (k < kv_len)
+
+    def constants(self) -> dict[str, tuple[int, str]]:
+        """Named values of the pattern for the top of the source: name -> (value, comment)."""
+        return {}
+
+    def describe(self) -> str:
+        """Return the pattern in words, for ``codegen explain``."""
+        raise NotImplementedError
+
+    def stem(self) -> str:
+        """Return a short name for file names of specs that have none."""
+        raise NotImplementedError

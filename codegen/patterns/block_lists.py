@@ -1,0 +1,64 @@
+"""FlexAttention's BlockMask: a count and a list of key blocks per query block, full and partial blocks apart."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from codegen.patterns.base import Block, IndexTensor, PatternBase
+
+
+class BlockLists(PatternBase):
+    """Each query block sees the first ``kv_num_blocks`` entries of its list, and those of an optional second list.
+
+    Blocks of the first list are partial: ``mask`` says which of their pairs are visible. Blocks of the second list
+    (``full_*``) are full: every pair is visible, whatever ``mask`` is.
+    """
+
+    kind: Literal["block_lists"]
+    block: Block = Field(description="shape of a block")
+    mask: Literal["none", "causal"] = Field(
+        default="none",
+        description="predicate of the partial blocks: none (all pairs visible), causal (key <= query + kv_len - q_len)",
+    )
+
+    @property
+    def fixed_block(self) -> Block:
+        """Block shape of the lists."""
+        return self.block
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Partial blocks are masked unless the predicate is trivial."""
+        return self.mask != "none"
+
+    @property
+    def index_tensors(self) -> tuple[IndexTensor, ...]:
+        """The two counts and the two lists."""
+        count = ("batch", "heads", "query_blocks")
+        lists = (*count, "any")
+        return (
+            IndexTensor("kv_num_blocks", count, "number of partial key blocks", upper="kv_indices"),
+            IndexTensor("kv_indices", lists, "partial key blocks", upper="key_blocks"),
+            IndexTensor(
+                "full_kv_num_blocks", count, "number of full key blocks", upper="full_kv_indices", optional=True
+            ),
+            IndexTensor("full_kv_indices", lists, "full key blocks", upper="key_blocks", optional=True),
+        )
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+        """Return whether query ``q`` sees key ``k`` of a partial block."""
+        inside = super().visible(q, k, q_len, kv_len)
+        return inside & (k <= q + (kv_len - q_len)) if self.mask == "causal" else inside
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        return (
+            f"each block of {self.block.q} queries sees the blocks of {self.block.kv} keys in its two lists; "
+            f"predicate of the partial ones: {self.mask}"
+        )
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return f"lists_b{self.block.q}x{self.block.kv}" + ("" if self.mask == "none" else f"_{self.mask}")

@@ -1,0 +1,38 @@
+"""Queries see the keys up to their own position."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from codegen.patterns.base import PatternBase
+
+
+class Causal(PatternBase):
+    """Query i sees key j if j <= i + shift; shift is kv_len - q_len (bottom_right) or 0 (top_left)."""
+
+    kind: Literal["causal"]
+    align: Literal["bottom_right", "top_left"] = Field(
+        default="bottom_right",
+        description="which corner of the attention matrix the diagonal ends in when q_len differs from kv_len: "
+        "bottom_right as FlashAttention (the last query sees every key), top_left as torch's is_causal",
+    )
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Blocks on the diagonal are partly visible."""
+        return True
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+        """Return whether query ``q`` sees key ``k``."""
+        shift = kv_len - q_len if self.align == "bottom_right" else 0
+        return super().visible(q, k, q_len, kv_len) & (k <= q + shift)
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        return f"query i sees the keys up to its own position, diagonal aligned {self.align}"
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return "causal"

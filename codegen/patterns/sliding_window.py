@@ -1,0 +1,42 @@
+"""Queries see a band of keys around their own position."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from codegen.patterns.base import PatternBase
+
+
+class SlidingWindow(PatternBase):
+    """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size)."""
+
+    kind: Literal["sliding_window"]
+    left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
+    right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Blocks at both edges of the band are partly visible."""
+        return True
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+        """Return whether query ``q`` sees key ``k``."""
+        centre = q + (kv_len - q_len)
+        return super().visible(q, k, q_len, kv_len) & (k >= centre - self.left) & (k <= centre + self.right)
+
+    def constants(self) -> dict[str, tuple[int, str]]:
+        """Return the reach of the window."""
+        return {
+            "kWindowLeft": (self.left, "keys seen before the query's own position"),
+            "kWindowRight": (self.right, "keys seen after it"),
+        }
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        return f"query i sees the keys from i - {self.left} to i + {self.right} (positions aligned at the end)"
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return f"window{self.left}_{self.right}"

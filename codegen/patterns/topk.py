@@ -1,0 +1,46 @@
+"""A fixed number of key blocks per query block, chosen by the caller at run time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from codegen.patterns.base import Block, IndexTensor, PatternBase
+
+
+class TopK(PatternBase):
+    """Each query block sees the k key blocks listed for it; a block counts as often as it is listed."""
+
+    kind: Literal["topk"]
+    k: int = Field(ge=1, le=1 << 16, description="key blocks per query block")
+    block: Block = Field(description="shape of a block")
+
+    @property
+    def fixed_block(self) -> Block:
+        """Block shape of the lists."""
+        return self.block
+
+    @property
+    def index_tensors(self) -> tuple[IndexTensor, ...]:
+        """The list of key blocks."""
+        return (
+            IndexTensor(
+                "kv_indices",
+                ("batch", "heads", "query_blocks", self.k),
+                "key blocks of each query block, any order",
+                upper="key_blocks",
+            ),
+        )
+
+    def constants(self) -> dict[str, tuple[int, str]]:
+        """Return the length of the lists."""
+        return {"kTopK": (self.k, "key blocks listed for each query block")}
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        return f"each block of {self.block.q} queries sees {self.k} listed blocks of {self.block.kv} keys"
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return f"topk{self.k}_b{self.block.q}x{self.block.kv}"

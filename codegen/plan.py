@@ -1,0 +1,219 @@
+"""The plan: every number of one kernel, worked out before a template is opened.
+
+A plan is what the templates read, what the runtime launches by, and what ``codegen explain`` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from codegen.arch import ARCHS, KIB, Arch
+from codegen.dtypes import DTYPES, DType
+from codegen.errors import SpecError
+from codegen.spec import Spec
+
+ParamType = Literal["tensor_map", "pointer", "i32", "i64", "f32"]
+
+
+@dataclass(frozen=True)
+class Param:
+    """One field of the kernel's parameter struct.
+
+    Attributes:
+        name: field name in the CUDA struct.
+        type: how it is passed; ``pointer`` is a 64-bit device address.
+        ctype: its C type in the source.
+        doc: the comment behind it.
+    """
+
+    name: str
+    type: ParamType
+    ctype: str
+    doc: str
+
+
+def tensor_map(name: str, doc: str) -> Param:
+    """Return a TMA descriptor parameter."""
+    return Param(name, "tensor_map", "TensorMap", doc)
+
+
+def pointer(name: str, element: str, doc: str, *, writes: bool = False) -> Param:
+    """Return a device pointer parameter."""
+    return Param(name, "pointer", f"{element}*" if writes else f"const {element}*", doc)
+
+
+def i32(name: str, doc: str) -> Param:
+    """Return a 32-bit integer parameter."""
+    return Param(name, "i32", "int", doc)
+
+
+def i64(name: str, doc: str) -> Param:
+    """Return a 64-bit integer parameter (strides, in elements)."""
+    return Param(name, "i64", "long long", doc)
+
+
+def f32(name: str, doc: str) -> Param:
+    """Return a float parameter."""
+    return Param(name, "f32", "float", doc)
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """How a TMA descriptor reads or writes its tensor.
+
+    Attributes:
+        box: elements of one copy, innermost dimension first.
+        swizzle: bytes of the shared-memory swizzle (128, 64, 32) or 0.
+    """
+
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One ``constexpr`` at the top of a generated source."""
+
+    name: str
+    value: int | bool
+    comment: str
+
+    @property
+    def ctype(self) -> str:
+        """Return the C++ type."""
+        return "bool" if isinstance(self.value, bool) else "int"
+
+    @property
+    def literal(self) -> str:
+        """Return the C++ literal."""
+        return str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
+
+
+@dataclass(frozen=True)
+class SharedRegion:
+    """One named part of shared memory."""
+
+    name: str  # k<Name>Offset in the source
+    offset: int
+    bytes: int
+    doc: str
+
+
+@dataclass
+class SharedLayout:
+    """Hands out shared memory front to back."""
+
+    regions: list[SharedRegion] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, name: str, size: int, doc: str, align: int = 1024) -> SharedRegion:
+        """Append a region. TMA's 128-byte swizzle repeats every 1024 bytes, hence the default alignment."""
+        offset = -(-self.size // align) * align
+        region = SharedRegion(name, offset, size, doc)
+        self.regions.append(region)
+        self.size = offset + size
+        return region
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Register budget of one thread that computes.
+
+    Attributes:
+        accumulators: registers that hold accumulators and operand fragments for the whole main loop.
+        overhead: addresses, loop state, softmax state: an allowance, checked against the compiler's figure.
+        limit: registers a thread can have.
+    """
+
+    accumulators: int
+    overhead: int
+    limit: int
+
+    @property
+    def needed(self) -> int:
+        """Return the total."""
+        return self.accumulators + self.overhead
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a template, the runtime and ``explain`` need to know about one kernel.
+
+    Attributes:
+        spec: the spec this was made from.
+        stem: name of the kernel: file, symbol and receipt.
+        template: main template, relative to ``templates/``.
+        threads: threads of a block.
+        blocks_per_sm: thread blocks an SM must be able to hold (second argument of ``__launch_bounds__``).
+        persistent: whether the grid is one block per SM slot and each block loops over tiles.
+        shared: shared-memory map.
+        registers: register budget.
+        params: fields of the kernel's parameter struct, in order.
+        tensor_maps: how each ``tensor_map`` parameter addresses its tensor.
+        constants: named values at the top of the source.
+        values: further values that only template text needs (instruction shapes, suffixes).
+        summary: lines for ``explain``: (label, text).
+        flops: floating-point operations of one tile step, and
+        bytes: the bytes it loads: their ratio bounds what the memory system allows.
+        headers: CUDA headers the source includes.
+    """
+
+    spec: Spec
+    stem: str
+    template: str
+    threads: int
+    blocks_per_sm: int
+    persistent: bool
+    shared: tuple[SharedRegion, ...]
+    shared_bytes: int
+    registers: Registers
+    params: tuple[Param, ...]
+    tensor_maps: dict[str, TensorMap]
+    constants: tuple[Constant, ...]
+    values: dict[str, int | str | bool]
+    summary: tuple[tuple[str, str], ...]
+    flops: int
+    bytes: int
+    headers: tuple[str, ...] = ()
+
+    @property
+    def arch(self) -> Arch:
+        """Return the architecture's row."""
+        return ARCHS[self.spec.arch]
+
+    @property
+    def dtype(self) -> DType:
+        """Return the element type's row."""
+        return DTYPES[self.spec.dtype]
+
+
+def check_budget(spec: Spec, shared_bytes: int, registers: Registers) -> None:
+    """Refuse a plan that does not fit its architecture.
+
+    Raises:
+        SpecError: with the numbers.
+    """
+    arch = ARCHS[spec.arch]
+    if shared_bytes > arch.shared_memory_per_block:
+        raise SpecError(
+            "stages",
+            f"{spec.stages} stages of tile {_tile(spec)} need {-(-shared_bytes // KIB)} KB of shared memory, "
+            f"{arch.name} has {arch.shared_memory_per_block // KIB} KB; use fewer stages or a smaller tile",
+        )
+    if registers.needed > registers.limit:
+        raise SpecError(
+            "tile",
+            f"{_tile(spec)} needs about {registers.needed} registers a thread ({registers.accumulators} of them "
+            f"accumulators and fragments), {registers.limit} are available; use a smaller tile",
+        )
+
+
+def _tile(spec: Spec) -> str:
+    return " x ".join(str(value) for value in spec.tile.model_dump().values())
+
+
+def require(condition: bool, field_name: str, reason: str) -> None:
+    """Raise a SpecError unless ``condition`` holds."""
+    if not condition:
+        raise SpecError(field_name, reason)

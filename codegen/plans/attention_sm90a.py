@@ -1,0 +1,148 @@
+"""Plan of the sm_90a attention kernel: TMA producer warps, WGMMA consumer warpgroups, mbarrier rings."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.plan import (
+    Constant,
+    Param,
+    Plan,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    f32,
+    i32,
+    i64,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.spec import AttentionSpec
+
+WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # rows of one wgmma
+SWIZZLE = 128  # bytes: width of one column group in shared memory
+# 65536 registers over 3 warpgroups: the producer gives up what the consumers take (setmaxnreg, PTX ISA 9.7.19.5).
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
+
+
+def plan(spec: AttentionSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
+    block = pattern.fixed_block
+    m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    require(m == 128, "tile.m", f"is {m}; this kernel has two consumer warpgroups of 64 rows: 128")
+    require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
+    if block is not None:
+        require(block.q in (64, 128), "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 64, 128")
+        require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
+        require(n == block.kv, "tile.n", f"is {n}; a step is one listed block: pattern.block.kv is {block.kv}")
+    # Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream.
+    streams = 1 if block is None else m // block.q
+    consumers = m // WARPGROUP_ROWS
+    columns = SWIZZLE // dtype.bytes
+    q_bytes, kv_bytes = m * d * dtype.bytes, n * d * dtype.bytes
+
+    shared = SharedLayout()
+    shared.add("Q", q_bytes, f"Q tile, {m} rows in column groups of {columns}")
+    shared.add("K", streams * spec.stages * kv_bytes, "K ring of each stream")
+    shared.add("V", streams * spec.stages * kv_bytes, "V ring of each stream")
+    shared.add("O", q_bytes, "O tile on its way out")
+    shared.add("Barriers", 8 * (2 + 4 * streams * spec.stages), "mbarriers", align=8)
+    shared.add("Slots", 4 * streams * (1 + spec.stages), "block counts and block numbers, from producer to consumer", align=4)
+
+    scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
+    registers = Registers(accumulators=scores + scores // 2 + output, overhead=40, limit=CONSUMER_REGISTERS)
+    check_budget(spec, shared.size, registers)
+
+    constants = [
+        Constant("kHeadDim", d, "elements of a head"),
+        Constant("kTileM", m, "query rows of a thread block"),
+        Constant("kTileN", n, "keys of one step"),
+        Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
+        Constant("kStreams", streams, "query blocks in a tile, each with its own key blocks and K/V rings"),
+        Constant("kStreamRows", m // streams, "query rows of a stream"),
+        Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
+        Constant("kStreamWarpgroups", consumers // streams, "warpgroups that share a stream"),
+        Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroups", d // columns, "column groups of a tile"),
+        Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q"),
+        Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
+        Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O"),
+        Constant("kQBytes", q_bytes, "bytes of a Q tile"),
+        Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
+        *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
+    ]
+    params = [
+        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
+        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
+        tensor_map("v_map", "V, as K"),
+        tensor_map("o_map", "O, as Q"),
+        *([pointer("lse", "float", "log-sum-exp, (batch, heads, q_len) contiguous", writes=True)] if spec.lse else []),
+        *index_params(spec),
+        i32("q_len", "queries of a head"),
+        i32("kv_len", "keys of a head"),
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("query_tiles", "tiles of kTileM queries of a head"),
+        i32("tiles", "batch * heads * query_tiles"),
+        f32("scale", "softmax scale"),
+        f32("scale_log2", "scale * log2(e)"),
+    ]
+    rows = f"{m // streams} queries" + (f" in each of {streams} streams" if streams > 1 else "")
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="attention/sm90a.cu.j2",
+        threads=WARPGROUP * (1 + consumers),
+        blocks_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=tuple(params),
+        tensor_maps={
+            "q_map": TensorMap((columns, m, 1, 1), SWIZZLE),
+            "k_map": TensorMap((columns, n, 1, 1), SWIZZLE),
+            "v_map": TensorMap((columns, n, 1, 1), SWIZZLE),
+            "o_map": TensorMap((columns, WARPGROUP_ROWS, 1, 1), SWIZZLE),
+        },
+        constants=tuple(constants),
+        values={
+            "ping_pong": spec.schedule == "ping_pong",
+            "streams": streams,
+            "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
+        },
+        summary=(
+            ("pattern", pattern.describe()),
+            ("tile", f"{m} queries x {n} keys: {rows}"),
+            ("schedule", f"{spec.schedule}: one producer warp a stream (TMA), {consumers} consumer warpgroups (WGMMA)"),
+            ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight for each stream"),
+            ("grid", "one thread block per SM, looping over tiles (persistent)"),
+        ),
+        flops=4 * m * n * d,
+        bytes=2 * kv_bytes * streams,
+    )
+
+
+def index_params(spec: AttentionSpec) -> list[Param]:
+    """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
+    params = []
+    for tensor in spec.pattern.index_tensors:
+        params += [
+            pointer(tensor.name, "int", tensor.doc),
+            i64(f"{tensor.name}_batch_stride", "elements from one batch to the next (0: shared)"),
+            i64(f"{tensor.name}_head_stride", "elements from one head to the next (0: shared)"),
+            i64(f"{tensor.name}_row_stride", "elements from one query block to the next"),
+        ]
+        if "any" in tensor.dims:
+            params.append(i32(f"{tensor.name}_length", "entries of a list"))
+    if spec.pattern.index_tensors:
+        params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
+    return params

@@ -1,0 +1,120 @@
+"""Plan of the sm_90a BSR x dense kernel: one TMA producer warp, two WGMMA consumer warpgroups, an mbarrier ring."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.plan import (
+    Constant,
+    Plan,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.spec import BsrSpmmSpec
+
+WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # rows of one wgmma
+CONSUMERS = 2  # warpgroups that compute
+SWIZZLE = 128  # bytes: width of one column group in shared memory
+# 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (setmaxnreg, PTX ISA 9.7.19.5).
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    dtype = DTYPES[spec.dtype]
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    columns = SWIZZLE // dtype.bytes
+    for name, size in (("rows", spec.block.rows), ("cols", spec.block.cols)):
+        require(size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name}: 64, 128")
+    require(m == spec.block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {spec.block.rows}")
+    require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
+    require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+
+    # A tile 128 rows high is split between the warpgroups by rows, one of 64 rows by columns.
+    split_rows = m == CONSUMERS * WARPGROUP_ROWS
+    warpgroup_columns = n if split_rows else n // CONSUMERS
+    groups = warpgroup_columns // columns
+    staging_groups = min(2, groups)  # one is filled while the other is stored; more would cost a stage of the ring
+    a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
+    c_group_bytes = WARPGROUP_ROWS * SWIZZLE
+
+    shared = SharedLayout()
+    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n // columns} column groups of {k} rows of 128 bytes")
+    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
+    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    accumulators = WARPGROUP_ROWS * warpgroup_columns // WARPGROUP
+    registers = Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
+    check_budget(spec, shared.size, registers)
+
+    threads = WARPGROUP * (1 + CONSUMERS)
+    constants = (
+        Constant("kTileM", m, "rows of a C tile: one block row"),
+        Constant("kTileN", n, "columns of a C tile"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", threads, "warpgroup 0 produces, the others consume"),
+        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kTileGroups", n // columns, "column groups of a tile"),
+        Constant("kWarpgroupRows", WARPGROUP_ROWS if split_rows else 0, "rows from one warpgroup's part to the next"),
+        Constant("kWarpgroupColumns", 0 if split_rows else warpgroup_columns, "columns from one part to the next"),
+        Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
+        Constant("kStagingGroups", staging_groups, "column groups a warpgroup can have on their way out"),
+        Constant("kAccumulators", accumulators, "accumulators of a thread"),
+        Constant("kABytes", a_bytes, "bytes of an A tile"),
+        Constant("kBBytes", b_bytes, "bytes of a B tile"),
+        Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
+        Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of a warpgroup's C"),
+    )
+    params = (
+        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
+        tensor_map("b_map", "B (N, K)"),
+        tensor_map("c_map", "C (N, M)"),
+        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("col_indices", "int", "block column of each block"),
+        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_rows", "block rows of A"),
+        i32("column_tiles", "tiles of kTileN columns of C"),
+        i32("tiles", "block_rows * column_tiles"),
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spmm/sm90a.cu.j2",
+        threads=threads,
+        blocks_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=params,
+        tensor_maps={
+            "a_map": TensorMap((columns, m, 1), SWIZZLE),
+            "b_map": TensorMap((columns, k), SWIZZLE),
+            "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
+        },
+        constants=constants,
+        values={"mma_n": warpgroup_columns},
+        summary=(
+            ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {warpgroup_columns}"),
+            ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
+            ("grid", "one thread block per SM, looping over tiles (persistent), block rows fastest"),
+        ),
+        flops=2 * m * n * k,
+        bytes=a_bytes + b_bytes,
+    )

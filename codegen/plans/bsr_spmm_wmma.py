@@ -1,0 +1,152 @@
+"""Plan of the WMMA BSR x dense kernel: every warp loads and computes, by plain loads or by a ring of cp.async."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.plan import (
+    Constant,
+    Plan,
+    Registers,
+    SharedLayout,
+    SharedRegion,
+    check_budget,
+    i32,
+    i64,
+    pointer,
+    require,
+)
+from codegen.spec import BsrSpmmSpec
+
+WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
+THREADS = WARPS * 32
+MMA = 16  # rows, columns and depth of one WMMA product
+WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice
+COPY_BYTES = 16
+# One 16-byte chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
+PADDING_BYTES = 16
+# A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
+STAGING_PADDING = 8
+FRAGMENT_REGISTERS = 8  # of one A or B fragment
+OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    asynchronous = spec.copy_ == "cp_async"
+    _check(spec)
+
+    copy = COPY_BYTES // dtype.bytes
+    a_copies, b_copies = m * k // (copy * THREADS), k * n // (copy * THREADS)
+    warps_n = WARPS // (m // WARP_ROWS)
+    warp_columns = n // warps_n
+    a_stride, b_stride = (columns + PADDING_BYTES // dtype.bytes for columns in (k, n))
+    staging_stride = warp_columns + STAGING_PADDING
+    a_bytes, b_bytes = m * a_stride * dtype.bytes, k * b_stride * dtype.bytes
+    staging_bytes = WARPS * MMA * staging_stride * 4
+
+    ring = SharedLayout()
+    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128)
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {k} rows of {b_stride} elements", align=128)
+    # The tiles are done with when C leaves: its staging lies over them.
+    staging = SharedRegion("Staging", 0, staging_bytes, "float strips of C, one a warp, over the tiles")
+    shared_bytes = max(ring.size, staging_bytes)
+
+    accumulators = WARP_ROWS * warp_columns // 32
+    fragments = (WARP_ROWS // MMA + 1) * FRAGMENT_REGISTERS
+    in_flight = 0 if asynchronous else (a_copies + b_copies) * COPY_BYTES // 4
+    held = accumulators + max(fragments, in_flight)  # fragments are not live while loads are in flight
+    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    blocks_per_sm = max(
+        1,
+        min(
+            arch.shared_memory_per_sm // (shared_bytes + KIB),
+            arch.registers_per_sm // (THREADS * (held + OVERHEAD_REGISTERS)),
+            arch.warps_per_sm // WARPS,
+        ),
+    )
+    limit = min(arch.registers_per_thread, arch.registers_per_sm // (THREADS * blocks_per_sm) // 8 * 8)
+    registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared_bytes, registers)
+
+    ring_constants = (
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kATile", m * a_stride, "elements of an A tile, padding included"),
+        Constant("kBTile", k * b_stride, "elements of a B tile, padding included"),
+    )
+    constants = (
+        Constant("kTileM", m, "rows of a C tile: one block row"),
+        Constant("kTileN", n, "columns of a C tile"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
+        Constant("kThreads", THREADS, "all load and compute"),
+        Constant("kCopy", copy, "elements of a 16-byte copy"),
+        Constant("kACopies", a_copies, "copies of a thread for an A tile"),
+        Constant("kBCopies", b_copies, "copies of a thread for a B tile"),
+        Constant("kAStride", a_stride, "elements from one row of an A tile to the next, padding included"),
+        Constant("kBStride", b_stride, "elements from one row of a B tile to the next, padding included"),
+        Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
+        Constant("kWarpRows", WARP_ROWS, "rows of C of one warp"),
+        Constant("kWarpColumns", warp_columns, "columns of C of one warp"),
+        Constant("kStagingStride", staging_stride, "floats from one row of the staging to the next, padding included"),
+        *(ring_constants if asynchronous else ()),
+    )
+    params = (
+        pointer("a", dtype.cuda, "stored blocks of A (nnz, rows, cols), contiguous"),
+        pointer("b", dtype.cuda, "B (K, N)"),
+        pointer("c", dtype.cuda, "C (M, N)", writes=True),
+        i64("b_row_stride", "elements from one row of B to the next"),
+        i64("c_row_stride", "elements from one row of C to the next"),
+        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("col_indices", "int", "block column of each block"),
+        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_rows", "block rows of A"),
+        i32("n", "columns of B and C, a multiple of 8"),
+        i32("column_tiles", "tiles of kTileN columns of C"),
+        i32("tiles", "block_rows * column_tiles: the grid"),
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spmm/wmma.cu.j2",
+        threads=THREADS,
+        blocks_per_sm=blocks_per_sm,
+        persistent=False,
+        shared=(*ring.regions, staging),
+        shared_bytes=shared_bytes,
+        registers=registers,
+        params=params,
+        tensor_maps={},
+        constants=constants,
+        values={"asynchronous": asynchronous},
+        summary=(
+            ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each of {WARPS} warps has {WARP_ROWS} x {warp_columns}"),
+            ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (WMMA 16 x 16 x 16)"),
+            ("pipeline", f"ring of {spec.stages} pairs of tiles" if asynchronous else "load, wait, compute, wait"),
+            ("grid", "one thread block per tile, block rows fastest"),
+        ),
+        flops=2 * m * n * k,
+        bytes=(m * k + k * n) * dtype.bytes,
+        headers=(dtype.header, "mma.h"),
+    )
+
+
+def _check(spec: BsrSpmmSpec) -> None:
+    """Refuse what the kernel is not written for."""
+    m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
+    require(block.rows in (64, 128), "block.rows", f"is {block.rows}; allowed: 64, 128")
+    require(block.cols in (16, 32, 64, 128), "block.cols", f"is {block.cols}; allowed: 16, 32, 64, 128")
+    require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
+    require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
+    # Every thread makes the same number of copies.
+    smallest = THREADS * COPY_BYTES // DTYPES[spec.dtype].bytes // min(m, n)
+    depths = [depth for depth in (16, 32, 64) if depth >= smallest and block.cols % depth == 0]
+    allowed = ", ".join(map(str, depths)) or "none; use larger blocks or a wider tile"
+    require(k in depths, "tile.k", f"is {k}; allowed with block.cols {block.cols} and a tile of {m} x {n}: {allowed}")
+    if spec.copy_ == "cp_async":
+        require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+    else:
+        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer: 1")

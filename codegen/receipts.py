@@ -1,0 +1,199 @@
+"""Receipts: what was compiled from a generated source, and what a GPU made of it.
+
+``generated/<stem>.json`` stands beside ``generated/<stem>.cu`` and binds, by hash, spec, source, cubin, verification
+and measurement. Only ``codegen verify`` writes it; nothing in it is typed by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+
+from codegen.errors import CodegenError
+from codegen.files import write_if_changed
+from codegen.library import GENERATED, NamedSpec
+from codegen.patterns.base import Frozen
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+# Not strict: an error that is not finite is the string "NaN" or "Infinity", which JSON numbers cannot spell.
+Error = Annotated[float, Field(strict=False)]
+
+
+class _Record(Frozen):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+
+class SpecRecord(_Record):
+    """The spec."""
+
+    file: str = Field(description="relative to the project")
+    hash: Sha256 = Field(description="SHA-256 of the canonical JSON")
+
+
+class SourceRecord(_Record):
+    """The generated source."""
+
+    file: str = Field(description="relative to the project")
+    sha256: Sha256
+
+
+class CubinRecord(_Record):
+    """What the compiler made of the source."""
+
+    sha256: Sha256
+    arch: str
+    compiler: str = Field(description='as the compiler names itself: "NVRTC 13.0"')
+    compiler_package: str = Field(description='the wheel it came from: "nvidia-cuda-nvrtc 13.0.88"')
+    options: tuple[str, ...]
+    registers: Count = Field(description="of a thread, at launch")
+    spill_bytes: Count
+    stack_bytes: Count
+    static_shared_bytes: Count
+    dynamic_shared_bytes: Count
+    instructions: dict[str, Count] = Field(description="counts by kind, from the disassembly")
+
+    @field_validator("instructions")
+    @classmethod
+    def _sorted(cls, value: dict[str, int]) -> dict[str, int]:
+        return dict(sorted(value.items()))
+
+
+class CaseRecord(_Record):
+    """One verified case."""
+
+    name: str
+    description: str
+    max_error: Error = Field(description="largest absolute difference from the oracle")
+    torch_error: Error | None = Field(description="the same for torch in the kernel's type")
+    tolerance: float = Field(description="what max_error was held to")
+    passed: bool
+
+
+class VerificationRecord(_Record):
+    """What a GPU was seen to compute with this source."""
+
+    device: str
+    driver: str
+    target: str = Field(description='what ran: "sm_90a cubin" or "compute_89 PTX"')
+    oracle: str
+    torch: str = Field(description="version")
+    worst_error: Error
+    cases: Annotated[tuple[CaseRecord, ...], Field(min_length=1)]
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the cases that did not pass."""
+        return [case.name for case in self.cases if not case.passed]
+
+
+class MeasurementRecord(_Record):
+    """One shape, timed beside a peer in the same run."""
+
+    shape: str
+    milliseconds: float
+    tflops: float
+    peer: str
+    peer_milliseconds: float
+    peer_tflops: float
+
+
+class Receipt(_Record):
+    """Everything that is known about one generated source."""
+
+    schema_version: Literal[1] = 1
+    spec: SpecRecord
+    source: SourceRecord
+    cubin: CubinRecord
+    verification: VerificationRecord | None = None
+    measurement: tuple[MeasurementRecord, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Receipt:
+        """Read a receipt.
+
+        Raises:
+            ReceiptError: when it cannot be read or is not a receipt of this version.
+            FileNotFoundError: when there is none.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ReceiptError(f"{path.name} cannot be read: {error.strerror or error}") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise ReceiptError(f"{path.name}: {field + ': ' if field else ''}{first['msg']}") from None
+
+    def write(self, path: Path) -> bool:
+        """Write the receipt, always the same bytes for the same facts; return whether the file changed."""
+        return write_if_changed(path, self.model_dump_json(indent=2) + "\n")
+
+
+class ReceiptError(CodegenError):
+    """A receipt that cannot be read."""
+
+
+def source_sha256(text: str) -> str:
+    """Return the hash by which a receipt knows its source."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def receipt_path(stem: str, folder: Path = GENERATED) -> Path:
+    """Return where the receipt of a kernel is."""
+    return folder / f"{stem}.json"
+
+
+class Standing(StrEnum):
+    """What a receipt says about its source."""
+
+    MISSING = "missing"
+    UNREADABLE = "unreadable"
+    STALE = "stale"
+    UNVERIFIED = "unverified"
+    FAILED = "failed"
+    OK = "ok"
+
+
+@dataclass(frozen=True)
+class ReceiptState:
+    """A standing, and why in one line."""
+
+    standing: Standing
+    explanation: str
+
+
+def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> ReceiptState:
+    """Compare the receipt of a spec with the source that its spec renders to."""
+    path = receipt_path(named.stem, folder)
+    try:
+        receipt = Receipt.read(path)
+    except FileNotFoundError:
+        return ReceiptState(Standing.MISSING, "there is no receipt: this source was never verified")
+    except ReceiptError as error:
+        return ReceiptState(Standing.UNREADABLE, str(error))
+    if receipt.spec.hash != named.spec.hash:
+        return ReceiptState(Standing.STALE, "the spec changed after the receipt was written")
+    if receipt.source.sha256 != source_sha256(source_text):
+        return ReceiptState(Standing.STALE, "the source changed after the receipt was written")
+    return _verified(receipt.verification)
+
+
+def _verified(verification: VerificationRecord | None) -> ReceiptState:
+    if verification is None:
+        return ReceiptState(Standing.UNVERIFIED, "compiled, never run on a GPU")
+    cases = len(verification.cases)
+    if verification.failed:
+        return ReceiptState(
+            Standing.FAILED, f"{len(verification.failed)} of {cases} cases failed: {', '.join(verification.failed)}"
+        )
+    return ReceiptState(
+        Standing.OK, f"{cases} cases on {verification.device}, worst error {verification.worst_error:.2g}"
+    )

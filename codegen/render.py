@@ -1,0 +1,95 @@
+"""From a plan to one self-contained CUDA source, the same bytes every time."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from functools import cache
+
+import jinja2
+
+from codegen.library import TEMPLATES, NamedSpec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+
+SEAL = "// seal: sha256 "
+"""Start of the line that carries the SHA-256 of all other lines."""
+
+BANNER = """\
+// Generated from {origin}. Do not edit: change the spec or a template, then run
+//     {command}
+// spec: {json}
+// spec hash: {hash}
+// templates: {templates}
+"""
+
+
+class _RecordingLoader(jinja2.FileSystemLoader):
+    """Loads templates and remembers which ones one rendering used."""
+
+    def __init__(self) -> None:
+        super().__init__(TEMPLATES)
+        self.used: set[str] = set()
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        self.used.add(template)
+        source, filename, uptodate = super().get_source(environment, template)
+        return source, filename, uptodate
+
+
+def environment() -> jinja2.Environment:
+    """Return the one Jinja environment of the project (undefined names are errors)."""
+    return jinja2.Environment(
+        loader=_RecordingLoader(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+@cache
+def render(named: NamedSpec) -> str:
+    """Render a spec to CUDA.
+
+    Returns:
+        The source, with its banner and seal; ends in one newline.
+
+    Raises:
+        SpecError: when the spec cannot work on its architecture.
+    """
+    return render_plan(plan_for(named), named.origin)
+
+
+def render_plan(plan: Plan, origin: str = "") -> str:
+    """Render a plan; ``origin`` is the spec's file as the banner names it."""
+    env = environment()
+    body = env.get_template(plan.template).render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values)
+    body = re.sub(r"[ \t]+\n", "\n", body)
+    body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
+    assert isinstance(env.loader, _RecordingLoader)
+    banner = BANNER.format(
+        origin=origin or "a spec without a file",
+        command=f"codegen render {origin}" if origin else "codegen render SPEC",
+        json=plan.spec.canonical_json(),
+        hash=plan.spec.hash,
+        templates=", ".join(sorted(env.loader.used)),
+    )
+    return seal(banner + "\n" + body)
+
+
+def seal(text: str) -> str:
+    """Put the seal line behind the banner's last line."""
+    head, blank, body = text.partition("\n\n")
+    return f"{head}\n{SEAL}{hashlib.sha256(text.encode()).hexdigest()}{blank}{body}"
+
+
+def seal_is_intact(text: str) -> bool:
+    """Return whether a source still is what ``seal`` returned: nothing but the generator touched it."""
+    match = re.search(rf"^{re.escape(SEAL)}([0-9a-f]{{64}})\n", text, re.MULTILINE)
+    if match is None:
+        return False
+    without = text[: match.start()] + text[match.end() :]
+    return hashlib.sha256(without.encode()).hexdigest() == match.group(1)

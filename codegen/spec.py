@@ -1,0 +1,215 @@
+"""Kernel specs: the complete, frozen description of one kernel.
+
+Fields that are left out are filled in while the spec is read, so a spec object always shows every decision. What a
+spec may combine is in :mod:`codegen.arch`; whether it fits its architecture is found out by :mod:`codegen.plans`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from codegen.arch import ARCHS
+from codegen.errors import SpecError
+from codegen.patterns import PATTERNS, PatternBase, pattern_union
+from codegen.patterns.base import Frozen, Integral
+
+if TYPE_CHECKING:
+    AnyPattern = PatternBase
+else:
+    AnyPattern = Annotated[pattern_union(), Field(discriminator="kind")]
+
+ArchName = Literal["sm_89", "sm_90a"]
+DTypeName = Literal["fp16", "bf16"]
+
+
+class AttentionTile(Frozen):
+    """What a thread block of an attention kernel works on at a time."""
+
+    m: int = Field(description="query rows")
+    n: int = Field(description="keys of one step")
+
+
+class GemmTile(Frozen):
+    """What a thread block of a GEMM kernel works on at a time."""
+
+    m: int = Field(description="rows of C")
+    n: int = Field(description="columns of C")
+    k: int = Field(description="depth of one step")
+
+
+class BlockShape(Frozen):
+    """Shape of one stored block of a BSR matrix."""
+
+    rows: int = Field(description="rows of a block")
+    cols: int = Field(description="columns of a block")
+
+
+class SpecBase(Frozen):
+    """Fields that every kernel has."""
+
+    arch: ArchName = Field(description="architecture the kernel is written for")
+    dtype: DTypeName = Field(default="fp16", description="type of the inputs and outputs; accumulation is fp32")
+    mma: Literal["wmma", "mma", "wgmma"] = Field(description="matrix instruction")
+    copy_: Literal["ld_global", "cp_async", "tma"] = Field(alias="copy", description="how tiles reach shared memory")
+    schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(description="who loads and who computes, when")
+    stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
+
+    def canonical_json(self) -> str:
+        """Return the spec with every field, in one spelling: what the hash is taken over."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical JSON, in hex."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+
+def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in the first legal combination that agrees with what was given, then the other defaults."""
+    name = data.get("arch")
+    if isinstance(name, str) and name in ARCHS:
+        arch = ARCHS[name]
+        keys = ("mma", "copy", "schedule")
+        fits = [c for c in arch.of(op) if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in keys)]
+        choice = (fits or arch.of(op))[0]
+        defaults = {**{key: getattr(choice, key) for key in keys}, **defaults}
+    return {**{key: value for key, value in defaults.items() if value is not None}, **data}
+
+
+class AttentionSpec(SpecBase):
+    """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
+
+    op: Literal["attention"] = Field(description="operator")
+    head_dim: Annotated[Literal[64, 128], Integral] = Field(description="elements of a head")
+    pattern: AnyPattern = Field(description="which keys a query sees")
+    tile: AttentionTile = Field(description="tile of one thread block")
+    lse: bool = Field(default=True, description="whether the natural log-sum-exp of each row is returned too")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        pattern = data.get("pattern")
+        block = pattern.get("block") if isinstance(pattern, Mapping) else None
+        block = block if isinstance(block, Mapping) else {}
+        hopper = data.get("arch") == "sm_90a"
+        tile = {"m": 128, "n": block.get("kv", 128)} if hopper else {"m": block.get("q", 64), "n": block.get("kv", 64)}
+        return _fill(dict(data), "attention", {"tile": tile, "stages": 2})
+
+
+class BsrSpmmSpec(SpecBase):
+    """C = A @ B with A in block-sparse rows (BSR) and B dense, row-major."""
+
+    op: Literal["bsr_spmm"] = Field(description="operator")
+    block: BlockShape = Field(description="shape of a stored block of A")
+    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        block = data.get("block")
+        rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
+        hopper = data.get("arch") == "sm_90a"
+        tile = {"m": rows, "n": 256, "k": 64} if hopper else {"m": rows, "n": 128, "k": 32}
+        stages = 3 if hopper else (1 if data.get("copy") == "ld_global" else 3)
+        return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
+
+
+OPS = ("attention", "bsr_spmm")
+Spec = AttentionSpec | BsrSpmmSpec
+SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
+
+
+def parse_spec(data: object) -> Spec:
+    """Build a spec from plain data.
+
+    Raises:
+        SpecError: names the first offending field (dotted), its value and what is allowed.
+    """
+    if not isinstance(data, Mapping | SpecBase):
+        raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
+    try:
+        spec = SPEC_ADAPTER.validate_python(dict(data) if isinstance(data, Mapping) else data)
+    except ValidationError as error:
+        raise _first_error(error) from None
+    _check_combination(spec)
+    return spec
+
+
+def _check_combination(spec: Spec) -> None:
+    legal = ARCHS[spec.arch].of(spec.op)
+    if not any((c.mma, c.copy, c.schedule) == (spec.mma, spec.copy_, spec.schedule) for c in legal):
+        choices = "; ".join(f"mma: {c.mma}, copy: {c.copy}, schedule: {c.schedule}" for c in legal)
+        for field, value in (("mma", spec.mma), ("copy", spec.copy_), ("schedule", spec.schedule)):
+            if all(getattr(c, field) != value for c in legal):
+                break
+        else:
+            field, value = "schedule", spec.schedule
+        raise SpecError(
+            field,
+            f"{value} is not possible here (mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}); "
+            f"{spec.op} on {spec.arch} has: {choices}",
+        )
+
+
+def _first_error(error: ValidationError) -> SpecError:
+    first = error.errors(include_url=False)[0]
+    # Pydantic puts the discriminator's values into the location; they are not fields.
+    parts = [str(p) for i, p in enumerate(first["loc"]) if not (i == 0 and p in OPS)]
+    if len(parts) > 1 and parts[0] == "pattern":
+        parts = [parts[0], *parts[2:]]
+    field = ".".join(parts)
+    message = first["msg"].removeprefix("Value error, ")
+    kind, context = first["type"], first.get("ctx", {})
+    if kind == "extra_forbidden":
+        message = "is not a field of this spec"
+    elif kind == "missing":
+        message = "is missing"
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        name = str(context.get("discriminator", "")).strip("'")
+        field = ".".join([*parts, name])
+        given = f"is {context['tag']!r}" if "tag" in context else "is missing"
+        allowed = ", ".join(repr(tag) for tag in (PATTERNS if parts else OPS))
+        message = f"{given}; allowed: {allowed}"
+    elif kind == "literal_error":
+        message = f"is {first['input']!r}; allowed: {context['expected']}"
+    elif kind in ("model_type", "model_attributes_type"):
+        message = f"is {first['input']!r}; a mapping of fields is expected"
+    else:
+        message = f"is {first['input']!r}; {message[0].lower()}{message[1:]}"
+    return SpecError(field, message)
+
+
+FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
+"""Fields a spec file may leave out although the model always has them."""
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a spec file, for editors."""
+    schema = SPEC_ADAPTER.json_schema(by_alias=True)
+    for model in (AttentionSpec, BsrSpmmSpec):
+        definition = schema["$defs"][model.__name__]
+        definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
+
+
+__all__ = [
+    "SPEC_ADAPTER",
+    "AttentionSpec",
+    "AttentionTile",
+    "BlockShape",
+    "BsrSpmmSpec",
+    "GemmTile",
+    "Spec",
+    "SpecBase",
+    "json_schema",
+    "parse_spec",
+]

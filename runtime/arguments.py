@@ -1,0 +1,127 @@
+"""Checks of call arguments. Every message names the argument, what it was and what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from runtime.errors import ArgumentError, DeviceError
+
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that the copy engine or a 16-byte load reads
+_MAX_EXTENT = 2**31 - 1
+
+
+def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:
+    """Check one dense input: type, device, dtype, rank, emptiness, last dimension, strides.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout != torch.strided:
+        raise ArgumentError(name, f"has layout {tensor.layout}, expected a dense tensor")
+    if tensor.device.type != "cuda":
+        raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
+    if device is not None and tensor.device != device:
+        raise ArgumentError(name, f"is on {tensor.device}, the first argument is on {device}")
+    if tensor.dtype != dtype:
+        raise ArgumentError(name, f"is {tensor.dtype}, this kernel takes {dtype}")
+    if tensor.dim() != rank:
+        raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {rank}")
+    if tensor.numel() == 0:
+        raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")
+    if max(tensor.shape) > _MAX_EXTENT:
+        raise ArgumentError(name, f"has a dimension over 2^31 - 1: {tuple(tensor.shape)}")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+
+
+def check_strides(name: str, tensor: torch.Tensor) -> None:
+    """Check that 16-byte loads and the copy engine can address a tensor.
+
+    Raises:
+        ArgumentError: naming the stride and what it must be a multiple of.
+    """
+    if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        raise ArgumentError(name, f"has stride {tensor.stride(-1)} in its last dimension, which must be contiguous")
+    step = TMA_ALIGNMENT // tensor.element_size()
+    for dim, (size, stride) in enumerate(zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)):
+        if size > 1 and stride % step:
+            raise ArgumentError(
+                name,
+                f"has stride {stride} in dimension {dim}; strides must be multiples of {step} elements "
+                f"({TMA_ALIGNMENT} bytes): pad the rows or pass a contiguous copy",
+            )
+
+
+def check_address(name: str, address: int) -> None:
+    """Check the alignment of a tensor's first element.
+
+    Raises:
+        ArgumentError: with the address.
+    """
+    if address % TMA_ALIGNMENT:
+        raise ArgumentError(name, f"starts at address {address:#x}, which is not a multiple of {TMA_ALIGNMENT} bytes")
+
+
+def check_output(name: str, tensor: torch.Tensor) -> None:
+    """Check that no two elements of an output share memory.
+
+    Raises:
+        ArgumentError: for an expanded dimension.
+    """
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            raise ArgumentError(name, f"is expanded in dimension {dim}: its elements share memory, so it cannot be written")
+
+
+def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> None:
+    """Check a shape against (name of the dimension, allowed sizes or None for any) pairs.
+
+    Raises:
+        ArgumentError: with the whole shape and what it should be.
+    """
+    fits = len(shape) == len(expected) and all(
+        sizes is None or size in sizes for size, (_, sizes) in zip(shape, expected, strict=True)
+    )
+    if not fits:
+        words = ", ".join(
+            label if sizes is None else f"{label} {' or '.join(map(str, sizes))}" for label, sizes in expected
+        )
+        raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({words})")
+
+
+def check_scale(scale: Any) -> float:
+    """Return the softmax scale as a float.
+
+    Raises:
+        ArgumentError: unless it is finite and positive.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise ArgumentError("scale", f"is {type(scale).__name__}, expected a number")
+    if not math.isfinite(scale) or scale <= 0:
+        raise ArgumentError("scale", f"is {scale}, expected a finite number > 0")
+    return float(scale)
+
+
+def check_device(name: str, compute_capability: tuple[int, int], device: torch.device, forward_compatible: bool) -> None:
+    """Check that a kernel may run on a device.
+
+    Raises:
+        DeviceError: with both architectures, and what to do.
+    """
+    have = torch.cuda.get_device_capability(device)
+    major, minor = compute_capability
+    here = f"{torch.cuda.get_device_name(device)} is sm_{have[0]}{have[1]}"
+    if have < compute_capability:
+        raise DeviceError(f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for sm_{have[0]}{have[1]}")
+    if have != compute_capability and not forward_compatible:
+        raise DeviceError(
+            f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for that architecture, or pass "
+            "forward_compatible=True to run this one through PTX"
+        )

@@ -1,0 +1,273 @@
+"""Calls of attention kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from codegen.patterns import IndexTensor
+from codegen.spec import AttentionSpec
+from runtime.arguments import (
+    TORCH_DTYPES,
+    check_address,
+    check_output,
+    check_scale,
+    check_shape,
+    check_strides,
+    check_tensor,
+)
+from runtime.compiler import Compiled
+from runtime.errors import ArgumentError
+from runtime.launch import LoadedKernel, Signature
+
+_SIGNATURES_KEPT = 64
+_LOG2_E = math.log2(math.e)
+
+
+class AttentionKernel:
+    """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
+
+    Call it with q, k, v and the pattern's index tensors (see :meth:`__call__`). Calls run on torch's current stream,
+    do not synchronise and can be captured in a CUDA graph.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, AttentionSpec)
+        self.spec: AttentionSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._indices = self.spec.pattern.index_tensors
+        self._signatures: dict[Any, Signature] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
+        return f"<attention kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *indices: torch.Tensor | None,
+        scale: float | None = None,
+        out: torch.Tensor | None = None,
+        validate: bool = False,
+        **named_indices: torch.Tensor | None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Compute attention.
+
+        Args:
+            q: (batch, heads, q_len, head_dim), the spec's dtype; the last dimension contiguous, other strides any
+                multiple of 16 bytes.
+            k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
+            v: as k.
+            indices: the pattern's index tensors, int32, in the order of ``spec.pattern.index_tensors`` (or by name):
+                for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
+                kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
+                neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+            named_indices: index tensors by name.
+            scale: softmax scale, > 0; by default 1 / sqrt(head_dim).
+            out: where to write the result: q's shape and dtype; allocated like q by default.
+            validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
+
+        Returns:
+            out, or (out, lse) if the spec says ``lse: true``; lse is (batch, heads, q_len) float32, the natural
+            logarithm of each row's sum of exp(scale * q.k). A row that sees no key has out 0 and lse -inf.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        tensors = self._gather(indices, named_indices) if named_indices else indices
+        key = self._key(q, k, v, tensors, scale, out)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._check(q, k, v, tensors, scale, out)
+            if len(self._signatures) >= _SIGNATURES_KEPT:
+                self._signatures.clear()
+            self._signatures[key] = signature
+        if validate:
+            self._check_values(q, k, tensors)
+        if out is None:
+            out = torch.empty_like(q) if signature.extra else q.new_empty(q.shape)
+        addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
+        for name, address in addresses.items():
+            if address % 16:
+                check_address("out" if name == "o" else name, address)
+        for spec, tensor in zip(self._indices, tensors, strict=False):
+            addresses[spec.name] = 0 if tensor is None else tensor.data_ptr()
+        for spec in self._indices[len(tensors) :]:
+            addresses[spec.name] = 0
+        lse = None
+        if self.spec.lse:
+            lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+            addresses["lse"] = lse.data_ptr()
+        if q.device.index == torch.cuda.current_device():
+            self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+        else:
+            with torch.cuda.device(q.device):
+                self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+        return out if lse is None else (out, lse)
+
+    @staticmethod
+    def _key(q: Any, k: Any, v: Any, indices: Any, scale: Any, out: Any) -> Any:
+        """Return everything about a call that its checks depend on, or the arguments' own errors later."""
+        try:
+            return (
+                scale,
+                torch.is_grad_enabled(),
+                *(
+                    None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+                    for t in (q, k, v, out, *indices)
+                ),
+            )
+        except (AttributeError, RuntimeError):
+            return None
+
+    def _gather(self, indices: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the index tensors in their order, whichever way they were passed."""
+        names = [tensor.name for tensor in self._indices]
+        for name in named:
+            if name not in names:
+                allowed = ", ".join([*names, "scale", "out", "validate"])
+                raise ArgumentError(name, f"is not an argument of {self.compiled.named.stem}; allowed: {allowed}")
+            if name in names[: len(indices)]:
+                raise ArgumentError(name, "is given twice")
+        return (*indices, *(named.get(name) for name in names[len(indices) :]))
+
+    def _check(self, q: Any, k: Any, v: Any, indices: tuple[Any, ...], scale: Any, out: Any) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        d = self.spec.head_dim
+        check_tensor("q", q, self._dtype, 4)
+        check_tensor("k", k, self._dtype, 4, q.device)
+        check_tensor("v", v, self._dtype, 4, q.device)
+        batch, heads, q_len, _ = q.shape
+        kv_heads, kv_len = k.shape[1:3]
+        check_shape("q", q.shape, [("batch", None), ("heads", None), ("q_len", None), ("head_dim", (d,))])
+        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        check_shape(
+            "v", v.shape, [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("kv_len", (kv_len,)), ("head_dim", (d,))]
+        )
+        if heads % kv_heads:
+            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_strides(name, tensor)
+        # empty_like keeps q's layout only where TMA can write it.
+        keeps_layout = q.stride() == torch.empty_like(q, device="meta").stride()
+        written = q if keeps_layout else torch.empty(q.shape, dtype=q.dtype, device="meta")
+        if out is not None:
+            check_tensor("out", out, self._dtype, 4, q.device)
+            check_shape("out", out.shape, [(str(i), (size,)) for i, size in enumerate(q.shape)])
+            check_strides("out", out)
+            check_output("out", out)
+            written = out
+        index_values = self._check_indices(q, indices)
+        factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
+        query_tiles = -(-q_len // self.spec.tile.m)
+        values: dict[str, int | float] = {
+            "q_len": q_len,
+            "kv_len": kv_len,
+            "heads": heads,
+            "heads_per_kv_head": heads // kv_heads,
+            "query_tiles": query_tiles,
+            "tiles": batch * heads * query_tiles,
+            "scale": factor,
+            "scale_log2": factor * _LOG2_E,
+            **index_values,
+        }
+        if values["tiles"] >= 2**31:
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {self.spec.tile.m} queries")
+        tensors = {"q": q, "k": k, "v": v, "o": written}
+        if not self.compiled.plan.tensor_maps:
+            for name, tensor in tensors.items():
+                for dim, axis in enumerate(("batch", "head", "row")):
+                    values[f"{name}_{axis}_stride"] = tensor.stride(dim)
+        return self._loaded.signature(
+            q.device.index,
+            int(values["tiles"]),
+            values,
+            {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()},
+            extra=keeps_layout,
+        )
+
+    def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
+        """Check the index tensors' types and shapes; return the kernel parameters that describe them."""
+        if len(indices) > len(self._indices):
+            names = ", ".join(t.name for t in self._indices) or "none"
+            raise ArgumentError("indices", f"{len(indices)} index tensors were given; this kernel takes: {names}")
+        given = dict(zip((t.name for t in self._indices), indices, strict=False))
+        optional = [t.name for t in self._indices if t.optional]
+        if len({given.get(name) is None for name in optional}) > 1:
+            raise ArgumentError(" and ".join(optional), "belong together: pass both or neither")
+        values: dict[str, int | float] = {}
+        for spec in self._indices:
+            tensor = given.get(spec.name)
+            if tensor is None and not spec.optional:
+                raise ArgumentError(spec.name, f"is missing: int32 {self._expected(spec, q)}")
+            values |= self._describe(spec, tensor, q)
+        if self._indices:
+            values["query_blocks"] = self._query_blocks(q)
+        return values
+
+    def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:
+        names = [f"{spec.name}_{axis}_stride" for axis in ("batch", "head", "row")]
+        length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
+        if tensor is None:
+            return {**dict.fromkeys(names, 0), **length}
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(spec.name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.device != q.device:
+            raise ArgumentError(spec.name, f"is on {tensor.device}, q is on {q.device}")
+        if tensor.dtype != torch.int32:
+            raise ArgumentError(spec.name, f"is {tensor.dtype}, expected torch.int32")
+        check_shape(spec.name, tensor.shape, self._expected(spec, q))
+        if len(spec.dims) == 4:
+            if tensor.shape[3] > 1 and tensor.stride(3) != 1:
+                raise ArgumentError(spec.name, f"has stride {tensor.stride(3)} in its last dimension, expected 1")
+            if length:
+                length = {f"{spec.name}_length": tensor.shape[3]}
+        strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)]
+        return {**dict(zip(names, [*strides, tensor.stride(2)], strict=True)), **length}
+
+    def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
+        sizes: dict[str | int, tuple[int, ...] | None] = {
+            "batch": tuple(sorted({1, q.shape[0]})),
+            "heads": tuple(sorted({1, q.shape[1]})),
+            "query_blocks": (self._query_blocks(q),),
+            "any": None,
+        }
+        return [("k", (dim,)) if isinstance(dim, int) else (dim, sizes[dim]) for dim in spec.dims]
+
+    def _query_blocks(self, q: torch.Tensor) -> int:
+        block = self.spec.pattern.fixed_block
+        return 0 if block is None else -(-q.shape[2] // block.q)
+
+    def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
+        """Check the values of the index tensors (synchronises)."""
+        block = self.spec.pattern.fixed_block
+        given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
+        for spec in self._indices:
+            tensor = given.get(spec.name)
+            if tensor is None or block is None:
+                continue
+            used = torch.ones_like(tensor, dtype=torch.bool)
+            upper = -(-k.shape[2] // block.kv)
+            if spec.upper != "key_blocks":
+                upper = given[spec.upper].shape[3] + 1
+            else:
+                counter = next((t.name for t in self._indices if t.upper == spec.name), None)
+                if counter is not None:
+                    places = torch.arange(tensor.shape[3], device=tensor.device)
+                    used = places < given[counter].unsqueeze(3)
+                    used = used.expand(torch.broadcast_shapes(used.shape, tensor.shape))
+                    tensor = tensor.expand(used.shape)
+            wrong = used & ((tensor < 0) | (tensor >= upper))
+            if bool(wrong.any()):
+                place = tuple(int(i) for i in wrong.nonzero()[0])
+                raise ArgumentError(spec.name, f"is {int(tensor[place])} at {place}, allowed: 0 to {upper - 1}")

@@ -1,0 +1,167 @@
+"""The ``codegen`` command: what codegen.cli has, plus the commands that compile, verify and look after the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen
+from codegen.freshness import render_to
+from codegen.library import GENERATED, NamedSpec
+from codegen.receipts import Receipt, receipt_path
+from runtime.cache import KernelCache
+from runtime.compiler import Compiled, compile_spec
+from runtime.errors import DeviceError, ToolchainError
+from runtime.inspection import INSTRUCTIONS, usage
+
+cache_app = typer.Typer(name="cache", help="Look after the cache of compiled kernels.", no_args_is_help=True)
+app.add_typer(cache_app)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.command("compile")
+def compile_command(
+    specs: SpecsArgument = None,
+    every: AllOption = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the receipts; fail if a cubin is not the one they name.")
+    ] = False,
+) -> None:
+    """Compile specs to cubins with NVRTC and report what they use. Needs no GPU.
+
+    [bold]Examples[/bold]
+      codegen compile h100_topk32
+      codegen compile --all --check
+    """
+    table = Table(box=None, pad_edge=False, header_style="cyan")
+    for title in ("kernel", "arch", "regs", "spill B", "shared KB", *INSTRUCTIONS, "from"):
+        table.add_column(title, justify="left" if title in ("kernel", "arch", "from") else "right")
+    notes, differences = [], []
+    for named in chosen(specs, every):
+        compiled = compile_spec(named)
+        used = usage(compiled)
+        counts = [str(used.instructions[name]) for name in INSTRUCTIONS]
+        row = [named.stem, named.spec.arch, used.registers, used.spill_bytes, f"{used.dynamic_shared_bytes / 1024:.1f}"]
+        table.add_row(*map(str, row), *counts, "cache" if compiled.was_cached else "NVRTC")
+        notes.append(f"{named.stem}: source {source_place(named)}, cubin {KernelCache().file_of(compiled.code)}")
+        if check:
+            differences += receipt_differences(compiled)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+    for note in notes:
+        typer.echo(note)
+    for difference in differences:
+        typer.echo(difference, err=True)
+    if differences:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def source_place(named: NamedSpec) -> str:
+    """Return where the rendered source of a spec lies, if it was written."""
+    for folder in (GENERATED, Path()):
+        path = folder / f"{named.stem}.cu"
+        if path.is_file():
+            return str(path)
+    return f"not written (codegen render {named.origin or named.stem})"
+
+
+def receipt_differences(compiled: Compiled) -> list[str]:
+    """Return what a receipt says differently about a cubin that the same compiler has just made."""
+    from runtime.verification.receipts import cubin_record  # noqa: PLC0415
+
+    named = compiled.named
+    path = receipt_path(named.stem)
+    if not path.is_file():
+        return [f"{named.stem}: has no receipt; run: codegen verify {named.stem}"]
+    told, found = Receipt.read(path).cubin, cubin_record(compiled)
+    if told.compiler_package != found.compiler_package:
+        typer.echo(f"{named.stem}: not compared, the receipt is of {told.compiler_package}, this is {found.compiler_package}")
+        return []
+    fields = [name for name in type(told).model_fields if getattr(told, name) != getattr(found, name)]
+    return [f"{named.stem}: {name} is {getattr(found, name)}, the receipt says {getattr(told, name)}" for name in fields]
+
+
+@app.command("verify")
+def verify_command(
+    specs: SpecsArgument = None,
+    every: AllOption = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Also time the kernel beside its peers.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where sources and receipts go.")] = GENERATED,
+) -> None:
+    """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
+
+    [bold]Examples[/bold]
+      codegen verify h100_topk32
+      codegen verify --all --measure
+    """
+    named_specs = chosen(specs, every)
+    try:
+        import torch  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise ToolchainError("verify needs torch: pip install 'sparse-kernel-codegen[torch]'") from None
+    if not torch.cuda.is_available():
+        raise DeviceError("verify needs a GPU, and torch sees none; nothing was verified")
+    from runtime.measurement import measure as measure_kernel  # noqa: PLC0415
+    from runtime.verification.receipts import receipt  # noqa: PLC0415
+    from runtime.verification.run import verify  # noqa: PLC0415
+
+    failed = 0
+    for named in named_specs:
+        kernel, record = verify(named)
+        timings = measure_kernel(kernel) if measure else ()
+        render_to(out, [named])
+        receipt(named, record, timings).write(receipt_path(named.stem, out))
+        verdict = "FAILED" if record.failed else "ok"
+        typer.echo(
+            f"{verdict:6} {named.stem}: {len(record.cases)} cases on {record.device} ({record.target}), "
+            f"worst error {record.worst_error:.2g}"
+        )
+        for case in record.cases:
+            if not case.passed:
+                typer.echo(
+                    f"    {case.name} ({case.description}): error {case.max_error:.3g}, allowed {case.tolerance:.3g}, "
+                    f"torch {case.torch_error}; repeat: codegen verify {named.stem}"
+                )
+        for timing in timings:
+            typer.echo(
+                f"    {timing.shape}: {timing.milliseconds} ms, {timing.tflops} TFLOPS; "
+                f"{timing.peer}: {timing.peer_milliseconds} ms, {timing.peer_tflops} TFLOPS"
+            )
+        failed += bool(record.failed)
+    if failed:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@cache_app.command("path")
+def cache_path() -> None:
+    """Print the folder of the cache."""
+    typer.echo(KernelCache().folder)
+
+
+@cache_app.command("list")
+def cache_list() -> None:
+    """List the compiled kernels in the cache."""
+    total = 0
+    for path, entry in KernelCache().entries():
+        size = path.stat().st_size
+        total += size
+        what = f"{entry.stem} ({entry.target})" if entry else "corrupt: will be rebuilt when it is needed"
+        typer.echo(f"{path.name[:16]}  {size:>9}  {what}")
+    typer.echo(f"{total} bytes in {KernelCache().folder}")
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove every compiled kernel."""
+    typer.echo(f"removed {KernelCache().clear()} entries")
+

@@ -1,0 +1,125 @@
+"""From a rendered source to a cubin (or PTX), through the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from codegen.library import NamedSpec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from codegen.render import render
+from runtime import toolchain
+from runtime.cache import Entry, KernelCache, cache_key
+from runtime.errors import CompileError
+
+Target = Literal["cubin", "ptx"]
+OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's machine code with everything it was made from.
+
+    Attributes:
+        named: the spec and its name.
+        plan: its plan.
+        source: the rendered CUDA.
+        target: "cubin" for the spec's architecture, "ptx" for it and every newer one.
+        code: the cubin or the PTX.
+        log: what the compiler said (registers, spills).
+        options: compiler options, in order, without include folders.
+        key: where it is in the cache.
+        was_cached: whether it came from there.
+    """
+
+    named: NamedSpec
+    plan: Plan
+    source: str
+    target: Target
+    code: bytes
+    log: str
+    options: tuple[str, ...]
+    key: str
+    was_cached: bool
+
+
+def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache | None = None) -> Compiled:
+    """Render a spec and compile it, or take it from the cache. Needs no GPU.
+
+    Raises:
+        SpecError: for a spec that cannot work on its architecture.
+        ToolchainError: when NVRTC or a header is missing.
+        CompileError: when NVRTC refuses the source, with its log.
+        CacheError: when the cache cannot be written.
+    """
+    plan = plan_for(named)
+    source = render(named)
+    architecture = plan.arch.name if target == "cubin" else plan.arch.virtual
+    options = (f"--gpu-architecture={architecture}", *OPTIONS)
+    key = cache_key(
+        spec=named.spec.canonical_json(),
+        source=source,
+        compiler=" ".join(toolchain.compiler_version()),
+        options=options,
+        headers=toolchain.headers_digest(plan.headers),
+        target=target,
+    )
+
+    def build() -> Entry:
+        code, log = run_nvrtc(source, f"generated/{named.stem}.cu", target, options, plan.headers)
+        return Entry(stem=named.stem, target=target, log=log, code=code)
+
+    entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
+    return Compiled(named, plan, source, target, entry.code, entry.log, options, key, was_cached)
+
+
+def run_nvrtc(
+    source: str, name: str, target: Target, options: tuple[str, ...], headers: tuple[str, ...] = ()
+) -> tuple[bytes, str]:
+    """Compile with NVRTC.
+
+    Args:
+        source: CUDA C++.
+        name: file name for the log.
+        target: what to return.
+        options: compiler options in order.
+        headers: CUDA headers that the source includes.
+
+    Returns:
+        The code and the compiler's log.
+
+    Raises:
+        ToolchainError: when NVRTC or a header is missing.
+        CompileError: with the whole log.
+    """
+    nvrtc = toolchain.nvrtc()
+    arguments = [*options, *(f"--include-path={folder}" for folder in toolchain.include_folders(headers))]
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    _check(status, "nvrtcCreateProgram")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
+        failed = int(status) != 0
+        log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
+        log = "\n".join(line for line in log.rstrip("\0").splitlines() if "Compile time" not in line).strip()
+        if failed:
+            raise CompileError(name, log or str(status))
+        if target == "cubin":
+            return _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
+        return _read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _read(size_of, read, program) -> bytes:  # type: ignore[no-untyped-def]
+    status, size = size_of(program)
+    _check(status, size_of.__name__)
+    buffer = b"\0" * size
+    (status,) = read(program, buffer)
+    _check(status, read.__name__)
+    return buffer
+
+
+def _check(status: object, call: str) -> None:
+    if int(status) != 0:  # type: ignore[call-overload]
+        raise CompileError(call, f"NVRTC returned {status!s}")

@@ -1,0 +1,88 @@
+"""What a compiled kernel uses: registers, spills, shared memory, instructions by kind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import toolchain
+from runtime.compiler import Compiled
+from runtime.errors import ToolchainError
+
+# SASS opcode -> what it is.
+INSTRUCTIONS = {
+    "HGMMA": "wgmma",
+    "HMMA": "mma.sync / WMMA",
+    "UTMALDG": "TMA load",
+    "UTMASTG": "TMA store",
+    "LDGSTS": "cp.async",
+    "LDSM": "ldmatrix",
+    "MUFU": "special functions (ex2)",
+    "LDL": "local load (spill)",
+    "STL": "local store (spill)",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Resources of one kernel, as ptxas and the disassembly tell them.
+
+    Attributes:
+        registers: registers of a thread at launch.
+        spill_bytes: bytes of spill stores and loads.
+        stack_bytes: bytes of stack of a thread.
+        static_shared_bytes: shared memory known to the compiler.
+        dynamic_shared_bytes: shared memory asked for at launch.
+        instructions: SASS opcode -> how many of them.
+    """
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    instructions: dict[str, int]
+
+
+def usage(compiled: Compiled) -> Usage:
+    """Return what a compiled cubin uses.
+
+    Raises:
+        ToolchainError: when the disassembler is missing or fails.
+    """
+    log = compiled.log
+    return Usage(
+        registers=_number(r"Used (\d+) registers", log),
+        spill_bytes=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        stack_bytes=_number(r"(\d+) bytes stack frame", log),
+        static_shared_bytes=_number(r"(\d+) bytes smem", log),
+        dynamic_shared_bytes=compiled.plan.shared_bytes,
+        instructions=count_instructions(compiled.code),
+    )
+
+
+def count_instructions(cubin: bytes) -> dict[str, int]:
+    """Return how often each opcode of INSTRUCTIONS is in a cubin."""
+    opcodes = Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9]*)", disassemble(cubin), re.M))
+    return {name: opcodes[name] for name in INSTRUCTIONS}
+
+
+def disassemble(cubin: bytes) -> str:
+    """Return the SASS of a cubin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [toolchain.cuobjdump(), "--dump-sass", str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ToolchainError(f"cuobjdump failed: {(result.stderr or result.stdout).strip()}")
+    return result.stdout
+
+
+def _number(pattern: str, log: str) -> int:
+    match = re.search(pattern, log)
+    return int(match.group(1)) if match else 0

@@ -1,0 +1,62 @@
+"""load_kernel: from a spec to something that can be called with torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codegen.library import NamedSpec, find_spec
+from codegen.plans import plan_for
+from codegen.spec import AttentionSpec, Spec
+from runtime.arguments import check_device
+from runtime.attention import AttentionKernel
+from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.cache import KernelCache
+from runtime.compiler import compile_spec
+from runtime.errors import DeviceError
+from runtime.launch import LoadedKernel
+
+Kernel = AttentionKernel | BsrSpmmKernel
+
+
+def load_kernel(
+    spec: str | Path | Mapping[str, Any] | Spec | NamedSpec,
+    *,
+    forward_compatible: bool = False,
+    device: torch.device | str | int | None = None,
+    cache: KernelCache | None = None,
+) -> Kernel:
+    """Render, compile (or take from the cache) and load a kernel.
+
+    Args:
+        spec: path of a YAML spec, name of a shipped spec, mapping of fields, or spec model.
+        forward_compatible: allow a kernel of an older architecture to run on a newer device, through PTX that the
+            driver compiles. Kernels of ``a`` architectures (sm_90a) cannot.
+        device: CUDA device the architecture is checked against; by default torch's current one.
+        cache: kernel cache; by default the user's.
+
+    Returns:
+        A callable; see :class:`runtime.attention.AttentionKernel` and :class:`runtime.bsr_spmm.BsrSpmmKernel`.
+
+    Raises:
+        SpecError: for an unknown name or an illegal spec.
+        DeviceError: without a GPU, or with one of another architecture.
+        ToolchainError, CompileError, CacheError: when the kernel cannot be built.
+    """
+    named = find_spec(spec)
+    plan = plan_for(named)
+    if not torch.cuda.is_available():
+        raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")
+    where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+    check_device(named.stem, plan.arch.compute_capability, where, forward_compatible)
+    native = torch.cuda.get_device_capability(where) == plan.arch.compute_capability
+    compiled = compile_spec(named, "cubin" if native else "ptx", cache)
+    with torch.cuda.device(where):
+        torch.cuda.current_stream()  # the driver needs a context before it loads anything
+        loaded = LoadedKernel(compiled)
+    if isinstance(named.spec, AttentionSpec):
+        return AttentionKernel(compiled, loaded)
+    return BsrSpmmKernel(compiled, loaded)

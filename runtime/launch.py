@@ -1,0 +1,216 @@
+"""Parameter blocks, tensor maps and launches: bytes on their way to the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from codegen.plan import Param, Plan, TensorMap
+from runtime.compiler import Compiled
+from runtime.errors import DeviceError
+
+# Parameter type -> (bytes, alignment, struct format), as the CUDA ABI lays out the kernel's Params struct.
+_ABI = {
+    "tensor_map": (128, 64, "128s"),
+    "pointer": (8, 8, "<Q"),
+    "i64": (8, 8, "<q"),
+    "i32": (4, 4, "<i"),
+    "f32": (4, 4, "<f"),
+}
+_MAPS_KEPT = 256  # tensor maps remembered for one signature: the caching allocator hands out few addresses
+
+
+def driver() -> Any:
+    """Return cuda.bindings.driver."""
+    from cuda.bindings import driver as bindings  # noqa: PLC0415 - needs libcuda
+
+    return bindings
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    """Call a driver function and return its results without the status.
+
+    Raises:
+        DeviceError: with the driver's name of the error.
+    """
+    status, *results = function(*arguments)
+    if int(status) != 0:
+        raise DeviceError(f"{function.__name__} failed: {getattr(status, 'name', status)}")
+    return results[0] if len(results) == 1 else results
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Offsets of the fields of a kernel's Params struct."""
+
+    offsets: Mapping[str, int]
+    types: Mapping[str, str]
+    size: int
+
+    @classmethod
+    def of(cls, params: tuple[Param, ...]) -> ParameterLayout:
+        """Lay out a struct as C++ does."""
+        offsets, end, strictest = {}, 0, 1
+        for param in params:
+            size, align, _ = _ABI[param.type]
+            offsets[param.name] = -(-end // align) * align
+            end = offsets[param.name] + size
+            strictest = max(strictest, align)
+        return cls(offsets, {param.name: param.type for param in params}, -(-end // strictest) * strictest)
+
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        """Return the struct with its numbers filled in; addresses and tensor maps stay zero."""
+        numbers = {name for name, kind in self.types.items() if kind in ("i32", "i64", "f32")}
+        if numbers != set(values):
+            raise AssertionError(f"parameters {sorted(numbers ^ set(values))} are on one side only")
+        block = bytearray(self.size)
+        for name, value in values.items():
+            struct.pack_into(_ABI[self.types[name]][2], block, self.offsets[name], value)
+        return bytes(block)
+
+
+@dataclass
+class Signature:
+    """A checked call: everything about it but the addresses.
+
+    Attributes:
+        block: parameter block with its numbers.
+        addresses: (offset, tensor name) of each pointer parameter.
+        maps: (offset, tensor name, encoder) of each tensor map.
+        grid: thread blocks.
+        extra: what the operator wants to find again at the next call of this signature.
+    """
+
+    block: bytes
+    addresses: tuple[tuple[int, str], ...]
+    maps: tuple[tuple[int, str, MapEncoder], ...]
+    grid: int
+    extra: Any = None
+
+
+@dataclass
+class MapEncoder:
+    """Encodes the tensor map of one tensor shape for any address, and remembers the last ones."""
+
+    dtype: str
+    dims: tuple[int, ...]  # innermost first
+    strides: tuple[int, ...]  # elements, innermost (1) left out
+    how: TensorMap
+    known: dict[int, bytes] = field(default_factory=dict)
+
+    def at(self, address: int) -> bytes:
+        """Return the 128 bytes of the tensor map of a tensor at ``address``."""
+        found = self.known.get(address)
+        if found is None:
+            if len(self.known) >= _MAPS_KEPT:
+                self.known.clear()
+            found = self.known[address] = self._encode(address)
+        return found
+
+    def _encode(self, address: int) -> bytes:
+        cuda = driver()
+        rank = len(self.dims)
+        element = 2
+        # The stride of a dimension of size 1 is never used, but it is checked.
+        row = -(-self.dims[0] * element // 16) * 16
+        strides = [row if size == 1 else stride * element for size, stride in zip(self.dims[1:], self.strides, strict=True)]
+        swizzle = {
+            0: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+            32: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+            64: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[self.how.swizzle]
+        types = cuda.CUtensorMapDataType
+        tensor_map = call(
+            cuda.cuTensorMapEncodeTiled,
+            {"fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16}[self.dtype],
+            rank,
+            address,
+            [cuda.cuuint64_t(size) for size in self.dims],
+            [cuda.cuuint64_t(stride) for stride in strides],
+            [cuda.cuuint32_t(size) for size in self.how.box],
+            [cuda.cuuint32_t(1)] * rank,
+            cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        return ctypes.string_at(int(tensor_map.getPtr()), 128)
+
+
+class LoadedKernel:
+    """A kernel in the driver, ready to be launched on any device of its architecture."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        cuda = driver()
+        self.plan: Plan = compiled.plan
+        self.layout = ParameterLayout.of(compiled.plan.params)
+        self._library = call(cuda.cuLibraryLoadData, compiled.code, [], [], 0, [], [], 0)
+        self._kernel = call(cuda.cuLibraryGetKernel, self._library, compiled.plan.stem.encode())
+        _, size = call(cuda.cuKernelGetParamInfo, self._kernel, 0)
+        if size != self.layout.size:
+            raise AssertionError(f"Params is {size} bytes in the kernel, {self.layout.size} bytes here")
+        self._function = cuda.CUfunction(int(self._kernel))
+        self._launch = cuda.cuLaunchKernel
+        self._sm_counts: dict[int, int] = {}
+
+    def sm_count(self, device: int) -> int:
+        """Return the number of multiprocessors; prepares the kernel for the device on the way."""
+        if device not in self._sm_counts:
+            cuda = driver()
+            handle = call(cuda.cuDeviceGet, device)
+            attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call(cuda.cuKernelSetAttribute, attribute, self.plan.shared_bytes, self._kernel, handle)
+            count = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+            self._sm_counts[device] = call(cuda.cuDeviceGetAttribute, count, handle)
+        return self._sm_counts[device]
+
+    def signature(
+        self,
+        device: int,
+        tiles: int,
+        values: Mapping[str, int | float],
+        tensors: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+        extra: Any = None,
+    ) -> Signature:
+        """Prepare calls of one signature.
+
+        Args:
+            device: CUDA device number.
+            tiles: tiles of work.
+            values: every number parameter by name.
+            tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
+            extra: kept with the signature.
+        """
+        offsets, types = self.layout.offsets, self.layout.types
+        maps = []
+        for name, how in self.plan.tensor_maps.items():
+            shape, strides = tensors[name.removesuffix("_map")]
+            encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
+            maps.append((offsets[name], name.removesuffix("_map"), encoder))
+        slots = self.sm_count(device) * self.plan.blocks_per_sm
+        return Signature(
+            block=self.layout.pack(values),
+            addresses=tuple((offsets[name], name) for name, kind in types.items() if kind == "pointer"),
+            maps=tuple(maps),
+            grid=min(tiles, slots) if self.plan.persistent else tiles,
+            extra=extra,
+        )
+
+    def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int) -> None:
+        """Launch on ``stream``; ``addresses`` has the device address of every tensor by name (0: not given)."""
+        block = ctypes.create_string_buffer(signature.block, len(signature.block))
+        for offset, name, encoder in signature.maps:
+            ctypes.memmove(ctypes.addressof(block) + offset, encoder.at(addresses[name]), 128)
+        for offset, name in signature.addresses:
+            struct.pack_into("<Q", block, offset, addresses[name])
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        (status,) = self._launch(
+            self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
+            ctypes.addressof(arguments), 0,
+        )  # fmt: skip
+        if int(status) != 0:
+            raise DeviceError(f"launch of {self.plan.stem} failed: {getattr(status, 'name', status)}")

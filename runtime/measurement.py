@@ -1,0 +1,213 @@
+"""Times a kernel beside peers, in one run on the same inputs.
+
+Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
+counted). Of BSR: 2 * stored elements * N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from codegen.patterns.block_lists import BlockLists
+from codegen.patterns.topk import TopK
+from codegen.receipts import MeasurementRecord
+from codegen.spec import AttentionSpec
+from runtime.arguments import TORCH_DTYPES
+from runtime.attention import AttentionKernel
+from runtime.bsr_spmm import BsrSpmmKernel
+
+Call = Callable[[], Any]
+SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than any of the calls takes to enqueue
+LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
+
+
+def median_milliseconds(calls: dict[str, Call], repeats: int = 15, warm_up: int = 4) -> dict[str, float]:
+    """Return the median time of each call; calls take turns, so that a drift of the clock meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(warm_up):
+            call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(SLEEP_CYCLES)  # the host runs ahead meanwhile: only the GPU's time is between the events
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            times[name].append(start.elapsed_time(stop))
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel's call, its peers' calls, and the work they all do."""
+
+    shape: str
+    flops: float
+    call: Call
+    peers: dict[str, Call]
+    peer_flops: dict[str, float]
+
+
+def measure(kernel: AttentionKernel | BsrSpmmKernel) -> tuple[MeasurementRecord, ...]:
+    """Time a kernel on its reference workload, beside its peers."""
+    with torch.no_grad():
+        load = attention_workload(kernel) if isinstance(kernel, AttentionKernel) else bsr_workload(kernel)
+        own = kernel.compiled.named.stem
+        times = median_milliseconds({own: load.call, **load.peers})
+    return tuple(
+        MeasurementRecord(
+            shape=load.shape,
+            milliseconds=round(times[own], 4),
+            tflops=round(load.flops / times[own] / 1e9, 1),
+            peer=peer,
+            peer_milliseconds=round(times[peer], 4),
+            peer_tflops=round(load.peer_flops.get(peer, load.flops) / times[peer] / 1e9, 1),
+        )
+        for peer in load.peers
+    )
+
+
+def random_lists(heads: int, rows: int, columns: int, length: int) -> torch.Tensor:
+    """Return ``length`` different block numbers for each head and row, int32 (1, heads, rows, length)."""
+    lists = torch.empty((1, heads, rows, length), dtype=torch.int32, device="cuda")
+    for head in range(heads):
+        lists[0, head] = torch.rand((rows, columns), device="cuda").argsort(-1)[:, :length]
+    return lists
+
+
+def attention_workload(kernel: AttentionKernel, heads: int | None = None, length: int | None = None) -> Workload:
+    """Return the reference workload of an attention kernel: batch 1, random normal inputs, S 32768 (dense: 16384)."""
+    spec = kernel.spec
+    heads = heads or (16 if spec.head_dim == 128 else 8)
+    positional = spec.pattern.fixed_block is None
+    length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
+    q, k, v = (
+        torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype]) for _ in range(3)
+    )
+    indices = () if positional else _lists(spec, heads, length)
+    pairs = heads * (_visible_pairs(spec, length) if positional else _listed_pairs(spec, length, indices))
+    out = torch.empty_like(q)
+    return Workload(
+        shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
+        flops=4.0 * spec.head_dim * pairs,
+        call=lambda: kernel(q, k, v, *indices, out=out),
+        peers={**_sdpa(spec, q, k, v), **_flex(spec, q, k, v, indices)},
+        peer_flops={},
+    )
+
+
+def _lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
+    block = spec.pattern.fixed_block
+    assert block is not None
+    rows, columns = length // block.q, length // block.kv
+    if isinstance(spec.pattern, TopK):
+        return (random_lists(heads, rows, columns, min(spec.pattern.k, columns)),)
+    # Lists as a causal top-k has them: the diagonal block is partial, up to LIST_LENGTH - 1 earlier ones are full.
+    shape = (1, heads, rows)
+    row = torch.arange(rows, device="cuda", dtype=torch.int32)
+    full = torch.zeros((*shape, LIST_LENGTH - 1), dtype=torch.int32, device="cuda")
+    for i in range(1, rows):
+        picks = torch.rand((heads, i), device="cuda").argsort(-1)[:, : LIST_LENGTH - 1]
+        full[0, :, i, : picks.shape[1]] = picks
+    counts = row.clamp(max=LIST_LENGTH - 1).expand(shape).contiguous()
+    return torch.ones(shape, dtype=torch.int32, device="cuda"), row.expand(shape)[..., None].contiguous(), counts, full
+
+
+def _visible_pairs(spec: AttentionSpec, length: int) -> float:
+    """Count the pairs that a head of ``length`` queries and keys sees."""
+    pairs = 0
+    key = torch.arange(length, device="cuda")[None]
+    for first in range(0, length, 1024):
+        query = torch.arange(first, min(first + 1024, length), device="cuda")[:, None]
+        pairs += int(spec.pattern.visible(query, key, length, length).expand(query.shape[0], length).sum())
+    return pairs
+
+
+def _listed_pairs(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> float:
+    """Count the pairs that a head sees through its lists."""
+    block = spec.pattern.fixed_block
+    assert block is not None
+    rows = length // block.q
+    if isinstance(spec.pattern, TopK):
+        return rows * indices[0].shape[3] * block.q * block.kv
+    assert isinstance(spec.pattern, BlockLists)
+    diagonal = block.q * (block.q + 1) / 2 if spec.pattern.mask == "causal" else block.q * block.kv
+    return rows * diagonal + float(indices[2][0, 0].sum()) * block.q * block.kv
+
+
+def _sdpa(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
+    """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
+    if spec.pattern.kind not in ("dense", "causal"):
+        return {}
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
+
+    def through(backend: SDPBackend) -> Call:
+        def run() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=spec.pattern.kind == "causal")
+
+        return run
+
+    flash = {"SDPA flash": through(SDPBackend.FLASH_ATTENTION)}
+    return flash if spec.arch == "sm_89" else {**flash, "SDPA cuDNN": through(SDPBackend.CUDNN_ATTENTION)}
+
+
+def _flex(
+    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: tuple[torch.Tensor, ...]
+) -> dict[str, Call]:
+    """Return FlexAttention on the same blocks."""
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # noqa: PLC0415
+
+    length, block = q.shape[2], spec.pattern.fixed_block
+    options: dict[str, Any] = {}
+
+    def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
+        return spec.pattern.visible(query, key, length, length)
+
+    if spec.pattern.kind in ("dense", "causal"):
+        return {}
+    if block is None:
+        mask = create_block_mask(sees, None, None, length, length, device="cuda")
+    else:
+        columns = length // block.kv
+
+        def padded(lists: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()
+
+        if isinstance(spec.pattern, TopK):
+            counts = torch.full(indices[0].shape[:3], indices[0].shape[3], dtype=torch.int32, device="cuda")
+            lists = (torch.zeros_like(counts), padded(torch.zeros_like(indices[0])), counts, padded(indices[0]))
+        else:
+            lists = (indices[0], padded(indices[1]), indices[2], padded(indices[3]))
+        mask = BlockMask.from_kv_blocks(
+            *lists, BLOCK_SIZE=(block.q, block.kv), mask_mod=sees, seq_lengths=(length, length)
+        )
+        if block.q < 128:
+            options = {"kernel_options": {"BLOCK_M": block.q, "BLOCK_N": block.kv}}
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return {"FlexAttention": lambda: compiled(q, k, v, block_mask=mask, **options)}
+
+
+def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
+    """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    rows, cols = size // block.rows, size // block.cols
+    crow = torch.arange(0, rows + 1, device="cuda") * row_blocks
+    col = torch.rand((rows, cols), device="cuda").argsort(-1)[:, :row_blocks].sort(-1).values.flatten()
+    values = torch.randn((col.numel(), block.rows, block.cols), device="cuda", dtype=dtype)
+    a = torch.sparse_bsr_tensor(crow, col, values, size=(size, size), check_invariants=False)
+    b = torch.randn((size, columns), device="cuda", dtype=dtype)
+    dense, out = a.to_dense(), torch.empty((size, columns), device="cuda", dtype=dtype)
+    return Workload(
+        shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
+        flops=2.0 * values.numel() * columns,
+        call=lambda: kernel(a, b, out=out),
+        peers={"torch A @ B (BSR)": lambda: a @ b, "cuBLAS dense": lambda: torch.mm(dense, b)},
+        peer_flops={"cuBLAS dense": 2.0 * size * size * columns},
+    )

@@ -1,0 +1,246 @@
+"""Attention: case table, oracle, and how one case is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from codegen.spec import AttentionSpec
+from runtime.arguments import TORCH_DTYPES
+from runtime.attention import AttentionKernel
+from runtime.verification.common import Outcome, generator, max_error, poisoned_memory, tolerance
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs. Every case runs for every pattern; what a pattern does not have is left out.
+
+    Attributes:
+        name: unique; also the seed.
+        lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
+            replacement), ``out_of_range`` (some entries name no block).
+        counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all).
+        shared_lists: one list for all batches and heads.
+        full_lists: whether block_lists gets its second list.
+        layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
+        expanded: k and v are one batch, expanded (stride 0).
+        spread: factor on q; large values make one key win.
+        scale: the softmax scale, or None for the default.
+    """
+
+    name: str
+    batch: int = 1
+    heads: int = 2
+    kv_heads: int = 2
+    q_len: int = 512
+    kv_len: int = 512
+    lists: str = "random"
+    counts: str = "random"
+    shared_lists: bool = False
+    full_lists: bool = True
+    layout: str = "bhsd"
+    expanded: bool = False
+    spread: float = 1.0
+    scale: float | None = None
+
+    def describe(self) -> str:
+        """Return the parameters that differ from a plain case."""
+        text = f"B{self.batch} H{self.heads}:{self.kv_heads} S{self.q_len}x{self.kv_len} {self.layout} lists {self.lists}"
+        extras = {
+            "shared lists": self.shared_lists,
+            "expanded k, v": self.expanded,
+            f"q x {self.spread:g}": self.spread != 1.0,
+            f"scale {self.scale}": self.scale is not None,
+            f"counts {self.counts}": self.counts != "random",
+            "one list only": not self.full_lists,
+        }
+        return ", ".join([text, *(word for word, said in extras.items() if said)])
+
+
+CASES = (
+    Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
+    Case("long", q_len=8192, kv_len=8192, heads=2, kv_heads=1),
+    Case("odd_lengths", heads=3, kv_heads=3, q_len=333, kv_len=777),
+    Case("one_query", batch=2, heads=2, kv_heads=1, q_len=1, kv_len=1000),
+    Case("one_block", heads=1, kv_heads=1, q_len=17, kv_len=50, lists="repeated"),
+    Case("one_pair", heads=1, kv_heads=1, q_len=1, kv_len=1, lists="repeated"),
+    Case("few_queries", heads=2, kv_heads=2, q_len=200, kv_len=3000),
+    Case("few_keys", heads=2, kv_heads=2, q_len=1500, kv_len=200, lists="repeated"),
+    Case("gqa_8_to_1", batch=2, heads=8, kv_heads=1, q_len=640, kv_len=640),
+    Case("gqa_3_to_1", heads=6, kv_heads=2, q_len=129, kv_len=1025),
+    Case("shared_lists", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, shared_lists=True),
+    Case("transposed", batch=2, heads=4, kv_heads=2, q_len=500, kv_len=600, layout="bshd"),
+    Case("expanded", batch=3, heads=2, kv_heads=2, q_len=300, kv_len=400, expanded=True),
+    Case("repeated_blocks", batch=1, heads=4, kv_heads=4, q_len=512, kv_len=1024, lists="repeated"),
+    Case("out_of_range", batch=1, heads=2, kv_heads=2, q_len=512, kv_len=1000, lists="out_of_range"),
+    Case("empty_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="empty"),
+    Case("full_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="full"),
+    Case("one_list", heads=2, kv_heads=2, q_len=512, kv_len=900, full_lists=False),
+    Case("one_key_wins", heads=2, kv_heads=2, q_len=512, kv_len=512, spread=40.0),
+    Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of one call."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    indices: tuple[torch.Tensor | None, ...]
+
+
+def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
+    """Draw fresh random inputs of a case."""
+    random = generator(case.name, device)
+    dtype = TORCH_DTYPES[spec.dtype]
+
+    def tensor(batch: int, heads: int, length: int) -> torch.Tensor:
+        shape = (batch, heads, length, spec.head_dim)
+        if case.layout == "bshd":
+            shape = (batch, length, heads, spec.head_dim)
+        drawn = torch.randn(shape, generator=random, device=device, dtype=torch.float32).to(dtype)
+        return drawn.transpose(1, 2) if case.layout == "bshd" else drawn
+
+    q = tensor(case.batch, case.heads, case.q_len) * case.spread
+    stored = 1 if case.expanded else case.batch
+    k, v = (tensor(stored, case.kv_heads, case.kv_len).expand(case.batch, -1, -1, -1) for _ in range(2))
+    return Inputs(q, k, v, _make_lists(spec, case, device, random))
+
+
+def _make_lists(
+    spec: AttentionSpec, case: Case, device: torch.device, random: torch.Generator
+) -> tuple[torch.Tensor | None, ...]:
+    block = spec.pattern.fixed_block
+    if block is None:
+        return ()
+    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads)
+    rows, key_blocks = -(-case.q_len // block.q), -(-case.kv_len // block.kv)
+
+    def draw(length: int) -> torch.Tensor:
+        shape = (batch, heads, rows)
+        if case.lists == "random" and length <= key_blocks:
+            picks = torch.rand((*shape, key_blocks), generator=random, device=device).argsort(-1)[..., :length]
+        else:
+            picks = torch.randint(0, key_blocks, (*shape, length), generator=random, device=device)
+        if case.lists == "out_of_range":
+            wild = torch.rand(picks.shape, generator=random, device=device)
+            picks = torch.where(wild < 0.2, -1, torch.where(wild > 0.8, key_blocks + 3, picks))
+        return picks.to(torch.int32).contiguous()
+
+    def count(length: int) -> torch.Tensor:
+        if case.counts == "random":
+            drawn = torch.randint(0, length + 1, (batch, heads, rows), generator=random, device=device)
+            return drawn.to(torch.int32)
+        return torch.full((batch, heads, rows), 0 if case.counts == "empty" else length, dtype=torch.int32, device=device)
+
+    names = [tensor.name for tensor in spec.pattern.index_tensors]
+    if names == ["kv_indices"]:
+        return (draw(int(spec.pattern.index_tensors[0].dims[3])),)
+    # The two lists of block_lists split the key blocks between them, as a BlockMask does.
+    partial = draw(key_blocks)
+    half = max(1, key_blocks // 2)
+    if not case.full_lists:
+        return count(key_blocks), partial
+    full = partial[..., half:].contiguous() if key_blocks > 1 else partial
+    return count(half), partial[..., :half].contiguous(), count(full.shape[3]), full
+
+
+def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
+    """Return how often each pair counts, float64 (batch, heads, q_len, kv_len): 0 if hidden, else how often it is listed."""
+    device = inputs.q.device
+    q_len, kv_len = case.q_len, case.kv_len
+    query = torch.arange(q_len, device=device)[:, None]
+    key = torch.arange(kv_len, device=device)[None, :]
+    seen = spec.pattern.visible(query, key, q_len, kv_len)
+    block = spec.pattern.fixed_block
+    if block is None:
+        return seen.double().expand(case.batch, case.heads, q_len, kv_len)
+    key_blocks = -(-kv_len // block.kv)
+
+    def listed(lists: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        used = (lists >= 0) & (lists < key_blocks)
+        if counts is not None:
+            used = used & (torch.arange(lists.shape[3], device=device) < counts[..., None])
+        total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
+        total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
+        pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
+        return pairs.expand(case.batch, case.heads, -1, -1)
+
+    given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
+    lists = given["kv_indices"]
+    assert lists is not None
+    result = listed(lists, given.get("kv_num_blocks")) * seen
+    full = given.get("full_kv_indices")
+    return result if full is None else result + listed(full, given["full_kv_num_blocks"])
+
+
+def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return out, lse and multiplicity in float64."""
+    q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
+    group = case.heads // case.kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scale = spec.head_dim**-0.5 if case.scale is None else case.scale
+    weight = multiplicity(spec, case, inputs)
+    scores = (q @ k.transpose(2, 3)) * scale
+    scores = scores.masked_fill(weight == 0, -torch.inf)
+    top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    weighted = weight * torch.exp(scores - top)
+    total = weighted.sum(-1, keepdim=True)
+    out = torch.where(total > 0, weighted / total, 0.0) @ v
+    return out, (total.log() + top).squeeze(-1), weight
+
+
+def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
+    """Return torch's own attention in the kernel's type; None where a pair counts twice, which torch cannot say."""
+    if bool((weight > 1).any()):
+        return None
+    group = case.heads // case.kv_heads
+    k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)
+    return torch.nn.functional.scaled_dot_product_attention(inputs.q, k, v, attn_mask=weight > 0, scale=case.scale)
+
+
+def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outcome:
+    """Run one case twice on poisoned outputs and compare it with the oracle and with torch."""
+    spec = kernel.spec
+    inputs = make_inputs(spec, case, device)
+    reference, reference_lse, weight = oracle(spec, case, inputs)
+    problems = []
+    results = []
+    for _ in range(2):
+        out = torch.full_like(inputs.q, float("nan"))
+        with poisoned_memory():
+            returned = kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out)
+        results.append(returned if isinstance(returned, tuple) else (returned, None))
+    (out, lse), (again, lse_again) = results
+    if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):
+        problems.append("two runs differ")
+    if lse is not None:
+        problems += _check_lse(lse, reference_lse)
+    unseen = weight.sum(-1) == 0
+    if bool((out[unseen] != 0).any()):
+        problems.append("a row without keys is not 0")
+    theirs = torch_result(spec, case, inputs, weight)
+    torch_error = None
+    if theirs is not None and not bool(unseen.all()):
+        torch_error = max_error(theirs[~unseen], reference[~unseen])
+    return Outcome(
+        name=case.name,
+        description=case.describe(),
+        max_error=max_error(out, reference),
+        torch_error=torch_error,
+        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        problem="; ".join(problems),
+    )
+
+
+def _check_lse(lse: torch.Tensor, reference: torch.Tensor) -> list[str]:
+    empty = torch.isinf(reference)
+    if not torch.equal(torch.isneginf(lse), empty):
+        return ["LSE is not -inf exactly where a row has no keys"]
+    error = (lse.double() - reference)[~empty].abs() / reference[~empty].abs().clamp(min=1.0)
+    if error.numel() and not float(error.max()) < 1e-4:
+        return [f"LSE is off by {float(error.max()):.2g}"]
+    return []

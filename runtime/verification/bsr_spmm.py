@@ -1,0 +1,127 @@
+"""BSR x dense: case table, oracle, and how one case is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from codegen.spec import BsrSpmmSpec
+from runtime.arguments import TORCH_DTYPES
+from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.verification.common import Outcome, generator, max_error, poisoned_memory, tolerance
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs.
+
+    Attributes:
+        name: unique; also the seed.
+        block_rows: M / block rows; block_columns: K / block columns.
+        n: columns of B.
+        row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``.
+        repeated: columns drawn with replacement.
+        index_dtype: of crow_indices and col_indices.
+        strided: b and out are column slices of wider matrices.
+        own_out: the kernel allocates its result.
+    """
+
+    name: str
+    block_rows: int = 4
+    block_columns: int = 6
+    n: int = 512
+    row_counts: str = "random"
+    repeated: bool = False
+    index_dtype: torch.dtype = torch.int64
+    strided: bool = False
+    own_out: bool = False
+
+    def describe(self) -> str:
+        """Return the parameters in words."""
+        text = f"{self.block_rows} x {self.block_columns} blocks, N {self.n}, {self.row_counts} counts"
+        extras = {"repeated columns": self.repeated, "strided": self.strided, "own out": self.own_out}
+        return ", ".join([text, str(self.index_dtype).removeprefix("torch."), *(w for w, said in extras.items() if said)])
+
+
+CASES = (
+    Case("plain", block_rows=8, block_columns=16, n=1024, row_counts="even"),
+    Case("uneven_rows", block_rows=16, block_columns=12, n=768),
+    Case("int32", block_rows=5, block_columns=7, n=256, index_dtype=torch.int32),
+    Case("odd_n", block_rows=3, block_columns=5, n=1000),
+    Case("narrow_n", block_rows=3, block_columns=5, n=8),
+    Case("padded_n", block_rows=3, block_columns=4, n=77, strided=True, own_out=True),
+    Case("one_block", block_rows=1, block_columns=1, n=64, row_counts="even"),
+    Case("no_blocks", block_rows=3, block_columns=3, n=128, row_counts="none"),
+    Case("long_rows", block_rows=2, block_columns=70, n=320, row_counts="even"),
+    Case("many_tiles", block_rows=40, block_columns=10, n=2048),
+    Case("repeated_columns", block_rows=4, block_columns=5, n=384, repeated=True),
+    Case("strided", block_rows=4, block_columns=5, n=512, strided=True),
+)
+
+
+def make_inputs(
+    spec: BsrSpmmSpec, case: Case, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw fresh random inputs: A in BSR, A dense in float64, B. C's elements have a variance of about 1."""
+    random = generator(case.name, device)
+    dtype, block = TORCH_DTYPES[spec.dtype], spec.block
+    counts = {
+        "none": torch.zeros(case.block_rows, dtype=torch.int64, device=device),
+        "even": torch.full((case.block_rows,), max(1, case.block_columns // 2), device=device),
+        "random": torch.randint(0, case.block_columns + 1, (case.block_rows,), generator=random, device=device),
+    }[case.row_counts]
+    columns = []
+    for count in counts.tolist():
+        if case.repeated:
+            columns.append(torch.randint(0, case.block_columns, (count,), generator=random, device=device))
+        else:
+            columns.append(torch.randperm(case.block_columns, generator=random, device=device)[:count])
+    crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    col = torch.cat(columns).to(torch.int64)
+    shape = (col.shape[0], block.rows, block.cols)
+    depth = max(1, int(counts.max())) * block.cols
+    values = (torch.randn(shape, generator=random, device=device) * depth**-0.5).to(dtype)
+    size = (case.block_rows * block.rows, case.block_columns * block.cols)
+    a = torch.sparse_bsr_tensor(
+        crow.to(case.index_dtype), col.to(case.index_dtype), values, size=size, check_invariants=False
+    )
+    dense = torch.zeros(
+        (case.block_rows, case.block_columns, block.rows, block.cols), dtype=torch.float64, device=device
+    )
+    rows = torch.repeat_interleave(torch.arange(case.block_rows, device=device), counts)
+    dense.index_put_((rows, col), values.double(), accumulate=True)
+    width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
+    b = torch.randn((size[1], width), generator=random, device=device).to(dtype)[:, : case.n]
+    return a, dense.transpose(1, 2).reshape(size), b
+
+
+def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
+    """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
+    spec = kernel.spec
+    a, dense, b = make_inputs(spec, case, device)
+    reference = dense @ b.double()
+    width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
+    results = []
+    problem = ""
+    for _ in range(2):
+        if case.own_out:
+            with poisoned_memory():
+                results.append(kernel(a, b))
+            continue
+        whole = torch.full((a.shape[0], width), float("nan"), dtype=b.dtype, device=device)
+        results.append(kernel(a, b, out=whole[:, : case.n]))
+        if not bool(whole[:, case.n :].isnan().all()):
+            problem = "wrote beside out"
+    if not torch.equal(*results):
+        problem = "two runs differ"
+    # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
+    torch_error = None if case.repeated else max_error(dense.to(b.dtype) @ b, reference)
+    return Outcome(
+        name=case.name,
+        description=case.describe(),
+        max_error=max_error(results[0], reference),
+        torch_error=torch_error,
+        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        problem=problem,
+    )

@@ -1,0 +1,77 @@
+"""What the cases of every operator share: outcomes, tolerances, poisoned outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+# Largest absolute difference allowed on normal inputs. bf16 has 8 times fewer digits than fp16.
+ABSOLUTE = {"fp16": 2e-3, "bf16": 1.6e-2}
+RELATIVE_TO_TORCH = 2.0
+# Unit roundoff: a correctly rounded result may be off by this much of its size.
+ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case on one device.
+
+    Attributes:
+        name: the case.
+        description: its parameters in words.
+        max_error: largest absolute difference from the oracle; NaN if anything was not finite.
+        torch_error: the same for torch's own kernel in the kernel's type; None where torch has none.
+        tolerance: what max_error was held to.
+        problem: what else was wrong (bits that differ between runs, a wrong LSE), or "".
+    """
+
+    name: str
+    description: str
+    max_error: float
+    torch_error: float | None
+    tolerance: float
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the case holds. NaN never passes."""
+        return self.max_error <= self.tolerance and not self.problem
+
+
+def tolerance(dtype: str, torch_error: float | None, largest: float) -> float:
+    """Return what an error is held to.
+
+    The absolute limit always holds. Where torch has a kernel of its own, twice its error holds too, but no less than
+    the rounding of the result itself.
+    """
+    if torch_error is None:
+        return ABSOLUTE[dtype]
+    return min(ABSOLUTE[dtype], max(RELATIVE_TO_TORCH * torch_error, ROUNDOFF[dtype] * largest))
+
+
+def max_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest absolute difference (float64), NaN if the result has one."""
+    return float((result.double() - reference).abs().max())
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Have torch fill every new tensor with NaN, so that an element a kernel leaves out is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+def generator(name: str, device: torch.device) -> torch.Generator:
+    """Return a random generator whose seed depends on the case's name alone."""
+    seed = int.from_bytes(name.encode(), "little") % (2**31 - 1)
+    return torch.Generator(device=device).manual_seed(seed)

@@ -1,0 +1,52 @@
+"""Puts a receipt together. Needs a compiler, not a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+
+from codegen.library import NamedSpec
+from codegen.receipts import (
+    CubinRecord,
+    MeasurementRecord,
+    Receipt,
+    SourceRecord,
+    SpecRecord,
+    VerificationRecord,
+    source_sha256,
+)
+from runtime import toolchain
+from runtime.compiler import Compiled, compile_spec
+from runtime.inspection import usage
+
+
+def cubin_record(compiled: Compiled) -> CubinRecord:
+    """Return what a receipt says about a cubin."""
+    used = usage(compiled)
+    compiler, package = toolchain.compiler_version()
+    return CubinRecord(
+        sha256=hashlib.sha256(compiled.code).hexdigest(),
+        arch=compiled.plan.arch.name,
+        compiler=compiler,
+        compiler_package=package,
+        options=compiled.options,
+        registers=used.registers,
+        spill_bytes=used.spill_bytes,
+        stack_bytes=used.stack_bytes,
+        static_shared_bytes=used.static_shared_bytes,
+        dynamic_shared_bytes=used.dynamic_shared_bytes,
+        instructions=used.instructions,
+    )
+
+
+def receipt(
+    named: NamedSpec, verification: VerificationRecord | None, measurement: tuple[MeasurementRecord, ...] = ()
+) -> Receipt:
+    """Return the receipt of a spec: compiled now, verified as given."""
+    compiled = compile_spec(named)
+    return Receipt(
+        spec=SpecRecord(file=named.origin, hash=named.spec.hash),
+        source=SourceRecord(file=f"generated/{named.stem}.cu", sha256=source_sha256(compiled.source)),
+        cubin=cubin_record(compiled),
+        verification=verification,
+        measurement=measurement,
+    )

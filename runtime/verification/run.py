@@ -1,0 +1,74 @@
+"""Runs the case table of a kernel on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from codegen.library import NamedSpec
+from codegen.receipts import CaseRecord, VerificationRecord
+from runtime.attention import AttentionKernel
+from runtime.kernel import Kernel, load_kernel
+from runtime.launch import call, driver
+from runtime.verification import attention, bsr_spmm
+from runtime.verification.common import Outcome
+
+ORACLE = {
+    "attention": "float64 softmax over the same pairs, on the GPU",
+    "bsr_spmm": "float64 product with the dense matrix, on the GPU",
+}
+
+
+def outcomes(kernel: Kernel) -> Iterator[Outcome]:
+    """Run every case of the kernel's operator on the current device."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    if isinstance(kernel, AttentionKernel):
+        for attention_case in attention.CASES:
+            yield attention.run_case(kernel, attention_case, device)
+    else:
+        for bsr_case in bsr_spmm.CASES:
+            yield bsr_spmm.run_case(kernel, bsr_case, device)
+
+
+def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:
+    """Load a kernel, through PTX where the device is newer than it, and run its cases.
+
+    Raises:
+        DeviceError: without a GPU that can run it.
+    """
+    kernel = load_kernel(named, forward_compatible=True)
+    cases = tuple(
+        CaseRecord(
+            name=o.name,
+            description=o.description + (f"; {o.problem}" if o.problem else ""),
+            max_error=o.max_error,
+            torch_error=o.torch_error,
+            tolerance=o.tolerance,
+            passed=o.passed,
+        )
+        for o in outcomes(kernel)
+    )
+    compiled = kernel.compiled
+    arch = compiled.plan.arch
+    record = VerificationRecord(
+        device=torch.cuda.get_device_name(),
+        driver=_driver_version(),
+        target=f"{arch.name} cubin" if compiled.target == "cubin" else f"{arch.virtual} PTX",
+        oracle=ORACLE[compiled.plan.spec.op],
+        torch=torch.__version__,
+        worst_error=max(case.max_error for case in cases),
+        cases=cases,
+    )
+    return kernel, record
+
+
+def _driver_version() -> str:
+    """Return the version of the installed driver, or, where that is not told, of the CUDA it supports."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+        return next(word for word in words if "." in word and word[0].isdigit())
+    except (OSError, StopIteration):
+        version = call(driver().cuDriverGetVersion)
+        return f"CUDA {version // 1000}.{version % 1000 // 10}"

@@ -1,0 +1,156 @@
+"""The committed sources are what the specs render to, and every way in which they may not be is found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from codegen import files, freshness
+from codegen.errors import CodegenError
+from codegen.files import write_if_changed
+from codegen.freshness import check, render_to
+from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
+from codegen.receipts import Receipt, receipt_path
+from codegen.render import render, seal
+
+Make = Callable[[NamedSpec, str], Receipt]
+
+
+@pytest.fixture
+def specs() -> list[NamedSpec]:
+    return [find_spec("h100_topk32"), find_spec("h100_dense")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, specs: list[NamedSpec], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh folder of generated sources, seen from the folder above it."""
+    monkeypatch.chdir(tmp_path)
+    out = Path("out")
+    render_to(out, specs)
+    return out
+
+
+def test_the_committed_sources_are_fresh() -> None:
+    assert [str(problem) for problem in check(GENERATED, shipped_specs())] == []
+
+
+def test_fresh(folder: Path, specs: list[NamedSpec]) -> None:
+    assert check(folder, specs) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["h100_dense.cu", "h100_topk32.cu"]
+    assert (folder / "h100_topk32.cu").read_bytes() == render(specs[0]).encode()
+
+
+def test_fresh_files_are_left_alone(folder: Path, specs: list[NamedSpec]) -> None:
+    path = folder / "h100_topk32.cu"
+    os.utime(path, ns=(1, 1))
+    assert render_to(folder, specs) == {path: False, folder / "h100_dense.cu": False}
+    assert path.stat().st_mtime_ns == 1
+
+
+def test_missing(folder: Path, specs: list[NamedSpec]) -> None:
+    (folder / "h100_dense.cu").unlink()
+    (problem,) = check(folder, specs)
+    assert (problem.kind, problem.path) == ("missing", folder / "h100_dense.cu")
+    assert problem.mend == "codegen render specs/h100_dense.yaml --out out"
+    assert str(problem) == f"{os.path.join('out', 'h100_dense.cu')}: was not generated; run: {problem.mend}"
+
+
+def test_missing_folder(tmp_path: Path, specs: list[NamedSpec]) -> None:
+    assert [problem.kind for problem in check(tmp_path / "nothing", specs)] == ["missing", "missing"]
+
+
+def test_stale(folder: Path, specs: list[NamedSpec]) -> None:
+    (folder / "h100_dense.cu").write_text(seal("// made by an older template\n\nint x;\n"))
+    (problem,) = check(folder, specs)
+    assert problem.kind == "stale"
+    assert problem.mend == "codegen render specs/h100_dense.yaml --out out"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(lambda data: data.replace(b"kTileM = 128", b"kTileM = 64 "), id="number"),
+        pytest.param(lambda data: data + b"\n", id="newline"),
+        pytest.param(lambda data: data.replace(b"\n", b"\r\n"), id="line-ends"),
+        pytest.param(lambda data: data.replace(b"// seal", b"// Seal"), id="seal"),
+        pytest.param(lambda data: data + b"\xff", id="not-utf-8"),
+        pytest.param(lambda data: b"", id="emptied"),
+    ],
+)
+def test_hand_edited(folder: Path, specs: list[NamedSpec], edit: Callable[[bytes], bytes]) -> None:
+    path = folder / "h100_topk32.cu"
+    path.write_bytes(edit(path.read_bytes()))
+    (problem,) = check(folder, specs)
+    assert (problem.kind, problem.path) == ("hand_edited", path)
+    assert "edited by hand" in problem.message
+
+
+@pytest.mark.parametrize("name", ["gone.cu", "gone.json"])
+def test_orphaned(folder: Path, specs: list[NamedSpec], name: str) -> None:
+    (folder / name).write_text("")
+    (problem,) = check(folder, specs)
+    assert (problem.kind, problem.path) == ("orphaned", folder / name)
+    assert problem.mend == f"rm {os.path.join('out', name)}"
+    assert "gone.yaml" in problem.message
+
+
+def test_mending_a_project_file_needs_no_out(specs: list[NamedSpec]) -> None:
+    assert freshness._render_command(specs[0], GENERATED) == "codegen render specs/h100_topk32.yaml"
+
+
+def test_mend_command_mends(folder: Path, specs: list[NamedSpec]) -> None:
+    (folder / "h100_dense.cu").write_text("int x;\n")
+    (folder / "h100_topk32.cu").unlink()
+    assert len(check(folder, specs)) == 2
+    assert render_to(folder, specs) == {folder / "h100_topk32.cu": True, folder / "h100_dense.cu": True}
+    assert check(folder, specs) == []
+
+
+def test_strict_counts_receipts(folder: Path, specs: list[NamedSpec], receipt: Make) -> None:
+    assert [p.kind for p in check(folder, specs, strict=True)] == ["receipt_missing", "receipt_missing"]
+    for named in specs:
+        receipt(named, render(named)).write(receipt_path(named.stem, folder))
+    assert check(folder, specs, strict=True) == []
+    receipt(specs[0], "another source").write(receipt_path(specs[0].stem, folder))
+    receipt_path(specs[1].stem, folder).write_text("{}")
+    problems = check(folder, specs, strict=True)
+    assert [p.kind for p in problems] == ["receipt_stale", "receipt_unreadable"]
+    assert [p.mend for p in problems] == [f"codegen verify {named.stem} (on a GPU)" for named in specs]
+    assert check(folder, specs) == []
+
+
+def test_two_specs_of_one_name(tmp_path: Path, specs: list[NamedSpec]) -> None:
+    with pytest.raises(CodegenError, match="two of the specs are called h100_dense"):
+        render_to(tmp_path, [*specs, specs[1]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_unless_all_render(tmp_path: Path, specs: list[NamedSpec]) -> None:
+    bad = find_spec({**specs[0].spec.model_dump(mode="json", by_alias=True), "stages": 8})
+    with pytest.raises(CodegenError):
+        render_to(tmp_path, [specs[0], bad])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.cu"
+    path.write_text("old")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(files.Path, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_if_changed(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    write_if_changed(tmp_path / "x.cu", "text")
+    assert (tmp_path / "x.cu").stat().st_mode == plain.stat().st_mode

@@ -1,0 +1,105 @@
+"""Imports point one way, and the templates keep the six rules as far as a machine can tell."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codegen.library import TEMPLATES, NamedSpec, shipped_names, shipped_specs
+from codegen.plans import plan_for
+from codegen.render import render
+
+PROJECT = Path(__file__).resolve().parents[2]
+MODULES = sorted((PROJECT / "codegen").rglob("*.py"))
+TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.j2"))
+FOREIGN = {"torch", "cuda", "runtime", "numpy", "triton"}
+
+every_template = pytest.mark.parametrize("path", TEMPLATE_FILES, ids=lambda path: path.relative_to(TEMPLATES).as_posix())
+
+
+def imported(path: Path) -> set[str]:
+    roots = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            roots.add("." if node.level else str(node.module).partition(".")[0])
+    return roots
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PROJECT).as_posix())
+def test_codegen_is_pure(path: Path) -> None:
+    assert not imported(path) & FOREIGN
+    assert "." not in imported(path), "imports are absolute"
+
+
+def test_rendering_needs_neither_torch_nor_cuda(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
+        f"for name in {sorted(FOREIGN)!r}: sys.modules[name] = None\n"  # importing them now fails
+        "from codegen.cli import app; app(['render', 'h100_topk32', '--out', '.'])"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "h100_topk32.cu").is_file()
+
+
+def test_templates_and_specs_are_data() -> None:
+    for folder in ("templates", "specs", "generated"):
+        assert not list((PROJECT / folder).rglob("*.py"))
+
+
+@every_template
+def test_insertions_are_names_and_numbers(path: Path) -> None:
+    for expression in re.findall(r"\{\{-?(.*?)-?\}\}", path.read_text(encoding="utf-8"), re.DOTALL):
+        assert "|" not in expression, f"a filter: {expression}"
+        assert "\\n" not in expression, f"several lines: {expression}"
+
+
+@every_template
+def test_loops_stand_where_cuda_has_none(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    ranges = r"plan\.\w+" if path.parent.name not in ("ptx", "common") else r"plan\.\w+|range\("
+    for loop in re.findall(r"\{%-? *for .*?%\}", text):
+        assert re.search(rf"\bin ({ranges})", loop), loop
+
+
+@every_template
+def test_no_inclusion_of_python_made_text(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"\{%-? *(filter|call|autoescape|raw)\b", text)
+
+
+@pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+def test_plan_values_are_single_lines(named: NamedSpec) -> None:
+    plan = plan_for(named)
+    texts = [value for value in plan.values.values() if isinstance(value, str)]
+    texts += [constant.comment for constant in plan.constants] + [param.doc for param in plan.params]
+    texts += [region.doc for region in plan.shared]
+    assert not [text for text in texts if "\n" in text]
+    assert all(isinstance(value, int | str | bool) for value in plan.values.values())
+
+
+def test_every_template_is_used() -> None:
+    used = set()
+    for named in shipped_specs():
+        line = re.search(r"^// templates: (.*)$", render(named), re.MULTILINE)
+        assert line is not None
+        used |= set(line.group(1).split(", "))
+    assert used == {path.relative_to(TEMPLATES).as_posix() for path in TEMPLATE_FILES}
+
+
+def test_every_macro_is_used() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in TEMPLATE_FILES}
+    everything = "\n".join(texts.values())
+    unused = [
+        f"{path.name}: {name}"
+        for path, text in texts.items()
+        for name in re.findall(r"\{% macro (\w+)\(", text)
+        if len(re.findall(rf"\b{name}\(", re.sub(rf"\{{% macro {name}\(", "", everything))) == 0
+    ]
+    assert not unused

@@ -1,0 +1,52 @@
+"""One stem names the spec, the source, the symbol and the receipt."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.receipts import receipt_path
+
+every_spec = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+PREFIX = {"sm_90a": "h100", "sm_89": "l4"}
+
+
+@every_spec
+def test_stem_is_file_symbol_and_receipt(named: NamedSpec) -> None:
+    assert named.origin == f"specs/{named.stem}.yaml"
+    assert named.path == SPECS / f"{named.stem}.yaml"
+    assert receipt_path(named.stem) == GENERATED / f"{named.stem}.json"
+    source = (GENERATED / f"{named.stem}.cu").read_text(encoding="utf-8")
+    assert re.search(rf'extern "C" __global__ [^;{{]*\b{named.stem}\(', source)
+
+
+@every_spec
+def test_receipt_names_its_own_kernel(named: NamedSpec) -> None:
+    path = receipt_path(named.stem)
+    if not path.exists():
+        pytest.skip("no receipt yet")
+    receipt = json.loads(path.read_bytes())
+    assert receipt["spec"]["file"] == named.origin
+    assert receipt["source"]["file"] == f"generated/{named.stem}.cu"
+    assert receipt["cubin"]["arch"] == named.spec.arch
+
+
+@every_spec
+def test_stem_begins_with_the_device(named: NamedSpec) -> None:
+    assert named.stem.startswith(f"{PREFIX[named.spec.arch]}_")
+
+
+def test_one_folder_of_specs() -> None:
+    assert {path.suffix for path in SPECS.iterdir()} == {".yaml"}
+    assert shipped_names() == sorted(shipped_names())
+
+
+def test_specs_without_a_file_get_distinct_names(named: NamedSpec) -> None:
+    stems = {find_spec(shipped.spec).stem for shipped in shipped_specs()}
+    assert len(stems) == len(shipped_names())
+    assert all(stem.isidentifier() and Path(stem).name == stem for stem in stems)
+    assert find_spec(named.spec).stem not in shipped_names()

@@ -1,0 +1,97 @@
+"""Patterns: what they say of themselves agrees with their definition and their templates."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from codegen.library import TEMPLATES
+from codegen.patterns import PATTERNS, PatternBase
+
+BLOCK = {"q": 64, "kv": 64}
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "causal": {},
+    "sliding_window": {"left": 3, "right": 1},
+    "topk": {"k": 2, "block": BLOCK},
+    "block_lists": {"block": BLOCK, "mask": "causal"},
+}
+
+
+def example(kind: str, **changes: Any) -> PatternBase:
+    return PATTERNS[kind].model_validate({"kind": kind, **EXAMPLES[kind], **changes})
+
+
+def rows(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
+    """The visible pairs as text, one line a query."""
+    return ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len))] for k in range(kv_len)) for q in range(q_len)]
+
+
+def test_every_module_is_found() -> None:
+    assert set(PATTERNS) == set(EXAMPLES)
+    assert list(PATTERNS) == sorted(PATTERNS)
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_template_exists_and_keeps_the_contract(kind: str) -> None:
+    text = (TEMPLATES / "attention" / "patterns" / f"{kind}.cuh.j2").read_text()
+    assert "struct KeyBlocks" in text
+    assert "KeyBlocks(const Params& p, int batch, int head, int first_query)" in text
+    assert "int at(int i)" in text
+    pattern = example(kind)
+    assert ("bool visible(" in text) == pattern.masks_pairs
+    for tensor in pattern.index_tensors:
+        assert f"p.{tensor.name}" in text
+    for name in pattern.constants():
+        assert re.search(rf"\b{name}\b", text)
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_index_tensors(kind: str) -> None:
+    pattern = example(kind)
+    names = {tensor.name for tensor in pattern.index_tensors}
+    assert bool(names) == (pattern.fixed_block is not None)
+    for tensor in pattern.index_tensors:
+        assert tensor.dims[:3] == ("batch", "heads", "query_blocks")
+        assert tensor.upper == "key_blocks" or tensor.upper in names
+        assert tensor.doc
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_names_and_words(kind: str) -> None:
+    pattern = example(kind)
+    assert pattern.stem().isidentifier()
+    assert pattern.describe()
+    assert all(name.startswith("k") and comment for name, (_, comment) in pattern.constants().items())
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_no_pair_outside_the_keys(kind: str) -> None:
+    pattern = example(kind)
+    assert not any(pattern.visible(q, k, 4, 4) for q in range(4) for k in (-1, 4, 9))
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_only_patterns_that_mask_hide_pairs(kind: str) -> None:
+    hidden = any("." in row for row in rows(example(kind), 8, 8))
+    assert hidden == example(kind).masks_pairs
+
+
+def test_causal_corners() -> None:
+    assert rows(example("causal"), 3, 3) == ["x..", "xx.", "xxx"]
+    assert rows(example("causal"), 2, 4) == ["xxx.", "xxxx"]
+    assert rows(example("causal"), 4, 2) == ["..", "..", "x.", "xx"]
+    assert rows(example("causal", align="top_left"), 2, 4) == ["x...", "xx.."]
+
+
+def test_window() -> None:
+    assert rows(example("sliding_window", left=1, right=0), 4, 4) == ["x...", "xx..", ".xx.", "..xx"]
+    assert rows(example("sliding_window", left=1, right=1), 2, 4) == [".xxx", "..xx"]
+    assert rows(example("sliding_window", left=0, right=0), 3, 1) == [".", ".", "x"]
+
+
+def test_block_lists_mask() -> None:
+    assert rows(example("block_lists"), 3, 3) == ["x..", "xx.", "xxx"]
+    assert rows(example("block_lists", mask="none"), 2, 2) == ["xx", "xx"]

@@ -1,0 +1,129 @@
+"""Whatever fields a spec has: it is refused with a reason, or it gives a plan that fits and a sealed source."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, shipped_specs, unnamed_stem
+from codegen.plans import plan_for
+from codegen.render import render_plan, seal_is_intact
+from codegen.spec import Spec, parse_spec
+
+block = st.fixed_dictionaries({"q": st.sampled_from([16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
+pattern = st.one_of(
+    st.just({"kind": "dense"}),
+    st.fixed_dictionaries({"kind": st.just("causal")}, optional={"align": st.sampled_from(["bottom_right", "top_left"])}),
+    st.fixed_dictionaries(
+        {"kind": st.just("sliding_window"), "left": st.integers(0, 1 << 24), "right": st.integers(0, 1 << 24)}
+    ),
+    st.fixed_dictionaries({"kind": st.just("topk"), "k": st.integers(1, 1 << 16), "block": block}),
+    st.fixed_dictionaries(
+        {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal"])}
+    ),
+)
+size = st.sampled_from([16, 32, 64, 128, 256]) | st.integers(-8, 512)
+shared_fields = {
+    "mma": st.sampled_from(["wmma", "mma", "wgmma"]),
+    "copy": st.sampled_from(["ld_global", "cp_async", "tma"]),
+    "schedule": st.sampled_from(["multistage", "cooperative", "ping_pong"]),
+    "stages": st.integers(0, 9),
+    "dtype": st.sampled_from(["fp16", "bf16"]),
+}
+arch = st.sampled_from(["sm_89", "sm_90a"])
+attention = st.fixed_dictionaries(
+    {"op": st.just("attention"), "arch": arch, "head_dim": st.sampled_from([64, 128]), "pattern": pattern},
+    optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size}), "lse": st.booleans()},
+)
+spmm = st.fixed_dictionaries(
+    {"op": st.just("bsr_spmm"), "arch": arch, "block": st.fixed_dictionaries({"rows": size, "cols": size})},
+    optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size})},
+)
+shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
+changes = st.fixed_dictionaries({}, optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans()})
+near_a_shipped_one = st.builds(lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes)
+plausible = attention | spmm | near_a_shipped_one
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner))
+FIELDS = ["op", "arch", "dtype", "head_dim", "pattern", "block", "tile", "mma", "copy", "schedule", "stages", "lse", "x"]
+
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def shuffled(value: Any, draw: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    keys = draw(st.permutations(list(value)))
+    return {key: shuffled(value[key], draw) for key in keys}
+
+
+def parsed(data: Any) -> Spec | None:
+    """The spec, or None if it was refused as it should be: with a field and a reason in one line."""
+    try:
+        return parse_spec(data)
+    except SpecError as error:
+        assert error.field or not isinstance(data, dict)
+        assert error.reason
+        assert "\n" not in error.field
+        return None
+
+
+@quick
+@given(plausible)
+def test_refused_or_rendered(data: dict[str, Any]) -> None:
+    spec = parsed(data)
+    if spec is None:
+        return
+    named = NamedSpec(unnamed_stem(spec), spec)
+    try:
+        plan = plan_for(named)
+    except SpecError as error:
+        assert error.field.split(".")[0] in type(spec).model_fields
+        assert any(character.isdigit() for character in error.reason), error.reason
+        return
+    assert plan.shared_bytes <= plan.arch.shared_memory_per_block
+    assert plan.registers.needed <= plan.registers.limit <= plan.arch.registers_per_thread
+    assert plan.threads <= 1024
+    source = render_plan(plan)
+    assert source == render_plan(plan_for(named))
+    assert seal_is_intact(source)
+    assert f" {named.stem}(const __grid_constant__ Params p)" in source
+    assert source.isascii()
+
+
+@quick
+@given(plausible, st.data())
+def test_key_order_is_irrelevant(data: dict[str, Any], draws: st.DataObject) -> None:
+    spec, other = parsed(data), parsed(shuffled(data, draws.draw))
+    assert spec == other
+    if spec is not None and other is not None:
+        assert spec.hash == other.hash
+
+
+@quick
+@given(plausible)
+def test_canonical_json_keeps_the_hash(data: dict[str, Any]) -> None:
+    spec = parsed(data)
+    if spec is not None:
+        again = parse_spec(json.loads(spec.canonical_json()))
+        assert again == spec
+        assert again.hash == spec.hash
+
+
+@quick
+@given(plausible, st.sampled_from(FIELDS), anything)
+def test_any_value_in_any_field_is_accepted_or_refused(data: dict[str, Any], field: str, value: Any) -> None:
+    spec = parsed({**data, field: value})
+    if spec is not None:
+        assert json.loads(spec.canonical_json())[field] == value
+        assert type(value) is not float
+
+
+@quick
+@given(anything)
+def test_anything_at_all_is_refused(data: Any) -> None:
+    assert parsed(data) is None

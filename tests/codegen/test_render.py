@@ -1,0 +1,173 @@
+"""Generated sources: the same bytes everywhere, sealed, self-contained, nothing unused."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.plans import plan_for
+from codegen.render import SEAL, environment, render, render_plan, seal_is_intact
+
+every_spec = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+DEFINITION = re.compile(r"__device__ __forceinline__ (?:[\w:<>*&]+ )+[*&]?(\w+)\(")
+CODE = re.compile(r"//[^\n]*")
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+def test_same_bytes_in_every_process(seed: str, tmp_path: Path) -> None:
+    code = (
+        "import hashlib, sys; from codegen.library import shipped_specs; from codegen.render import render\n"
+        "print(hashlib.sha256(''.join(render(n) for n in shipped_specs()).encode()).hexdigest())"
+    )
+    root = Path(__file__).resolve().parents[2]
+    environ = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root), "LC_ALL": "C", "TZ": "Asia/Tokyo"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    here = hashlib.sha256("".join(render(n) for n in shipped_specs()).encode()).hexdigest()
+    assert found.stdout.strip() == here
+
+
+@every_spec
+def test_banner(named: NamedSpec) -> None:
+    banner = render(named).partition("\n\n")[0].splitlines()
+    assert banner[0].startswith(f"// Generated from {named.origin}. Do not edit")
+    assert banner[1].strip("/ ") == f"codegen render {named.origin}"
+    assert json.loads(banner[2].removeprefix("// spec: ")) == named.spec.model_dump(mode="json", by_alias=True)
+    assert banner[3] == f"// spec hash: {named.spec.hash}"
+    templates = banner[4].removeprefix("// templates: ").split(", ")
+    assert templates == sorted(templates)
+    assert plan_for(named).template in templates
+    assert all((TEMPLATES / template).is_file() for template in templates)
+    assert banner[5].startswith(SEAL)
+    assert len(banner) == 6
+
+
+@every_spec
+def test_seal_is_intact(named: NamedSpec) -> None:
+    assert seal_is_intact(render(named))
+
+
+SOURCE = render(find_spec("h100_topk32"))
+
+
+@given(st.integers(0, len(SOURCE) - 1), st.characters(codec="utf-8"), st.sampled_from(["replace", "insert", "delete"]))
+def test_any_edit_breaks_the_seal(position: int, character: str, edit: str) -> None:
+    kept = SOURCE[position + (edit != "insert") :]
+    edited = SOURCE[:position] + ("" if edit == "delete" else character) + kept
+    assert seal_is_intact(edited) == (edited == SOURCE)
+
+
+def test_an_edit_of_any_banner_character_breaks_the_seal() -> None:
+    end = SOURCE.index("\n\n") + 3
+    for position in range(end):
+        other = "x" if SOURCE[position] != "x" else "y"
+        assert not seal_is_intact(SOURCE[:position] + other + SOURCE[position + 1 :])
+        assert not seal_is_intact(SOURCE[:position] + SOURCE[position + 1 :])
+
+
+def test_a_removed_seal_is_a_broken_one() -> None:
+    assert not seal_is_intact(re.sub(f"^{SEAL}.*\n", "", SOURCE, flags=re.MULTILINE))
+    assert not seal_is_intact("")
+
+
+@every_spec
+def test_nothing_of_this_machine(named: NamedSpec) -> None:
+    source = render(named)
+    for word in (socket.gethostname(), getpass.getuser(), str(Path.cwd()), str(TEMPLATES.parent), str(Path.home())):
+        assert len(word) < 3 or not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source), word
+    assert not re.search(r"\b20\d\d-\d\d|(?<![\w.])/(?:home|usr|tmp|root|work|Users)/|__DATE__|__FILE__", source)
+
+
+@every_spec
+def test_layout_of_the_text(named: NamedSpec) -> None:
+    source = render(named)
+    assert "\n\n\n" not in source
+    assert not re.search(r"[ \t]\n|\t|\r", source)
+    assert source.endswith("}\n")
+    assert not re.search(r"\{[{%#] | [}%#]\}", CODE.sub("", source))
+    body = source.partition("\n\n")[2]
+    assert max(map(len, body.splitlines())) <= 120
+
+
+@every_spec
+def test_only_helpers_that_are_used(named: NamedSpec) -> None:
+    code = CODE.sub("", render(named))
+    names = set(DEFINITION.findall(code))
+    assert len(names) >= 5
+    unused = {name for name in names if len(re.findall(rf"\b{name}\b", code)) < 2}
+    assert not unused
+
+
+@every_spec
+def test_constants_are_used(named: NamedSpec) -> None:
+    code = CODE.sub("", render(named))
+    plan = plan_for(named)
+    names = [constant.name for constant in plan.constants] + [f"k{region.name}Offset" for region in plan.shared]
+    assert not [name for name in names if len(re.findall(rf"\b{name}\b", code)) < 2]
+
+
+@every_spec
+def test_parameters_are_used(named: NamedSpec) -> None:
+    code = CODE.sub("", render(named))
+    plan = plan_for(named)
+    names = {param.name for param in plan.params}
+    if not plan.persistent:
+        names.remove("tiles")  # the grid itself
+    assert not [name for name in names if not re.search(rf"\bp\.{name}\b", code)]
+
+
+@every_spec
+def test_self_contained(named: NamedSpec) -> None:
+    included = re.findall(r"^#include (.+)$", render(named), re.MULTILINE)
+    assert set(included) == {f"<{header}>" for header in plan_for(named).headers}
+    if named.spec.mma != "wmma":
+        assert not included
+
+
+@every_spec
+def test_symbol(named: NamedSpec) -> None:
+    kernels = re.findall(r'extern "C" __global__ void __launch_bounds__\(kThreads, \d+\)\s+(\w+)\(', render(named))
+    assert kernels == [named.stem]
+
+
+@every_spec
+def test_glossary_near_the_top(named: NamedSpec) -> None:
+    source = render(named)
+    assert "Symbols" in source[: source.index("struct Params")] or "Glossary" in source
+
+
+def test_undefined_names_are_errors() -> None:
+    env = environment()
+    assert env.undefined is jinja2.StrictUndefined
+    with pytest.raises(jinja2.UndefinedError):
+        env.from_string("{{ nothing }}").render()
+
+
+def test_a_spec_without_a_file_renders(named: NamedSpec) -> None:
+    unnamed = find_spec(named.spec)
+    source = render(unnamed)
+    assert source.startswith("// Generated from a spec without a file.")
+    assert named.spec.hash[:8] in unnamed.stem
+    assert unnamed.stem.isidentifier()
+
+
+def test_the_plan_is_all_that_a_source_depends_on(named: NamedSpec) -> None:
+    plan = plan_for(named)
+    assert render_plan(plan, named.origin) == render(named)
+    other = dataclasses.replace(plan, stem="another_name")
+    assert render_plan(other, named.origin) != render(named)

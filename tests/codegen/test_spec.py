@@ -1,0 +1,248 @@
+"""Specs: fields, defaults, the hash, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from codegen.arch import ARCHS
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.plans import plan_for
+from codegen.spec import AttentionSpec, BsrSpmmSpec, json_schema, parse_spec
+
+Fields = dict[str, Any]
+FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse")
+
+
+def with_field(data: Fields, dotted: str, value: object) -> Fields:
+    *parents, last = dotted.split(".")
+    target = data
+    for parent in parents:
+        target = target[parent]
+    target[last] = value
+    return data
+
+
+def refusal(data: object) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(data)
+    return caught.value
+
+
+def test_discriminators_pick_the_model(attention: Fields, spmm: Fields) -> None:
+    assert isinstance(parse_spec(attention), AttentionSpec)
+    assert isinstance(parse_spec(spmm), BsrSpmmSpec)
+
+
+def test_a_spec_cannot_be_changed(attention: Fields) -> None:
+    spec = parse_spec(attention)
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.stages = 3  # type: ignore[misc]
+    assert hash(spec) == hash(parse_spec(attention))
+
+
+def test_left_out_fields_are_filled_in(attention: Fields) -> None:
+    short = {key: value for key, value in attention.items() if key not in FILLED_IN}
+    assert parse_spec(short) == parse_spec(attention)
+
+
+def test_left_out_tile_follows_the_block(attention: Fields) -> None:
+    del attention["tile"]
+    attention["pattern"]["block"] = {"q": 64, "kv": 64}
+    assert parse_spec(attention).tile.model_dump() == {"m": 128, "n": 64}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_left_out_combination_is_a_legal_one(arch: str) -> None:
+    for op, rest in (
+        ("attention", {"head_dim": 64, "pattern": {"kind": "dense"}}),
+        ("bsr_spmm", {"block": {"rows": 64, "cols": 64}}),
+    ):
+        spec = parse_spec({"op": op, "arch": arch, **rest})
+        assert (spec.mma, spec.copy_, spec.schedule) in {(c.mma, c.copy, c.schedule) for c in ARCHS[arch].of(op)}
+
+
+def test_half_given_combination_keeps_what_was_given(attention: Fields) -> None:
+    attention["schedule"] = "cooperative"
+    del attention["mma"], attention["copy"]
+    spec = parse_spec(attention)
+    assert (spec.mma, spec.copy_, spec.schedule) == ("wgmma", "tma", "cooperative")
+
+
+def test_hash_ignores_the_order_of_fields(attention: Fields) -> None:
+    turned = {key: attention[key] for key in reversed(attention)}
+    turned["pattern"] = {key: attention["pattern"][key] for key in reversed(attention["pattern"])}
+    assert parse_spec(turned).hash == parse_spec(attention).hash
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", "bf16"),
+        ("head_dim", 64),
+        ("pattern.k", 33),
+        ("pattern.block.q", 64),
+        ("pattern.block.kv", 64),
+        ("pattern", {"kind": "dense"}),
+        ("tile.n", 64),
+        ("schedule", "cooperative"),
+        ("stages", 3),
+        ("lse", False),
+    ],
+)
+def test_every_field_changes_the_hash(attention: Fields, field: str, value: object) -> None:
+    before = parse_spec(attention).hash
+    assert parse_spec(with_field(attention, field, value)).hash != before
+
+
+def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
+    for data in (attention, spmm):
+        spec = parse_spec(data)
+        assert json.loads(spec.canonical_json()) == {**data}
+        assert parse_spec(json.loads(spec.canonical_json())) == spec
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("op", "conv", "allowed: 'attention', 'bsr_spmm'"),
+        ("op", ["attention"], "allowed: 'attention', 'bsr_spmm'"),
+        ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_89' or 'sm_90a'"),
+        ("arch", ["sm_90a"], "allowed: 'sm_89' or 'sm_90a'"),
+        ("dtype", "fp8", "allowed: 'fp16' or 'bf16'"),
+        ("head_dim", 96, "is 96; allowed: 64 or 128"),
+        ("head_dim", "128", "is '128'"),
+        ("head_dim", 128.0, "is 128.0; an integer is expected"),
+        ("head_dim", True, "is True"),
+        ("stages", 0, "is 0; input should be greater than or equal to 1"),
+        ("stages", "2", "is '2'"),
+        ("stages", 2.0, "is 2.0"),
+        ("stages", True, "is True"),
+        ("lse", 1, "is 1; input should be a valid boolean"),
+        ("lse", "yes", "is 'yes'"),
+        ("mma", "hgmma", "allowed: 'wmma', 'mma' or 'wgmma'"),
+        ("tile", 128, "is 128; a mapping of fields is expected"),
+        ("tile.m", "128", "is '128'"),
+        ("tile.depth", 2, "is not a field of this spec"),
+        ("warps", 4, "is not a field of this spec"),
+        ("copy_", "tma", "is not a field of this spec"),
+        ("pattern", "dense", "is 'dense'; a mapping of fields is expected"),
+        ("pattern", None, "a mapping of fields is expected"),
+        ("pattern.k", 0, "is 0"),
+        ("pattern.k", 8.0, "is 8.0"),
+        ("pattern.size", 8, "is not a field of this spec"),
+        ("pattern.block.q", 48, "is 48; allowed: 16, 32, 64 or 128"),
+        ("pattern.block.q", 64.0, "an integer is expected"),
+    ],
+)
+def test_wrong_value_names_field_value_and_choice(attention: Fields, field: str, value: object, says: str) -> None:
+    error = refusal(with_field(attention, field, value))
+    assert error.field == field
+    assert says in error.reason
+
+
+def test_unknown_pattern_kind(attention: Fields) -> None:
+    error = refusal(with_field(attention, "pattern.kind", "bigbird"))
+    assert error.field == "pattern.kind"
+    assert "'block_lists', 'causal', 'dense', 'sliding_window', 'topk'" in error.reason
+
+
+@pytest.mark.parametrize("field", ["op", "arch", "head_dim", "pattern", "pattern.kind", "pattern.k", "pattern.block.kv"])
+def test_missing_field(attention: Fields, field: str) -> None:
+    *parents, last = field.split(".")
+    target = attention
+    for parent in parents:
+        target = target[parent]
+    del target[last]
+    error = refusal(attention)
+    assert error.field == field
+    assert "is missing" in error.reason
+
+
+@pytest.mark.parametrize("data", [None, 3, "dense", ["op"]])
+def test_not_a_mapping(data: object) -> None:
+    assert "a spec is a mapping of fields" in refusal(data).reason
+
+
+def test_every_combination_is_legal_or_names_the_legal_ones(attention: Fields, spmm: Fields) -> None:
+    for data in (attention, spmm):
+        for arch in ARCHS.values():
+            legal = {(c.mma, c.copy, c.schedule) for c in arch.of(data["op"])}
+            for mma in ("wmma", "mma", "wgmma"):
+                for how in ("ld_global", "cp_async", "tma"):
+                    for schedule in ("multistage", "cooperative", "ping_pong"):
+                        case = {**data, "arch": arch.name, "mma": mma, "copy": how, "schedule": schedule}
+                        if (mma, how, schedule) in legal:
+                            parse_spec(case)
+                            continue
+                        error = refusal(case)
+                        assert error.field in ("mma", "copy", "schedule")
+                        assert f"{case[error.field]} is not possible here" in error.reason
+                        assert all(f"mma: {m}, copy: {c}, schedule: {s}" in error.reason for m, c, s in legal)
+
+
+def test_a_model_is_checked_too(attention: Fields) -> None:
+    spec = parse_spec(attention)
+    assert parse_spec(spec) is spec
+    smuggled = AttentionSpec(**{**attention, "arch": "sm_89"})
+    assert refusal(smuggled).field == "mma"
+
+
+def test_shared_memory_is_refused_with_numbers(attention: Fields, write_yaml: Callable[..., Any]) -> None:
+    attention["stages"] = 3
+    with pytest.raises(SpecError, match=r"stages: .*need \d+ KB of shared memory, sm_90a has 227 KB"):
+        plan_for(find_spec(attention))
+    path = write_yaml("# a comment\n" + json.dumps(attention, indent=1))
+    with pytest.raises(SpecError, match=r"^kernel\.yaml:\d+: stages: "):
+        plan_for(find_spec(path))
+
+
+def test_find_spec_takes_everything_a_user_may_call_a_spec(attention: Fields) -> None:
+    by_name = find_spec("h100_topk32")
+    assert find_spec(by_name) is by_name
+    assert by_name.path is not None
+    assert find_spec(by_name.path) == find_spec(str(by_name.path)) == by_name
+    assert by_name.origin == "specs/h100_topk32.yaml"
+    assert find_spec(attention).spec == find_spec(by_name.spec).spec == by_name.spec
+
+
+def test_unknown_name_gets_near_matches() -> None:
+    with pytest.raises(SpecError, match="did you mean .*h100_topk32"):
+        find_spec("h100_topk_32")
+    with pytest.raises(SpecError, match="shipped specs: .*h100_dense"):
+        find_spec("")
+
+
+@pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+def test_shipped_specs_spell_out_every_field(named: NamedSpec) -> None:
+    assert named.lines is not None
+    assert {key for key in named.lines if "." not in key} == set(named.spec.model_dump(by_alias=True))
+    assert named.path is not None
+    assert named.path.read_text().startswith("# ")
+
+
+def test_shipped_specs_differ() -> None:
+    hashes = {named.spec.hash: named.stem for named in shipped_specs()}
+    assert len(hashes) == len(shipped_names())
+
+
+def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
+    schema = json_schema()
+    for model, required in (("AttentionSpec", {"op", "arch", "head_dim", "pattern"}), ("BsrSpmmSpec", {"op", "arch", "block"})):
+        definition = schema["$defs"][model]
+        assert set(definition["required"]) == required
+        assert definition["additionalProperties"] is False
+        assert set(FILLED_IN) - {"lse"} < set(definition["properties"])
+    assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 128]
+    assert schema["$defs"]["Block"]["properties"]["q"]["enum"] == [16, 32, 64, 128]
+
+
+def test_schema_describes_every_field() -> None:
+    for model in json_schema()["$defs"].values():
+        for name, field in model["properties"].items():
+            assert name == "kind" or field.get("description"), f"{model['title']}.{name}"

@@ -77,7 +77,9 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
     """
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride == 0:
-            raise ArgumentError(name, f"is expanded in dimension {dim}: its elements share memory, so it cannot be written")
+            raise ArgumentError(
+                name, f"is expanded in dimension {dim}: its elements share memory, so it cannot be written"
+            )
 
 
 def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> None:
@@ -109,7 +111,9 @@ def check_scale(scale: Any) -> float:
     return float(scale)
 
 
-def check_device(name: str, compute_capability: tuple[int, int], device: torch.device, forward_compatible: bool) -> None:
+def check_device(
+    name: str, compute_capability: tuple[int, int], device: torch.device, forward_compatible: bool
+) -> None:
     """Check that a kernel may run on a device.
 
     Raises:
@@ -119,7 +123,9 @@ def check_device(name: str, compute_capability: tuple[int, int], device: torch.d
     major, minor = compute_capability
     here = f"{torch.cuda.get_device_name(device)} is sm_{have[0]}{have[1]}"
     if have < compute_capability:
-        raise DeviceError(f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for sm_{have[0]}{have[1]}")
+        raise DeviceError(
+            f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for sm_{have[0]}{have[1]}"
+        )
     if have != compute_capability and not forward_compatible:
         raise DeviceError(
             f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for that architecture, or pass "

@@ -85,10 +85,10 @@ class AttentionKernel:
             ArgumentError: naming the argument, before anything is launched.
         """
         tensors = self._gather(indices, named_indices) if named_indices else indices
-        key = self._key(q, k, v, tensors, scale, out)
+        key = self._key((q, k, v, out), tensors, scale)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(q, k, v, tensors, scale, out)
+            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out)
             if len(self._signatures) >= _SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
@@ -116,7 +116,7 @@ class AttentionKernel:
         return out if lse is None else (out, lse)
 
     @staticmethod
-    def _key(q: Any, k: Any, v: Any, indices: Any, scale: Any, out: Any) -> Any:
+    def _key(tensors: tuple[Any, ...], indices: Any, scale: Any) -> Any:
         """Return everything about a call that its checks depend on, or the arguments' own errors later."""
         try:
             return (
@@ -124,7 +124,7 @@ class AttentionKernel:
                 torch.is_grad_enabled(),
                 *(
                     None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
-                    for t in (q, k, v, out, *indices)
+                    for t in (*tensors, *indices)
                 ),
             )
         except (AttributeError, RuntimeError):
@@ -141,7 +141,7 @@ class AttentionKernel:
                 raise ArgumentError(name, "is given twice")
         return (*indices, *(named.get(name) for name in names[len(indices) :]))
 
-    def _check(self, q: Any, k: Any, v: Any, indices: tuple[Any, ...], scale: Any, out: Any) -> Signature:
+    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         d = self.spec.head_dim
         check_tensor("q", q, self._dtype, 4)
@@ -232,7 +232,9 @@ class AttentionKernel:
                 raise ArgumentError(spec.name, f"has stride {tensor.stride(3)} in its last dimension, expected 1")
             if length:
                 length = {f"{spec.name}_length": tensor.shape[3]}
-        strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)]
+        strides = [
+            0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
+        ]
         return {**dict(zip(names, [*strides, tensor.stride(2)], strict=True)), **length}
 
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
@@ -265,8 +267,7 @@ class AttentionKernel:
                 if counter is not None:
                     places = torch.arange(tensor.shape[3], device=tensor.device)
                     used = places < given[counter].unsqueeze(3)
-                    used = used.expand(torch.broadcast_shapes(used.shape, tensor.shape))
-                    tensor = tensor.expand(used.shape)
+                    used, tensor = torch.broadcast_tensors(used, tensor)
             wrong = used & ((tensor < 0) | (tensor >= upper))
             if bool(wrong.any()):
                 place = tuple(int(i) for i in wrong.nonzero()[0])

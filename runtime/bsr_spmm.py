@@ -71,7 +71,7 @@ class BsrSpmmKernel:
             key = None
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(a, values, crow, col, b, out)
+            signature = self._check(a, b, out)
             if len(self._signatures) >= _SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
@@ -96,11 +96,45 @@ class BsrSpmmKernel:
         padded = -(-columns // _STORE) * _STORE
         return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
 
-    def _check(
-        self, a: torch.Tensor, values: torch.Tensor, crow: torch.Tensor, col: torch.Tensor, b: Any, out: Any
-    ) -> Signature:
-        block = self.spec.block
+    def _check(self, a: torch.Tensor, b: Any, out: Any) -> Signature:
+        """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
+        self._check_a(a, b)
+        rows, depth = a.shape
+        columns = b.shape[1]
+        check_shape("b", b.shape, [("K", (depth,)), ("N", None)])
+        check_strides("b", b)
+        stride = -(-columns // _STORE) * _STORE
+        if out is not None:
+            self._check_out(out, b, rows)
+            stride = out.stride(0)
+        block_rows, column_tiles = rows // self.spec.block.rows, -(-columns // self.spec.tile.n)
+        if block_rows * column_tiles >= 2**31:
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
+        numbers: dict[str, int | float] = {
+            "index_words": _INDEX_WORDS[a.crow_indices().dtype],
+            "block_rows": block_rows,
+            "column_tiles": column_tiles,
+            "tiles": block_rows * column_tiles,
+        }
+        if not self.compiled.plan.tensor_maps:
+            block_columns = depth // self.spec.block.cols
+            numbers |= {
+                "n": columns,
+                "block_columns": block_columns,
+                "b_row_stride": b.stride(0),
+                "c_row_stride": stride,
+            }
+        values = a.values()
+        tensors = {
+            "a": (tuple(values.shape), values.stride()),
+            "b": (tuple(b.shape), b.stride()),
+            "c": ((rows, columns), (stride, 1)),
+        }
+        return self._loaded.signature(b.device.index, block_rows * column_tiles, numbers, tensors)
+
+    def _check_a(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        block, values = self.spec.block, a.values()
         if a.dim() != 2:
             raise ArgumentError("a", f"has {a.dim()} dimensions {tuple(a.shape)}, expected 2")
         if a.device != b.device:
@@ -108,56 +142,30 @@ class BsrSpmmKernel:
         if values.dtype != self._dtype:
             raise ArgumentError("a", f"is {values.dtype}, this kernel takes {self._dtype}")
         if a.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError("a", "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+            reason = "requires a gradient, but this kernel has no backward; call it under torch.no_grad()"
+            raise ArgumentError("a", reason)
         if tuple(values.shape[1:]) != (block.rows, block.cols):
-            raise ArgumentError(
-                "a", f"has blocks of {tuple(values.shape[1:])}, this kernel takes ({block.rows}, {block.cols})"
-            )
-        if not values.is_contiguous():
-            raise ArgumentError("a.values()", f"has strides {values.stride()}, expected a contiguous tensor")
-        if a.shape[0] == 0:
+            reason = f"has blocks of {tuple(values.shape[1:])}, this kernel takes ({block.rows}, {block.cols})"
+            raise ArgumentError("a", reason)
+        if a.shape[0] == 0 or a.shape[1] == 0:
             raise ArgumentError("a", f"is empty: {tuple(a.shape)}")
-        for name, tensor in (("a.crow_indices()", crow), ("a.col_indices()", col)):
-            if tensor.dtype not in _INDEX_WORDS or not tensor.is_contiguous():
-                raise ArgumentError(name, f"is {tensor.dtype}, strides {tensor.stride()}; expected int32 or int64, contiguous")
-        if crow.dtype != col.dtype:
-            raise ArgumentError("a.col_indices()", f"is {col.dtype}, a.crow_indices() is {crow.dtype}")
-        rows, depth = a.shape
+        parts = {"values": values, "crow_indices": a.crow_indices(), "col_indices": a.col_indices()}
+        for name, part in parts.items():
+            if not part.is_contiguous():
+                raise ArgumentError(f"a.{name}()", f"has strides {part.stride()}, expected a contiguous tensor")
+
+    def _check_out(self, out: Any, b: torch.Tensor, rows: int) -> None:
         columns = b.shape[1]
-        check_shape("b", b.shape, [("K", (depth,)), ("N", None)])
-        check_strides("b", b)
-        written = self._empty(1, torch.empty_like(b, device="meta")).expand(rows, columns)
-        stride = -(-columns // _STORE) * _STORE
-        if out is not None:
-            check_tensor("out", out, self._dtype, 2, b.device)
-            check_shape("out", out.shape, [("M", (rows,)), ("N", (columns,))])
-            check_strides("out", out)
-            if columns % _STORE:
-                raise ArgumentError(
-                    "out",
-                    f"has {columns} columns; results are stored {_STORE} at a time, so N must be a multiple of {_STORE} "
-                    "to leave what lies beside out alone (without out, padded rows are allocated)",
-                )
-            check_output("out", out)
-            written, stride = out, out.stride(0)
-        block_rows = rows // block.rows
-        column_tiles = -(-columns // self.spec.tile.n)
-        if block_rows * column_tiles >= 2**31:
-            raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
-        numbers: dict[str, int | float] = {
-            "index_words": _INDEX_WORDS[crow.dtype],
-            "block_rows": block_rows,
-            "column_tiles": column_tiles,
-            "tiles": block_rows * column_tiles,
-        }
-        if not self.compiled.plan.tensor_maps:
-            numbers |= {"n": columns, "b_row_stride": b.stride(0), "c_row_stride": stride}
-        tensors = {
-            "a": (tuple(values.shape), values.stride()),
-            "b": (tuple(b.shape), b.stride()),
-            "c": (tuple(written.shape), (stride, 1)),
-        }
-        return self._loaded.signature(b.device.index, block_rows * column_tiles, numbers, tensors)
+        check_tensor("out", out, self._dtype, 2, b.device)
+        check_shape("out", out.shape, [("M", (rows,)), ("N", (columns,))])
+        check_strides("out", out)
+        check_output("out", out)
+        if columns % _STORE:
+            raise ArgumentError(
+                "out",
+                f"has {columns} columns; results are stored {_STORE} at a time, so N must be a multiple of {_STORE} "
+                "to leave what lies beside out alone (without out, padded rows are allocated)",
+            )
 
     @staticmethod
     def _check_values(a: torch.Tensor, crow: torch.Tensor, col: torch.Tensor) -> None:
@@ -168,5 +176,6 @@ class BsrSpmmKernel:
         block_columns = a.shape[1] // a.values().shape[2]
         if nnz and (int(col.min()) < 0 or int(col.max()) >= block_columns):
             raise ArgumentError(
-                "a.col_indices()", f"ranges from {int(col.min())} to {int(col.max())}, allowed: 0 to {block_columns - 1}"
+                "a.col_indices()",
+                f"ranges from {int(col.min())} to {int(col.max())}, allowed: 0 to {block_columns - 1}",
             )

@@ -41,7 +41,14 @@ def cache_key(
         schema: version of this layout.
     """
     digest = hashlib.sha256()
-    parts = {"schema": schema, "spec": spec, "source": source, "compiler": compiler, "headers": headers, "target": target}
+    parts = {
+        "schema": schema,
+        "spec": spec,
+        "source": source,
+        "compiler": compiler,
+        "headers": headers,
+        "target": target,
+    }
     for label, value in [*parts.items(), *((f"option {i}", option) for i, option in enumerate(options))]:
         data = value.encode()
         digest.update(f"{label}:{len(data)}:".encode() + data)

@@ -85,10 +85,14 @@ def receipt_differences(compiled: Compiled) -> list[str]:
         return [f"{named.stem}: has no receipt; run: codegen verify {named.stem}"]
     told, found = Receipt.read(path).cubin, cubin_record(compiled)
     if told.compiler_package != found.compiler_package:
-        typer.echo(f"{named.stem}: not compared, the receipt is of {told.compiler_package}, this is {found.compiler_package}")
+        typer.echo(
+            f"{named.stem}: not compared, the receipt is of {told.compiler_package}, this is {found.compiler_package}"
+        )
         return []
     fields = [name for name in type(told).model_fields if getattr(told, name) != getattr(found, name)]
-    return [f"{named.stem}: {name} is {getattr(found, name)}, the receipt says {getattr(told, name)}" for name in fields]
+    return [
+        f"{named.stem}: {name} is {getattr(found, name)}, the receipt says {getattr(told, name)}" for name in fields
+    ]
 
 
 @app.command("verify")
@@ -164,4 +168,3 @@ def cache_list() -> None:
 def cache_clear() -> None:
     """Remove every compiled kernel."""
     typer.echo(f"removed {KernelCache().clear()} entries")
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from codegen.library import NamedSpec
 from codegen.plan import Plan
@@ -111,10 +111,10 @@ def run_nvrtc(
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _read(size_of, read, program) -> bytes:  # type: ignore[no-untyped-def]
+def _read(size_of: Any, read: Any, program: Any) -> bytes:
     status, size = size_of(program)
     _check(status, size_of.__name__)
-    buffer = b"\0" * size
+    buffer = bytes(size)
     (status,) = read(program, buffer)
     _check(status, read.__name__)
     return buffer

@@ -67,7 +67,9 @@ def usage(compiled: Compiled) -> Usage:
 
 def count_instructions(cubin: bytes) -> dict[str, int]:
     """Return how often each opcode of INSTRUCTIONS is in a cubin."""
-    opcodes = Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9]*)", disassemble(cubin), re.M))
+    opcodes = Counter(
+        re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9]*)", disassemble(cubin), re.M)
+    )
     return {name: opcodes[name] for name in INSTRUCTIONS}
 
 

@@ -116,7 +116,9 @@ class MapEncoder:
         element = 2
         # The stride of a dimension of size 1 is never used, but it is checked.
         row = -(-self.dims[0] * element // 16) * 16
-        strides = [row if size == 1 else stride * element for size, stride in zip(self.dims[1:], self.strides, strict=True)]
+        strides = [
+            row if size == 1 else stride * element for size, stride in zip(self.dims[1:], self.strides, strict=True)
+        ]
         swizzle = {
             0: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
             32: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,

@@ -150,7 +150,9 @@ def _sdpa(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     def through(backend: SDPBackend) -> Call:
         def run() -> torch.Tensor:
             with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=spec.pattern.kind == "causal")
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=spec.pattern.kind == "causal"
+                )
 
         return run
 

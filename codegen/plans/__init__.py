@@ -23,5 +23,7 @@ def plan_for(named: NamedSpec) -> Plan:
 
 def _dispatch(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, AttentionSpec):
-        return (attention_sm90a if spec.mma == "wgmma" else attention_sm89).plan(spec, stem)
-    return (bsr_spmm_sm90a if spec.mma == "wgmma" else bsr_spmm_wmma).plan(spec, stem)
+        attention = attention_sm90a.plan if spec.mma == "wgmma" else attention_sm89.plan
+        return attention(spec, stem)
+    bsr_spmm = bsr_spmm_sm90a.plan if spec.mma == "wgmma" else bsr_spmm_wmma.plan
+    return bsr_spmm(spec, stem)

@@ -52,7 +52,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     shared.add("V", streams * spec.stages * kv_bytes, "V ring of each stream")
     shared.add("O", q_bytes, "O tile on its way out")
     shared.add("Barriers", 8 * (2 + 4 * streams * spec.stages), "mbarriers", align=8)
-    shared.add("Slots", 4 * streams * (1 + spec.stages), "block counts and block numbers, from producer to consumer", align=4)
+    shared.add(
+        "Slots", 4 * streams * (1 + spec.stages), "block counts and block numbers, from producer to consumer", align=4
+    )
 
     scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
     registers = Registers(accumulators=scores + scores // 2 + output, overhead=40, limit=CONSUMER_REGISTERS)

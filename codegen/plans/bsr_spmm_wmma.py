@@ -102,6 +102,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         pointer("crow_indices", "int", "first block of each block row, and one more"),
         pointer("col_indices", "int", "block column of each block"),
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_columns", "blocks across A, block rows of B"),
         i32("block_rows", "block rows of A"),
         i32("n", "columns of B and C, a multiple of 8"),
         i32("column_tiles", "tiles of kTileN columns of C"),

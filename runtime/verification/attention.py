@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,7 +47,9 @@ class Case:
 
     def describe(self) -> str:
         """Return the parameters that differ from a plain case."""
-        text = f"B{self.batch} H{self.heads}:{self.kv_heads} S{self.q_len}x{self.kv_len} {self.layout} lists {self.lists}"
+        text = (
+            f"B{self.batch} H{self.heads}:{self.kv_heads} S{self.q_len}x{self.kv_len} {self.layout} lists {self.lists}"
+        )
         extras = {
             "shared lists": self.shared_lists,
             "expanded k, v": self.expanded,
@@ -134,7 +137,9 @@ def _make_lists(
         if case.counts == "random":
             drawn = torch.randint(0, length + 1, (batch, heads, rows), generator=random, device=device)
             return drawn.to(torch.int32)
-        return torch.full((batch, heads, rows), 0 if case.counts == "empty" else length, dtype=torch.int32, device=device)
+        return torch.full(
+            (batch, heads, rows), 0 if case.counts == "empty" else length, dtype=torch.int32, device=device
+        )
 
     names = [tensor.name for tensor in spec.pattern.index_tensors]
     if names == ["kv_indices"]:
@@ -149,18 +154,18 @@ def _make_lists(
 
 
 def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
-    """Return how often each pair counts, float64 (batch, heads, q_len, kv_len): 0 if hidden, else how often it is listed."""
+    """Return how often each pair counts: float64 (batch, heads, q_len, kv_len), 0 where it is hidden."""
     device = inputs.q.device
     q_len, kv_len = case.q_len, case.kv_len
     query = torch.arange(q_len, device=device)[:, None]
     key = torch.arange(kv_len, device=device)[None, :]
-    seen = spec.pattern.visible(query, key, q_len, kv_len)
+    seen: torch.Tensor = spec.pattern.visible(query, key, q_len, kv_len)
     block = spec.pattern.fixed_block
     if block is None:
         return seen.double().expand(case.batch, case.heads, q_len, kv_len)
     key_blocks = -(-kv_len // block.kv)
 
-    def listed(lists: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    def listed(lists: torch.Tensor, counts: torch.Tensor | None) -> Any:
         used = (lists >= 0) & (lists < key_blocks)
         if counts is not None:
             used = used & (torch.arange(lists.shape[3], device=device) < counts[..., None])
@@ -172,7 +177,7 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
     given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
     lists = given["kv_indices"]
     assert lists is not None
-    result = listed(lists, given.get("kv_num_blocks")) * seen
+    result: torch.Tensor = listed(lists, given.get("kv_num_blocks")) * seen
     full = given.get("full_kv_indices")
     return result if full is None else result + listed(full, given["full_kv_num_blocks"])
 

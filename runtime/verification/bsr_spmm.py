@@ -22,6 +22,7 @@ class Case:
         n: columns of B.
         row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``.
         repeated: columns drawn with replacement.
+        wild: a fifth of the columns name no block of B; they count as zeros.
         index_dtype: of crow_indices and col_indices.
         strided: b and out are column slices of wider matrices.
         own_out: the kernel allocates its result.
@@ -33,6 +34,7 @@ class Case:
     n: int = 512
     row_counts: str = "random"
     repeated: bool = False
+    wild: bool = False
     index_dtype: torch.dtype = torch.int64
     strided: bool = False
     own_out: bool = False
@@ -40,8 +42,15 @@ class Case:
     def describe(self) -> str:
         """Return the parameters in words."""
         text = f"{self.block_rows} x {self.block_columns} blocks, N {self.n}, {self.row_counts} counts"
-        extras = {"repeated columns": self.repeated, "strided": self.strided, "own out": self.own_out}
-        return ", ".join([text, str(self.index_dtype).removeprefix("torch."), *(w for w, said in extras.items() if said)])
+        extras = {
+            "repeated columns": self.repeated,
+            "columns out of range": self.wild,
+            "strided": self.strided,
+            "own out": self.own_out,
+        }
+        return ", ".join(
+            [text, str(self.index_dtype).removeprefix("torch."), *(w for w, said in extras.items() if said)]
+        )
 
 
 CASES = (
@@ -56,13 +65,12 @@ CASES = (
     Case("long_rows", block_rows=2, block_columns=70, n=320, row_counts="even"),
     Case("many_tiles", block_rows=40, block_columns=10, n=2048),
     Case("repeated_columns", block_rows=4, block_columns=5, n=384, repeated=True),
+    Case("columns_out_of_range", block_rows=4, block_columns=8, n=384, row_counts="even", wild=True),
     Case("strided", block_rows=4, block_columns=5, n=512, strided=True),
 )
 
 
-def make_inputs(
-    spec: BsrSpmmSpec, case: Case, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw fresh random inputs: A in BSR, A dense in float64, B. C's elements have a variance of about 1."""
     random = generator(case.name, device)
     dtype, block = TORCH_DTYPES[spec.dtype], spec.block
@@ -79,18 +87,25 @@ def make_inputs(
             columns.append(torch.randperm(case.block_columns, generator=random, device=device)[:count])
     crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     col = torch.cat(columns).to(torch.int64)
+    known = torch.ones_like(col, dtype=torch.bool)
+    if case.wild:
+        known = torch.rand(col.shape, generator=random, device=device) > 0.2
     shape = (col.shape[0], block.rows, block.cols)
     depth = max(1, int(counts.max())) * block.cols
     values = (torch.randn(shape, generator=random, device=device) * depth**-0.5).to(dtype)
     size = (case.block_rows * block.rows, case.block_columns * block.cols)
     a = torch.sparse_bsr_tensor(
-        crow.to(case.index_dtype), col.to(case.index_dtype), values, size=size, check_invariants=False
+        crow.to(case.index_dtype),
+        torch.where(known, col, case.block_columns + 5).to(case.index_dtype),
+        values,
+        size=size,
+        check_invariants=False,
     )
     dense = torch.zeros(
         (case.block_rows, case.block_columns, block.rows, block.cols), dtype=torch.float64, device=device
     )
     rows = torch.repeat_interleave(torch.arange(case.block_rows, device=device), counts)
-    dense.index_put_((rows, col), values.double(), accumulate=True)
+    dense.index_put_((rows, col), values.double() * known[:, None, None], accumulate=True)
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     b = torch.randn((size[1], width), generator=random, device=device).to(dtype)[:, : case.n]
     return a, dense.transpose(1, 2).reshape(size), b

@@ -19,7 +19,9 @@ MODULES = sorted((PROJECT / "codegen").rglob("*.py"))
 TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.j2"))
 FOREIGN = {"torch", "cuda", "runtime", "numpy", "triton"}
 
-every_template = pytest.mark.parametrize("path", TEMPLATE_FILES, ids=lambda path: path.relative_to(TEMPLATES).as_posix())
+every_template = pytest.mark.parametrize(
+    "path", TEMPLATE_FILES, ids=lambda path: path.relative_to(TEMPLATES).as_posix()
+)
 
 
 def imported(path: Path) -> set[str]:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from codegen.library import TEMPLATES
+from codegen import patterns
+from codegen.library import TEMPLATES, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
+from codegen.spec import AttentionSpec
 
-BLOCK = {"q": 64, "kv": 64}
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "causal": {},
-    "sliding_window": {"left": 3, "right": 1},
-    "topk": {"k": 2, "block": BLOCK},
-    "block_lists": {"block": BLOCK, "mask": "causal"},
-}
+SHIPPED = [named.spec.pattern for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
+EXAMPLES = {pattern.kind: pattern.model_dump() for pattern in SHIPPED}
 
 
 def example(kind: str, **changes: Any) -> PatternBase:
-    return PATTERNS[kind].model_validate({"kind": kind, **EXAMPLES[kind], **changes})
+    return PATTERNS[kind].model_validate({**EXAMPLES[kind], **changes})
 
 
 def rows(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
@@ -29,9 +26,11 @@ def rows(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
     return ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len))] for k in range(kv_len)) for q in range(q_len)]
 
 
-def test_every_module_is_found() -> None:
-    assert set(PATTERNS) == set(EXAMPLES)
+def test_every_pattern_has_a_module_a_template_and_a_shipped_spec() -> None:
+    modules = {path.stem for path in Path(patterns.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    templates = {path.name.removesuffix(".cuh.j2") for path in (TEMPLATES / "attention" / "patterns").iterdir()}
     assert list(PATTERNS) == sorted(PATTERNS)
+    assert set(PATTERNS) == modules == templates == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("kind", PATTERNS)

@@ -143,7 +143,9 @@ def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> No
     if stages <= 2:
         assert plan_of(attention).shared_bytes <= 227 * KIB
         return
-    with pytest.raises(SpecError, match=r"^stages: \d stages of tile 128 x 128 need \d+ KB of shared memory, sm_90a has"):
+    with pytest.raises(
+        SpecError, match=r"^stages: \d stages of tile 128 x 128 need \d+ KB of shared memory, sm_90a has"
+    ):
         plan_of(attention)
 
 

@@ -12,12 +12,14 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
 from codegen.plans import plan_for
 from codegen.render import render_plan, seal_is_intact
-from codegen.spec import Spec, parse_spec
+from codegen.spec import AttentionSpec, BsrSpmmSpec, Spec, parse_spec
 
 block = st.fixed_dictionaries({"q": st.sampled_from([16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
 pattern = st.one_of(
     st.just({"kind": "dense"}),
-    st.fixed_dictionaries({"kind": st.just("causal")}, optional={"align": st.sampled_from(["bottom_right", "top_left"])}),
+    st.fixed_dictionaries(
+        {"kind": st.just("causal")}, optional={"align": st.sampled_from(["bottom_right", "top_left"])}
+    ),
     st.fixed_dictionaries(
         {"kind": st.just("sliding_window"), "left": st.integers(0, 1 << 24), "right": st.integers(0, 1 << 24)}
     ),
@@ -45,11 +47,15 @@ spmm = st.fixed_dictionaries(
 )
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
 changes = st.fixed_dictionaries({}, optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans()})
-near_a_shipped_one = st.builds(lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes)
+near_a_shipped_one = st.builds(
+    lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes
+)
 plausible = attention | spmm | near_a_shipped_one
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner))
-FIELDS = ["op", "arch", "dtype", "head_dim", "pattern", "block", "tile", "mma", "copy", "schedule", "stages", "lse", "x"]
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)
+)
+FIELDS = sorted({name for model in (AttentionSpec, BsrSpmmSpec) for name in model.model_json_schema()["properties"]})
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -152,7 +152,9 @@ def test_unknown_pattern_kind(attention: Fields) -> None:
     assert "'block_lists', 'causal', 'dense', 'sliding_window', 'topk'" in error.reason
 
 
-@pytest.mark.parametrize("field", ["op", "arch", "head_dim", "pattern", "pattern.kind", "pattern.k", "pattern.block.kv"])
+@pytest.mark.parametrize(
+    "field", ["op", "arch", "head_dim", "pattern", "pattern.kind", "pattern.k", "pattern.block.kv"]
+)
 def test_missing_field(attention: Fields, field: str) -> None:
     *parents, last = field.split(".")
     target = attention
@@ -212,9 +214,9 @@ def test_find_spec_takes_everything_a_user_may_call_a_spec(attention: Fields) ->
 
 
 def test_unknown_name_gets_near_matches() -> None:
-    with pytest.raises(SpecError, match="did you mean .*h100_topk32"):
+    with pytest.raises(SpecError, match=r"did you mean .*h100_topk32"):
         find_spec("h100_topk_32")
-    with pytest.raises(SpecError, match="shipped specs: .*h100_dense"):
+    with pytest.raises(SpecError, match=r"shipped specs: .*h100_dense"):
         find_spec("")
 
 
@@ -233,7 +235,10 @@ def test_shipped_specs_differ() -> None:
 
 def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
     schema = json_schema()
-    for model, required in (("AttentionSpec", {"op", "arch", "head_dim", "pattern"}), ("BsrSpmmSpec", {"op", "arch", "block"})):
+    for model, required in (
+        ("AttentionSpec", {"op", "arch", "head_dim", "pattern"}),
+        ("BsrSpmmSpec", {"op", "arch", "block"}),
+    ):
         definition = schema["$defs"][model]
         assert set(definition["required"]) == required
         assert definition["additionalProperties"] is False

@@ -1,0 +1,46 @@
+"""What the documents say about commands, files and combinations is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.arch import ARCHS
+from codegen.patterns import PATTERNS
+from codegen.spec import SpecBase
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")])
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+SPECS = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    assert not [t for t in targets if not t.startswith("https://") and not (path.parent / t).exists()]
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    (command,) = [line.strip() for line in README.splitlines() if line.endswith("&& pytest")]
+    script = (PROJECT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert script[-1] == command
+    assert "set -euo pipefail" in script
+
+
+def test_readme_is_one_screen() -> None:
+    assert len(README.partition("<!-- results:begin -->")[0].splitlines()) <= 40
+    assert README.count("<!-- results:begin -->") == README.count("<!-- results:end -->") == 1
+
+
+def test_table_of_combinations_is_the_code() -> None:
+    told = set(re.findall(r"^\| `(\w+)` \| `(sm_\w+)` \| `(\w+)` \| `(\w+)` \| `(\w+)` \|$", SPECS, re.MULTILINE))
+    assert told == {(c.op, arch.name, c.mma, c.copy, c.schedule) for arch in ARCHS.values() for c in arch.combinations}
+
+
+def test_every_field_and_pattern_is_documented() -> None:
+    fields = {field.alias or name for name, field in SpecBase.model_fields.items()}
+    assert not [field for field in fields if f"| `{field}` |" not in SPECS]
+    assert not [kind for kind in PATTERNS if f"| `{kind}` |" not in SPECS]

@@ -1,0 +1,173 @@
+"""The kernel cache: one compilation for many processes, damaged entries, limits, folders that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codegen.library import find_spec
+from runtime.cache import Entry, KernelCache, cache_key, default_folder
+from runtime.compiler import compile_spec
+from runtime.errors import CacheError, CompileError
+
+ENTRY = Entry("name", "cubin", "log of the compiler", b"\x7fELF" + bytes(range(256)))
+PARTS = {"spec": "{}", "source": "x", "compiler": "c", "options": ("-a", "-b"), "headers": "h", "target": "cubin"}
+
+
+def build_never() -> Entry:
+    raise AssertionError("the entry is in the cache")
+
+
+def stored(cache: KernelCache) -> Path:
+    (path,) = [path for path, _ in cache.entries()]
+    return path
+
+
+def test_a_second_request_does_not_build(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
+    assert KernelCache(tmp_path).get_or_build("key", build_never) == (ENTRY, True)
+
+
+def test_the_file_begins_with_the_code(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.get_or_build("key", lambda: ENTRY)
+    assert stored(cache).read_bytes().startswith(ENTRY.code)
+    assert cache.file_of(ENTRY.code) == stored(cache)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 100, len(ENTRY.pack()) - 1])
+def test_a_truncated_entry_is_rebuilt(tmp_path: Path, length: int) -> None:
+    cache = KernelCache(tmp_path)
+    cache.get_or_build("key", lambda: ENTRY)
+    path = stored(cache)
+    path.write_bytes(path.read_bytes()[:length])
+    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
+    assert cache.get_or_build("key", build_never) == (ENTRY, True)
+
+
+def test_any_flipped_bit_is_noticed() -> None:
+    whole = ENTRY.pack()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        assert Entry.unpack(bytes(damaged)) is None, place
+    assert Entry.unpack(whole) == ENTRY
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_key_depends_on_every_part(part: str) -> None:
+    value = PARTS[part]
+    changed = (*value, "-c") if isinstance(value, tuple) else value + "!"
+    assert cache_key(**PARTS) != cache_key(**{**PARTS, part: changed})  # type: ignore[arg-type]
+
+
+def test_the_key_does_not_confuse_neighbouring_parts() -> None:
+    one = cache_key(**{**PARTS, "spec": "ab", "source": "c"})  # type: ignore[arg-type]
+    assert one != cache_key(**{**PARTS, "spec": "a", "source": "bc"})  # type: ignore[arg-type]
+    assert cache_key(**PARTS) != cache_key(**{**PARTS, "options": ("-b", "-a")})  # type: ignore[arg-type]
+    assert cache_key(**PARTS) != cache_key(**PARTS, schema="2")  # type: ignore[arg-type]
+
+
+def test_the_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) -> None:
+    def entry(name: str) -> Entry:
+        return Entry(name, "cubin", "", name.encode() * 1000)
+
+    cache = KernelCache(tmp_path, max_bytes=5 * len(entry("0").pack()))
+    for i in range(4):
+        cache.get_or_build(str(i), lambda i=i: entry(str(i)))  # type: ignore[misc]
+    cache.get_or_build("0", build_never)
+    for i in range(4, 8):
+        cache.get_or_build(str(i), lambda i=i: entry(str(i)))  # type: ignore[misc]
+        cache.get_or_build("0", build_never)
+    assert sum(path.stat().st_size for path, _ in cache.entries()) <= cache.max_bytes
+
+
+def test_clear_removes_everything(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    for key in "abc":
+        cache.get_or_build(key, lambda: ENTRY)
+    assert cache.clear() == 3
+    assert not list(cache.entries())
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+
+    def fail() -> Entry:
+        raise CompileError("k.cu", "k.cu(1): error")
+
+    with pytest.raises(CompileError):
+        cache.get_or_build("key", fail)
+    assert not list(cache.entries())
+    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CacheError, match=r"cannot be used .* set CODEGEN_CACHE_DIR"):
+        KernelCache(tmp_path / "file" / "cache").get_or_build("key", lambda: ENTRY)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_serves_what_it_has_and_refuses_the_rest(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.get_or_build("key", lambda: ENTRY)
+    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert cache.get_or_build("key", build_never) == (ENTRY, True)
+        with pytest.raises(CacheError, match="cannot be used"):
+            cache.get_or_build("other", lambda: ENTRY)
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+def test_the_folder_and_the_limit_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "12345")
+    assert default_folder() == tmp_path
+    assert KernelCache().max_bytes == 12345
+    monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "many")
+    with pytest.raises(CacheError, match="CODEGEN_CACHE_MAX_BYTES is 'many'"):
+        KernelCache()
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from runtime.cache import Entry, KernelCache
+folder = Path(sys.argv[1])
+def build():
+    with (folder / "builds").open("a") as file:
+        file.write("x")
+    time.sleep(0.5)
+    return Entry("k", "cubin", "", b"code")
+entry, _ = KernelCache(folder / "cache").get_or_build("key", build)
+assert entry.code == b"code"
+"""
+
+
+def test_four_processes_build_once(tmp_path: Path) -> None:
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)]) for _ in range(4)]
+    assert [worker.wait(timeout=60) for worker in workers] == [0, 0, 0, 0]
+    assert (tmp_path / "builds").read_text() == "x"
+
+
+def test_a_tampered_kernel_is_compiled_again() -> None:
+    named = find_spec("l4_topk32_d64")
+    first = compile_spec(named)
+    path = KernelCache().file_of(first.code)
+    assert path is not None and not first.was_cached
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 0xFF
+    path.write_bytes(bytes(data))
+    second = compile_spec(named)
+    assert not second.was_cached and second.code == first.code
+    assert compile_spec(named).was_cached

@@ -1,0 +1,87 @@
+"""Every shipped spec compiles with NVRTC, without spills, into the instructions its spec names. Needs no GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.spec import parse_spec
+from runtime.compiler import Compiled, compile_spec, run_nvrtc
+from runtime.errors import CompileError
+from runtime.inspection import usage
+
+MMA_OPCODE = {"wgmma": "HGMMA", "mma": "HMMA", "wmma": "HMMA"}
+COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
+
+BLOCK = {"q": 128, "kv": 128}
+# Combinations that no shipped spec has: other types, head sizes, predicates, schedules.
+OTHERS = [
+    {"op": "attention", "arch": "sm_90a", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
+    {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "causal", "align": "top_left"}},
+    {"op": "attention", "arch": "sm_90a", "head_dim": 128, "lse": False, "pattern": {"kind": "dense"}},
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 64,
+        "schedule": "cooperative",
+        "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 128,
+        "pattern": {"kind": "topk", "k": 100, "block": {"q": 128, "kv": 64}},
+    },
+    {"op": "attention", "arch": "sm_89", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 128,
+        "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
+    },
+    {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}},
+    {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
+]
+
+
+def check(compiled: Compiled) -> None:
+    spec, used = compiled.named.spec, usage(compiled)
+    counts = used.instructions
+    assert "warning" not in compiled.log, compiled.log
+    assert used.spill_bytes == 0 and used.stack_bytes == 0
+    assert counts["LDL"] == 0 and counts["STL"] == 0
+    assert counts[MMA_OPCODE[spec.mma]] > 0
+    for copy, opcode in COPY_OPCODE.items():
+        assert (counts[opcode] > 0) == (spec.copy_ == copy), (copy, counts)
+    if spec.copy_ == "tma":
+        assert counts["UTMASTG"] > 0
+
+
+@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+def test_shipped_spec_compiles_without_spills(named: NamedSpec) -> None:
+    compiled = compile_spec(named)
+    assert compiled.code[:4] == b"\x7fELF"
+    check(compiled)
+
+
+@pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: parse_spec(fields).hash[:8])
+def test_other_combinations_compile_without_spills(fields: dict[str, object]) -> None:
+    check(compile_spec(find_spec(fields)))
+
+
+@pytest.mark.parametrize("name", ["l4_topk32", "l4_bsr_spmm_wmma_cp_async"])
+def test_ada_kernels_compile_to_ptx_for_newer_devices(name: str) -> None:
+    compiled = compile_spec(find_spec(name), "ptx")
+    assert ".target sm_89" in compiled.code.decode().rstrip("\0")
+
+
+def test_a_compile_error_has_the_files_name_the_line_and_the_log() -> None:
+    with pytest.raises(CompileError, match=r"generated/broken\.cu\(2\): error") as caught:
+        run_nvrtc("// one\nint x = y;\n", "generated/broken.cu", "cubin", ("--gpu-architecture=sm_89",))
+    assert "identifier" in caught.value.log
+
+
+def test_the_same_source_gives_the_same_cubin_twice() -> None:
+    source = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] = 1.0f; }\n'
+    options = ("--gpu-architecture=sm_90a",)
+    assert run_nvrtc(source, "a.cu", "cubin", options)[0] == run_nvrtc(source, "b.cu", "cubin", options)[0]

@@ -1,0 +1,219 @@
+"""What a caller may and may not do: streams, graphs, out=, and a clear error for every wrong argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
+
+# The sm_89 kernels run on every device these tests accept.
+ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_wmma_cp_async"
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
+)
+
+
+@pytest.fixture(scope="module")
+def attn() -> Any:
+    return load_kernel(ATTENTION, forward_compatible=True)
+
+
+@pytest.fixture(scope="module")
+def spmm() -> Any:
+    return load_kernel(SPMM, forward_compatible=True)
+
+
+def tensors(q_len: int = 256, kv_len: int = 4096, heads: int = 4, kv_heads: int = 2) -> dict[str, Any]:
+    def draw(h: int, s: int) -> Any:
+        return torch.randn(2, h, s, 128, device="cuda", dtype=torch.float16)
+
+    lists = torch.randint(0, kv_len // 64, (2, heads, q_len // 64, 32), device="cuda", dtype=torch.int32)
+    return {"q": draw(heads, q_len), "k": draw(kv_heads, kv_len), "v": draw(kv_heads, kv_len), "kv_indices": lists}
+
+
+def half(rows: int, cols: int, shown: int | None = None) -> Any:
+    """Return a (rows, cols) matrix, or its first ``shown`` columns."""
+    return torch.ones(rows, cols, device="cuda", dtype=torch.float16)[:, :shown]
+
+
+def misaligned(t: Any) -> Any:
+    return torch.empty(t.numel() + 1, device="cuda", dtype=t.dtype)[1:].view(t.shape)
+
+
+def expanded(_: Any) -> Any:
+    return torch.empty(1, 4, 256, 128, device="cuda", dtype=torch.float16).expand(2, -1, -1, -1)
+
+
+# (what is wrong, argument, how it becomes wrong, message)
+WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
+    ("dtype", "q", lambda t: t.bfloat16(), r"q: is torch\.bfloat16, this kernel takes torch\.float16"),
+    ("device", "k", lambda t: t.cpu(), r"k: is on cpu, expected a CUDA device"),
+    ("not a tensor", "v", lambda t: 3, r"v: is int, expected a torch\.Tensor"),
+    ("rank", "q", lambda t: t[0], r"q: has 3 dimensions .* expected 4"),
+    ("head_dim", "q", lambda t: t[..., :64], r"q: has shape .* head_dim 128"),
+    ("batch", "k", lambda t: t[:1], r"k: has shape .* batch 2"),
+    ("kv_len", "v", lambda t: t[:, :, :100], r"v: has shape .* kv_len 4096"),
+    ("heads", "q", lambda t: t[:, :3], r"k: has 2 heads, q has 3: not a multiple"),
+    ("last stride", "k", lambda t: t.mT.contiguous().mT, r"k: has stride .* contiguous"),
+    (
+        "row stride",
+        "q",
+        lambda t: torch.nn.functional.pad(t, (0, 1))[..., :128],
+        r"q: has stride \d+ .* multiples of 8",
+    ),
+    ("alignment", "q", misaligned, r"q: starts at address 0x"),
+    ("empty", "k", lambda t: t[:, :, :0], r"k: is empty"),
+    ("gradient", "q", lambda t: t.requires_grad_(), r"q: requires a gradient"),
+    ("index dtype", "kv_indices", lambda t: t.long(), r"kv_indices: is torch\.int64, expected torch\.int32"),
+    ("index rank", "kv_indices", lambda t: t[0], r"kv_indices: has shape .* expected"),
+    ("index length", "kv_indices", lambda t: t[..., :31], r"kv_indices: has shape .* k 32"),
+    ("index rows", "kv_indices", lambda t: t[:, :, :3], r"kv_indices: has shape .* query_blocks 4"),
+    ("index heads", "kv_indices", lambda t: t[:, :2], r"kv_indices: has shape .* heads 1 or 4"),
+    ("index device", "kv_indices", lambda t: t.cpu(), r"kv_indices: is on cpu"),
+    ("no indices", "kv_indices", lambda t: None, r"kv_indices: is missing"),
+    ("index value", "kv_indices", lambda t: t.fill_(64), r"kv_indices: is 64 at .* allowed: 0 to 63"),
+    ("negative index", "kv_indices", lambda t: t.fill_(-1), r"kv_indices: is -1 at"),
+    ("NaN scale", "scale", lambda _: float("nan"), r"scale: is nan, expected a finite number"),
+    ("negative scale", "scale", lambda _: -1.0, r"scale: is -1\.0"),
+    ("scale type", "scale", lambda _: "1", r"scale: is str"),
+    ("out shape", "out", lambda _: half(8, 8), r"out: has 2 dimensions"),
+    ("out expanded", "out", expanded, r"out: is expanded in dimension 0"),
+    ("unknown argument", "mask", lambda _: None, r"mask: is not an argument of l4_topk32"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "message"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_wrong_arguments_are_named(attn: Any, name: str, spoil: Callable[[Any], Any], message: str) -> None:
+    arguments = tensors()
+    arguments[name] = spoil(arguments.get(name))
+    with pytest.raises(ArgumentError, match=message):
+        attn(**arguments, validate=True)
+    torch.cuda.synchronize()  # nothing was launched that could fail later
+
+
+def test_correct_arguments_pass_validation(attn: Any) -> None:
+    out, lse = attn(**tensors(), validate=True)
+    assert out.shape == (2, 4, 256, 128) and lse.shape == (2, 4, 256) and lse.dtype == torch.float32
+
+
+def test_out_is_returned_and_written(attn: Any) -> None:
+    arguments = tensors()
+    expected, _ = attn(**arguments)
+    out = torch.full((2, 256, 4, 128), float("nan"), device="cuda", dtype=torch.float16).transpose(1, 2)
+    returned, _ = attn(**arguments, out=out)
+    assert returned is out and torch.equal(out, expected)
+
+
+def test_a_new_output_has_the_layout_of_q(attn: Any) -> None:
+    arguments = tensors()
+    arguments["q"] = arguments["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    out, _ = attn(**arguments)
+    assert out.stride() == arguments["q"].stride()
+
+
+def test_calls_run_on_the_current_stream_and_in_a_graph(attn: Any) -> None:
+    arguments = tensors()
+    expected, _ = attn(**arguments)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        on_stream, _ = attn(**arguments)
+    stream.synchronize()
+    assert torch.equal(on_stream, expected)
+
+    graph = torch.cuda.CUDAGraph()
+    out = torch.empty_like(arguments["q"])
+    with torch.cuda.graph(graph):
+        attn(**arguments, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@HOPPER
+def test_a_graph_of_a_tma_kernel_keeps_its_tensor_maps() -> None:
+    kernel = load_kernel("h100_dense")
+    arguments = {name: value for name, value in tensors().items() if name != "kv_indices"}
+    expected, _ = kernel(**arguments)
+    graph = torch.cuda.CUDAGraph()
+    out = torch.empty_like(arguments["q"])
+    with torch.cuda.graph(graph):
+        kernel(**arguments, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@HOPPER
+def test_the_two_lists_of_block_lists_come_in_pairs() -> None:
+    kernel = load_kernel(LISTS)
+    q = torch.randn(1, 2, 256, 128, device="cuda", dtype=torch.float16)
+    counts = torch.ones(1, 1, 2, device="cuda", dtype=torch.int32)
+    lists = torch.zeros(1, 1, 2, 2, device="cuda", dtype=torch.int32)
+    kernel(q, q, q, counts, lists, validate=True)
+    with pytest.raises(ArgumentError, match="belong together"):
+        kernel(q, q, q, counts, lists, counts)
+    with pytest.raises(ArgumentError, match=r"kv_num_blocks: is 3 at .* allowed: 0 to 2"):
+        kernel(q, q, q, counts * 3, lists, validate=True)
+    lists[..., 1] = 99  # beyond the count: not used, so not an error
+    kernel(q, q, q, counts, lists, validate=True)
+
+
+def test_a_kernel_for_another_architecture_is_refused() -> None:
+    capability = torch.cuda.get_device_capability()
+    if capability != (8, 9):
+        with pytest.raises(DeviceError, match=r"written for sm_89.*forward_compatible=True"):
+            load_kernel(ATTENTION)
+    if capability != (9, 0):
+        with pytest.raises(DeviceError, match="written for sm_90"):
+            load_kernel("h100_topk32", forward_compatible=True)
+
+
+def bsr(rows: int = 256, cols: int = 384, block: int = 128, dtype: Any = torch.float16) -> Any:
+    return torch.randn(rows, cols, device="cuda", dtype=dtype).to_sparse_bsr((block, block))
+
+
+WRONG_SPMM: list[tuple[str, Callable[[], tuple[Any, Any, Any]], str]] = [
+    ("dense a", lambda: (half(256, 384), None, None), r"a: is torch\.strided, expected a torch\.sparse_bsr"),
+    (
+        "block",
+        lambda: (bsr(block=64), half(384, 64), None),
+        r"a: has blocks of \(64, 64\), this kernel takes \(128, 128\)",
+    ),
+    ("dtype of a", lambda: (bsr(dtype=torch.float32), half(384, 64), None), r"a: is torch\.float32"),
+    ("dtype of b", lambda: (bsr(), half(384, 64).float(), None), r"b: is torch\.float32"),
+    ("depth", lambda: (bsr(), half(256, 64), None), r"b: has shape .* K 384"),
+    ("column-major b", lambda: (bsr(), half(64, 384).T, None), r"b: has stride 384 in its last dimension"),
+    ("row stride of b", lambda: (bsr(), half(384, 65), None), r"b: has stride 65"),
+    ("out columns", lambda: (bsr(), half(384, 72, 66), half(256, 72, 66)), r"out: has 66 columns"),
+    ("out shape", lambda: (bsr(), half(384, 64), half(128, 64)), r"out: has shape"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [w[1:] for w in WRONG_SPMM], ids=[w[0] for w in WRONG_SPMM])
+def test_wrong_spmm_arguments_are_named(spmm: Any, make: Callable[[], tuple[Any, Any, Any]], message: str) -> None:
+    a, b, out = make()
+    with pytest.raises(ArgumentError, match=message):
+        spmm(a, b, out=out)
+
+
+def test_columns_out_of_range_are_found_on_request(spmm: Any) -> None:
+    values = torch.ones(1, 128, 128, device="cuda", dtype=torch.float16)
+    crow, col = torch.tensor([0, 1, 1], device="cuda"), torch.tensor([7], device="cuda")
+    a = torch.sparse_bsr_tensor(crow, col, values, size=(256, 384), check_invariants=False)
+    with pytest.raises(ArgumentError, match=r"a\.col_indices\(\): ranges from 7 to 7, allowed: 0 to 2"):
+        spmm(a, half(384, 64), validate=True)
+
+
+def test_a_matrix_without_blocks_gives_zeros(spmm: Any) -> None:
+    values = torch.ones(0, 128, 128, device="cuda", dtype=torch.float16)
+    crow, col = torch.zeros(3, device="cuda", dtype=torch.int64), torch.zeros(0, device="cuda", dtype=torch.int64)
+    a = torch.sparse_bsr_tensor(crow, col, values, size=(256, 384))
+    assert not spmm(a, half(384, 64)).any()

@@ -88,7 +88,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kPassRows", threads // chunks, "rows that all threads copy at a time, one chunk each"),
         Constant("kWarpPassRows", WARP // chunks, "rows that a warp stores at a time"),
         Constant("kSlotBytes", slot_bytes, "bytes of a K or V block"),
-        Constant("kSharedBytes", shared.size, "dynamic shared memory"),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
     ]
     params = [

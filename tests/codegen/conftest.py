@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import Receipt
+
+settings.register_profile("codegen", deadline=None)  # a busy machine is not a failure
+settings.load_profile("codegen")
 
 ATTENTION = {
     "op": "attention",

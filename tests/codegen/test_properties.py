@@ -57,7 +57,7 @@ anything = st.recursive(
 )
 FIELDS = sorted({name for model in (AttentionSpec, BsrSpmmSpec) for name in model.model_json_schema()["properties"]})
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def shuffled(value: Any, draw: Any) -> Any:

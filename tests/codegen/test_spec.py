@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -100,10 +101,17 @@ def test_every_field_changes_the_hash(attention: Fields, field: str, value: obje
     assert parse_spec(with_field(attention, field, value)).hash != before
 
 
+def test_hash_is_over_the_sorted_json(attention: Fields) -> None:
+    text = json.dumps(attention, sort_keys=True, separators=(",", ":"))
+    spec = parse_spec(attention)
+    assert spec.canonical_json() == text
+    assert spec.hash == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
     for data in (attention, spmm):
         spec = parse_spec(data)
-        assert json.loads(spec.canonical_json()) == {**data}
+        assert json.loads(spec.canonical_json()) == data
         assert parse_spec(json.loads(spec.canonical_json())) == spec
 
 

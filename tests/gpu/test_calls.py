@@ -56,7 +56,7 @@ WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("not a tensor", "v", lambda t: 3, r"v: is int, expected a torch\.Tensor"),
     ("rank", "q", lambda t: t[0], r"q: has 3 dimensions .* expected 4"),
     ("head_dim", "q", lambda t: t[..., :64], r"q: has shape .* head_dim 128"),
-    ("batch", "k", lambda t: t[:1], r"k: has shape .* batch 2"),
+    ("batch", "k", lambda t: t[:1], r"k: has shape .*batch 2"),
     ("kv_len", "v", lambda t: t[:, :, :100], r"v: has shape .* kv_len 4096"),
     ("heads", "q", lambda t: t[:, :3], r"k: has 2 heads, q has 3: not a multiple"),
     ("last stride", "k", lambda t: t.mT.contiguous().mT, r"k: has stride .* contiguous"),

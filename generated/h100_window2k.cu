@@ -1,0 +1,633 @@
+// Generated from specs/h100_window2k.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_window2k.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 5515ea2f9ee14c3333f697da7d61a4ec8b54049fe6b82a3a6ef5a8912d343aaa
+// templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 a48b5e516f574be890648c80d1f13075e96c01751eda347820f89ae8fb85c7f0
+
+// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+//
+// Who does what
+//   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
+//   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
+//   A stream is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
+//
+// Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
+//   q_full, q_empty              the Q tile and the block counts of its streams
+//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the number of the block in it
+//   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
+//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
+//
+// Pipeline of a consumer: while block i's softmax runs, the tensor cores work on S of block i and on P V of block i - 1.
+// Ping-pong: the two consumers take turns issuing, so that one's softmax runs under the other's matrix products.
+//
+// Symbols
+//   s, prob     scores of 64 x kTileN pairs, and their exponentials as a 16-bit A operand
+//   o           output of 64 x kHeadDim, not yet divided by the row sum
+//   row_max     running maximum of the raw scores; row_sum: this thread's part of the running sum
+//   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
+
+using int64 = long long;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kTileM = 128;  // query rows of a thread block
+constexpr int kTileN = 128;  // keys of one step
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
+constexpr int kStreamRows = 128;  // query rows of a stream
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 2;  // column groups of a tile
+constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
+constexpr int kQBytes = 32768;  // bytes of a Q tile
+constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
+constexpr int kWindowRight = 0;  // keys seen after it
+
+// Dynamic shared memory: 196700 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 32768 bytes: Q tile, 128 rows in column groups of 64
+constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each stream
+constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each stream
+constexpr int kOOffset = 163840;  // 32768 bytes: O tile on its way out
+constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
+constexpr int kSlotsOffset = 196688;  // 12 bytes: block counts and block numbers, from producer to consumer
+
+constexpr int kQFullBarrier = kBarriersOffset;
+constexpr int kQEmptyBarrier = kQFullBarrier + 8;
+constexpr int kKFullBarrier = kQEmptyBarrier + 8;
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+constexpr int kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
+constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLn2 = 0.693147180559945f;
+
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch)
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch)
+  TensorMap v_map;  // V, as K
+  TensorMap o_map;  // O, as Q
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  int q_len;  // queries of a head
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int query_tiles;  // tiles of kTileM queries of a head
+  int tiles;  // batch * heads * query_tiles
+  float scale;  // softmax scale
+  float scale_log2;  // scale * log2(e)
+};
+
+// mbarrier.init: PTX ISA 9.7.13.15.9
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA 9.7.13.4)
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: PTX ISA 9.7.13.15.13
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA 9.7.13.15.13)
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed (PTX ISA 9.7.13.15.16)
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA 9.7.9.17)
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier (PTX ISA 9.7.9.27.1.2)
+__device__ __forceinline__ void tma_load_4d(uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at its ends (PTX ISA 9.7.9.27.1.2)
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.commit_group, .wait_group.read: stores issued so far have read their shared memory (PTX ISA 9.7.9.25.4)
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA 9.7.13.4)
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: moves registers from one warpgroup to another (PTX ISA 9.7.19.5)
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA 9.7.15.7.1)
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA 9.7.15.7.2)
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA 9.7.15.7.3)
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1).
+// K-major: stride_bytes = from one group of 8 rows to the next; leading_bytes is not used.
+// MN-major: leading_bytes = from one group of 64 columns to the next, stride_bytes = from 8 rows to the next 8.
+__device__ __forceinline__ uint64 wgmma_descriptor(uint32 address, int leading_bytes, int stride_bytes) {
+  return static_cast<uint64>((address & 0x3FFFF) >> 4) | static_cast<uint64>(leading_bytes >> 4) << 16 |
+         static_cast<uint64>(stride_bytes >> 4) << 32 | 1ull << 62;
+}
+
+// wgmma.mma_async m64n128k16: D = A B (+ D); A from shared memory, B k_major (PTX ISA 9.7.15.5.2)
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(float (&d)[64], uint64 a,
+    uint64 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// wgmma.mma_async m64n128k16: D = A B (+ D); A from registers, B mn_major (PTX ISA 9.7.15.5.2)
+__device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(float (&d)[64], const uint32 (&a)[4],
+    uint64 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, %68, p, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA 9.7.13.1)
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA 9.7.13.1)
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA 9.7.3.21)
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: log2(x) (PTX ISA 9.7.3.20)
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA 9.7.14.5.16)
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Pattern: query i sees the keys from i + shift - kWindowLeft to i + shift + kWindowRight; shift = kv_len - q_len.
+struct KeyBlocks {
+  int count;      // key blocks that these queries see
+  int last;       // number of the last of them
+  int all_from;   // every query sees the keys from all_from
+  int all_to;     // to all_to
+
+  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+    const int shift = p.kv_len - p.q_len;
+    const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
+    const int first_key = max(first_query + shift - kWindowLeft, 0);
+    const int last_key = min(last_query + shift + kWindowRight, p.kv_len - 1);
+    all_from = last_query + shift - kWindowLeft;
+    all_to = first_query + shift + kWindowRight;
+    last = last_key / kTileN;
+    count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
+  }
+  // Number of the i-th key block, last one first.
+  __device__ __forceinline__ int at(int i) { return last - i; }
+  // Whether some pair of the i-th block is hidden.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return block * kTileN < all_from || (block + 1) * kTileN - 1 > all_to;
+  }
+};
+
+__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+  const int offset = key - (query + p.kv_len - p.q_len);
+  return offset >= -kWindowLeft && offset <= kWindowRight;
+}
+
+// One tile of work: kTileM queries of one head.
+struct Tile {
+  int batch, head, first_query;
+
+  __device__ __forceinline__ Tile(const Params& p, int tile) {
+    const int row = tile / p.query_tiles;
+    first_query = tile % p.query_tiles * kTileM;
+    batch = row / p.heads;
+    head = row % p.heads;
+  }
+};
+
+// A position in a ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The number of a key block, and whether the pattern hides some of its pairs, in one word.
+__device__ __forceinline__ int slot_of(int block, bool masked) { return block * 2 + masked; }
+
+// Copies one block of K or V to shared memory.
+__device__ __forceinline__ void load_block(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
+  }
+}
+
+// Producer: one warp fills the rings of one stream, tile after tile.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
+  const bool leader = threadIdx.x % 32 == 0;
+  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
+  const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
+  const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
+  const uint32 barriers = base + 8 * stream * kStages;
+  RingPosition k_position, v_position;
+  int q_parity = 0;
+
+  for (int index = blockIdx.x; index < p.tiles; index += gridDim.x, q_parity ^= 1) {
+    const Tile tile(p, index);
+    const int kv_head = tile.head / p.heads_per_kv_head;
+    KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
+
+    // Q and the block counts, once the consumers are done with those of the tile before.
+    if (stream == 0) {
+      if (leader) {
+        mbarrier_wait(base + kQEmptyBarrier, q_parity ^ 1);
+        slots[0] = blocks.count;
+        mbarrier_arrive_expect_tx(base + kQFullBarrier, kQBytes);
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          tma_load_4d(base + kQOffset + group * kQGroupBytes, &p.q_map, base + kQFullBarrier, group * kGroupColumns,
+              tile.first_query, tile.head, tile.batch);
+        }
+      }
+      __syncwarp();
+    }
+
+    // K of block i goes ahead of V of block i - 1: the order in which the consumers use them.
+    int previous = 0;
+    for (int i = 0; i <= blocks.count; ++i) {
+      const int block = i < blocks.count ? blocks.at(i) : 0;
+      if (leader && i < blocks.count) {
+        const uint32 full = barriers + kKFullBarrier + 8 * k_position.stage;
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * k_position.stage, k_position.parity ^ 1);
+        slots[kStreams + stream * kStages + k_position.stage] = slot_of(block, blocks.masked(i, block));
+        mbarrier_arrive_expect_tx(full, kKvBytes);
+        load_block(&p.k_map, k_ring + k_position.stage * kKvBytes, full, block, kv_head, tile.batch);
+      }
+      if (leader && i > 0) {
+        const uint32 full = barriers + kVFullBarrier + 8 * v_position.stage;
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * v_position.stage, v_position.parity ^ 1);
+        mbarrier_arrive_expect_tx(full, kKvBytes);
+        load_block(&p.v_map, v_ring + v_position.stage * kKvBytes, full, previous, kv_head, tile.batch);
+      }
+      __syncwarp();
+      if (i < blocks.count) k_position.advance();
+      if (i > 0) v_position.advance();
+      previous = block;
+    }
+  }
+}
+
+// s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint64 q_descriptor, uint64 k_descriptor) {
+  keep_in_place(s);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+  }
+  wgmma_commit();
+  keep_in_place(s);
+}
+
+// o += P V for one block of keys (asynchronous).
+__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+    uint64 v_descriptor) {
+  keep_in_place(o);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * 128 >> 4), 1);
+  }
+  wgmma_commit();
+  keep_in_place(o);
+}
+
+// Hides the pairs of a block that the pattern or the end of the keys excludes.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, int slot, int query) {
+  const int first_key = slot / 2 * kTileN + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; ++i) {
+    const int key = first_key + i / 4 * 8 + i % 2;
+    const bool seen = key < p.kv_len && (slot % 2 == 0 || visible(p, query + i / 2 % 2 * 8, key));
+    if (!seen) s[i] = kMinusInfinity;
+  }
+}
+
+// Maximum over the four threads that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)), and `rescale` what o must be multiplied by.
+__device__ __forceinline__ void softmax(float (&s)[kTileN / 2], float (&row_max)[2], float (&row_sum)[2],
+    float (&rescale)[2], float scale_log2) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = row_max[row];
+#pragma unroll
+    for (int i = row * 2; i < kTileN / 2; i += 4) maximum = fmaxf(maximum, fmaxf(s[i], s[i + 1]));
+    maximum = quad_max(maximum);
+    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
+    const float shift = maximum == kMinusInfinity ? 0.0f : maximum * scale_log2;
+    rescale[row] = ex2(row_max[row] * scale_log2 - shift);
+    row_max[row] = maximum;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = row * 2; i < kTileN / 2; i += 4) {
+      s[i] = ex2(s[i] * scale_log2 - shift);
+      s[i + 1] = ex2(s[i + 1] * scale_log2 - shift);
+      sum += s[i] + s[i + 1];
+    }
+    row_sum[row] = row_sum[row] * rescale[row] + sum;
+  }
+}
+
+// The accumulator layout of S, packed to 16 bits, is the A-operand layout of P.
+__device__ __forceinline__ void pack_probabilities(uint32 (&prob)[kTileN / 16][4], const float (&s)[kTileN / 2]) {
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) prob[k][i] = pack(s[k * 8 + i * 2], s[k * 8 + i * 2 + 1]);
+  }
+}
+
+// Consumer: one warpgroup works on its 64 rows, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
+  const int stream = warpgroup / kStreamWarpgroups;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const bool warp_leader = lane == 0;
+  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
+  const int* block_slots = slots + kStreams + stream * kStages;
+  const uint32 barriers = base + 8 * stream * kStages;
+  const uint64 q_descriptor = wgmma_descriptor(base + kQOffset + warpgroup * 64 * 128, 0, 1024);
+  const uint64 k_descriptor = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0, 1024);
+  const uint64 v_descriptor = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes, 1024);
+  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
+  RingPosition k_position, v_position;
+  int q_parity = 0;
+  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, 2 * 128);  // the first turn is warpgroup 0's
+
+  for (int index = blockIdx.x; index < p.tiles; index += gridDim.x, q_parity ^= 1) {
+    const Tile tile(p, index);
+    const int query = tile.first_query + warpgroup * 64 + warp * 16 + lane / 4;
+    float o[kHeadDim / 2], s[kTileN / 2];
+    uint32 prob[kTileN / 16][4];
+    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {0.0f, 0.0f}, rescale[2];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+
+    mbarrier_wait(base + kQFullBarrier, q_parity);
+    const int count = slots[stream];
+
+    if (count > 0) {
+      // First block: scores and softmax.
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      int slot = block_slots[k_position.stage];
+      issue_scores(s, q_descriptor, k_descriptor + (k_position.stage * kKvBytes >> 4));
+      wgmma_wait<0>();
+      keep_in_place(s);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
+      k_position.advance();
+      if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, query);
+      softmax(s, row_max, row_sum, rescale, p.scale_log2);
+      pack_probabilities(prob, s);
+
+      // Scores of block i together with the output of block i - 1.
+      for (int i = 1; i < count; ++i) {
+        mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        slot = block_slots[k_position.stage];
+        bar_sync(my_turn, 2 * 128);
+        issue_scores(s, q_descriptor, k_descriptor + (k_position.stage * kKvBytes >> 4));
+        mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
+        issue_output(o, prob, v_descriptor + (v_position.stage * kKvBytes >> 4));
+        bar_arrive(next_turn, 2 * 128);
+        wgmma_wait<1>();
+        keep_in_place(s);
+        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
+        k_position.advance();
+        if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, query);
+        softmax(s, row_max, row_sum, rescale, p.scale_log2);
+        wgmma_wait<0>();
+        keep_in_place(o);
+        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
+        v_position.advance();
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        pack_probabilities(prob, s);
+      }
+
+      // Output of the last block. Q is free: the next tile's may come in.
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier);
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
+      issue_output(o, prob, v_descriptor + (v_position.stage * kKvBytes >> 4));
+      wgmma_wait<0>();
+      keep_in_place(o);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
+      v_position.advance();
+    } else if (warp_leader) {
+      mbarrier_arrive(base + kQEmptyBarrier);
+    }
+
+    // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
+    float inverse[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float sum = quad_sum(row_sum[row]);
+      inverse[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
+      if (lane % 4 == 0 && query + row * 8 < p.q_len) {
+        p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query + row * 8] =
+            sum > 0.0f ? row_max[row] * p.scale + lg2(sum) * kLn2 : kMinusInfinity;
+      }
+    }
+
+    // Wait until the last tile's store has read the staging, fill it (128-byte swizzle, as TMA expects), store.
+    if (threadIdx.x % 128 == 0) tma_store_wait_read();
+    bar_sync(kWarpgroupBarrier + warpgroup, 128);
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 16; ++j) {
+      const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+      const uint32 to = staging + j / 4 * kOGroupBytes + row * 128 + (chunk ^ row % 8) * 16;
+      stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
+          pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
+          pack(o[j * 8 + 4] * inverse[0], o[j * 8 + 5] * inverse[0]),
+          pack(o[j * 8 + 6] * inverse[1], o[j * 8 + 7] * inverse[1]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, 128);
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, tile.first_query + warpgroup * 64,
+            tile.head, tile.batch);
+      }
+      tma_store_commit();
+    }
+  }
+  if (warpgroup == 0) bar_sync(kTurn, 2 * 128);  // takes the turn that was left over
+  if (threadIdx.x % 128 == 0) tma_store_wait_read();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_window2k(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
+  if (threadIdx.x == 0) {
+    mbarrier_init(base + kQFullBarrier, 1);
+    mbarrier_init(base + kQEmptyBarrier, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    for (int i = 0; i < kStreams * kStages; ++i) {
+      mbarrier_init(base + kKFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.o_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp < kStreams) produce(p, shared, base, warp);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, warpgroup - 1);
+  }
+}

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: a818777e59a36d0f11b2e5152dc01d80218508ded1d97706ae0b73f1e47c9d9b
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 be20607cf480c8de3d470c2304a66fc9f70a7846630c7906756cc1b3e5818956
+// seal: sha256 9a64604f9f1517d7390cfe93e4df2b663b79353ebc47651d0e96dbeeca5e4e8d
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -75,7 +75,6 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of kTileN columns of C
   int tiles;  // block_rows * column_tiles
 };
 
@@ -117,45 +116,53 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier (PTX ISA 9.7.9.27.1.2)
-__device__ __forceinline__ void tma_load_2d(uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA 9.7.9.27.1.2)
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier (PTX ISA 9.7.9.27.1.2)
-__device__ __forceinline__ void tma_load_3d(uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA 9.7.9.27.1.2)
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at its ends (PTX ISA 9.7.9.27.1.2)
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA 9.7.9.27.1.2)
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group, .wait_group.read: stores issued so far have read their shared memory (PTX ISA 9.7.9.25.4)
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA 9.7.9.25.4)
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA 9.7.13.4)
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// cp.async.bulk.wait_group.read: at most kPending stores have not read their shared memory yet (PTX ISA 9.7.9.25.4)
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet (PTX ISA 9.7.9.25.4)
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA 9.7.13.4)
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // setmaxnreg: moves registers from one warpgroup to another (PTX ISA 9.7.19.5)
 template <int kRegisters>
-__device__ __forceinline__ void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 template <int kRegisters>
-__device__ __forceinline__ void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // wgmma.fence: orders register accesses before the first wgmma (PTX ISA 9.7.15.7.1)
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -174,21 +181,25 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1).
-// K-major: stride_bytes = from one group of 8 rows to the next; leading_bytes is not used.
-// MN-major: leading_bytes = from one group of 64 columns to the next, stride_bytes = from 8 rows to the next 8.
-__device__ __forceinline__ uint64 wgmma_descriptor(uint32 address, int leading_bytes, int stride_bytes) {
-  return static_cast<uint64>((address & 0x3FFFF) >> 4) | static_cast<uint64>(leading_bytes >> 4) << 16 |
-         static_cast<uint64>(stride_bytes >> 4) << 32 | 1ull << 62;
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the same:
+// 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower halves:
+// the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n256k16: D = A B (+ D); A from shared memory, B mn_major (PTX ISA 9.7.15.5.2)
-__device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(float (&d)[128], uint64 a,
-    uint64 b, int accumulate) {
+// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, K-major, B mn_major (PTX ISA 9.7.15.5.2)
+__device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
+    float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
       "setp.ne.b32 p, %130, 0;\n"
+      "mov.b64 a, { %128, %131 };\n"
+      "mov.b64 b, { %129, %131 };\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -206,7 +217,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(float (&d)[128]
       "%104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, "
       "%120, %121, %122, %123, %124, %125, %126, %127"
-      "}, %128, %129, p, 1, 1, 0, 1;\n"
+      "}, a, b, p, 1, 1, 0, 1;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -224,7 +235,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(float (&d)[128]
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "r"(accumulate));
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA 9.7.13.1)
@@ -326,8 +337,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
 }
 
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
-__device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint64 a_descriptor,
-    uint64 b_descriptor) {
+__device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
+    uint32 b_descriptor) {
   keep_in_place(accumulators);
   wgmma_fence();
 #pragma unroll
@@ -345,9 +356,9 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % 128 == 0;
   const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
-  const uint64 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * 128, 0, 1024);
-  const uint64 b_descriptor =
-      wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes, 1024);
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * 128, 0);
+  const uint32 b_descriptor =
+      wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   RingPosition position;
   BlockRow row(p, blockIdx.x);
@@ -405,7 +416,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     row = next_row;
   }
   // Shared memory must outlive the stores that read it.
-  if (warpgroup_leader) tma_store_wait_read();
+  if (warpgroup_leader) tma_store_wait_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":64,"kind":"topk"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 5ea53686bde006a10d1e22ef9d91b119735a086e3f45d9c6259d3351e1da3ded
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d765da48676e81d30ea4c9e2bbe63d1385357c52857b80752a09d6c7a63a77df
+// seal: sha256 8edc9afcc10b77b932f8b47fe2108a817ccc94ebac96c3337e18a6bd0509205c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -18,7 +18,8 @@
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      warpgroup w's turn on the tensor cores
 //
-// Pipeline of a consumer: while block i's softmax runs, the tensor cores work on S of block i and on P V of block i - 1.
+// Pipeline of a consumer: S of block i and P V of block i - 1 are issued together; block i's softmax runs as soon as S
+// is there, while the tensor cores still work on P V.
 // Ping-pong: the two consumers take turns issuing, so that one's softmax runs under the other's matrix products.
 //
 // Symbols
@@ -73,6 +74,7 @@ constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr float kRescaleLog2 = 8.0f;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -135,32 +137,44 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier (PTX ISA 9.7.9.27.1.2)
-__device__ __forceinline__ void tma_load_4d(uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA 9.7.9.27.1.2)
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at its ends (PTX ISA 9.7.9.27.1.2)
+// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA 9.7.9.27.1.2)
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group, .wait_group.read: stores issued so far have read their shared memory (PTX ISA 9.7.9.25.4)
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA 9.7.9.25.4)
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet (PTX ISA 9.7.9.25.4)
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA 9.7.13.4)
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // setmaxnreg: moves registers from one warpgroup to another (PTX ISA 9.7.19.5)
 template <int kRegisters>
-__device__ __forceinline__ void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 template <int kRegisters>
-__device__ __forceinline__ void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // wgmma.fence: orders register accesses before the first wgmma (PTX ISA 9.7.15.7.1)
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -179,21 +193,25 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1).
-// K-major: stride_bytes = from one group of 8 rows to the next; leading_bytes is not used.
-// MN-major: leading_bytes = from one group of 64 columns to the next, stride_bytes = from 8 rows to the next 8.
-__device__ __forceinline__ uint64 wgmma_descriptor(uint32 address, int leading_bytes, int stride_bytes) {
-  return static_cast<uint64>((address & 0x3FFFF) >> 4) | static_cast<uint64>(leading_bytes >> 4) << 16 |
-         static_cast<uint64>(stride_bytes >> 4) << 32 | 1ull << 62;
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the same:
+// 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower halves:
+// the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A from shared memory, B k_major (PTX ISA 9.7.15.5.2)
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(float (&d)[64], uint64 a,
-    uint64 b, int accumulate) {
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major (PTX ISA 9.7.15.5.2)
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
       "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -203,7 +221,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(float (&d)[64], 
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
       "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, 0, 0;\n"
+      "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -213,16 +231,18 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(float (&d)[64], 
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(accumulate));
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A from registers, B mn_major (PTX ISA 9.7.15.5.2)
-__device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(float (&d)[64], const uint32 (&a)[4],
-    uint64 b, int accumulate) {
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major (PTX ISA 9.7.15.5.2)
+__device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
+      ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -232,7 +252,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(float (&d)[6
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
       "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, %68, p, 1, 1, 1;\n"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 1;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -242,7 +262,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(float (&d)[6
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA 9.7.13.1)
@@ -311,13 +331,20 @@ struct KeyBlocks {
 struct Tile {
   int batch, head, first_query;
 
-  __device__ __forceinline__ Tile(const Params& p, int tile) {
-    const int row = tile / p.query_tiles;
-    first_query = tile % p.query_tiles * kTileM;
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    // Head by head: the thread blocks at work share the K and V of one or two heads, which then come from the L2.
+    const int row = index / p.query_tiles;
+    first_query = index % p.query_tiles * kTileM;
     batch = row / p.heads;
     head = row % p.heads;
   }
 };
+
+// The tile that this thread block works on in round `round`. Every other round goes backwards, so that where tiles get
+// shorter from one to the next, each thread block gets long and short ones in turn.
+__device__ __forceinline__ int tile_of_round(int round) {
+  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+}
 
 // A position in a ring: the stage, and the parity of the pass over the ring.
 struct RingPosition {
@@ -351,10 +378,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
   RingPosition k_position, v_position;
-  int q_parity = 0;
 
-  for (int index = blockIdx.x; index < p.tiles; index += gridDim.x, q_parity ^= 1) {
-    const Tile tile(p, index);
+  for (int round = 0; tile_of_round(round) < p.tiles; ++round) {
+    const int q_parity = round % 2;
+    const Tile tile(p, tile_of_round(round));
     const int kv_head = tile.head / p.heads_per_kv_head;
     KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
 
@@ -399,7 +426,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint64 q_descriptor, uint64 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
@@ -415,7 +442,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint64 q_de
 
 // o += P V for one block of keys (asynchronous).
 __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
-    uint64 v_descriptor) {
+    uint32 v_descriptor) {
   keep_in_place(o);
   wgmma_fence();
 #pragma unroll
@@ -449,7 +476,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)), and `rescale` what o must be multiplied by.
-__device__ __forceinline__ void softmax(float (&s)[kTileN / 2], float (&row_max)[2], float (&row_sum)[2],
+// row_max follows the running maximum only when that has grown by more than kRescaleLog2: until then the exponentials
+// may reach 2^kRescaleLog2, which 16 bits hold as precisely, and o needs no multiplication. Returns whether it does.
+__device__ __forceinline__ bool softmax(float (&s)[kTileN / 2], float (&row_max)[2], float (&row_sum)[2],
     float (&rescale)[2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -457,10 +486,11 @@ __device__ __forceinline__ void softmax(float (&s)[kTileN / 2], float (&row_max)
 #pragma unroll
     for (int i = row * 2; i < kTileN / 2; i += 4) maximum = fmaxf(maximum, fmaxf(s[i], s[i + 1]));
     maximum = quad_max(maximum);
-    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
-    const float shift = maximum == kMinusInfinity ? 0.0f : maximum * scale_log2;
-    rescale[row] = ex2(row_max[row] * scale_log2 - shift);
-    row_max[row] = maximum;
+    // Not true of -inf - -inf: a row that has seen no key yet keeps its maximum.
+    const bool moves = (maximum - row_max[row]) * scale_log2 > kRescaleLog2;
+    rescale[row] = moves ? ex2((row_max[row] - maximum) * scale_log2) : 1.0f;
+    row_max[row] = moves ? maximum : row_max[row];
+    const float shift = row_max[row] == kMinusInfinity ? 0.0f : row_max[row] * scale_log2;
     float sum = 0.0f;
 #pragma unroll
     for (int i = row * 2; i < kTileN / 2; i += 4) {
@@ -470,6 +500,7 @@ __device__ __forceinline__ void softmax(float (&s)[kTileN / 2], float (&row_max)
     }
     row_sum[row] = row_sum[row] * rescale[row] + sum;
   }
+  return __any_sync(0xFFFFFFFF, rescale[0] != 1.0f || rescale[1] != 1.0f);
 }
 
 // The accumulator layout of S, packed to 16 bits, is the A-operand layout of P.
@@ -489,17 +520,17 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
   const int* block_slots = slots + kStreams + stream * kStages;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint64 q_descriptor = wgmma_descriptor(base + kQOffset + warpgroup * 64 * 128, 0, 1024);
-  const uint64 k_descriptor = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0, 1024);
-  const uint64 v_descriptor = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes, 1024);
+  const uint32 q_descriptor = wgmma_descriptor(base + kQOffset + warpgroup * 64 * 128, 0);
+  const uint32 k_descriptor = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
+  const uint32 v_descriptor = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition k_position, v_position;
-  int q_parity = 0;
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
   if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, 2 * 128);  // the first turn is warpgroup 0's
 
-  for (int index = blockIdx.x; index < p.tiles; index += gridDim.x, q_parity ^= 1) {
-    const Tile tile(p, index);
+  for (int round = 0; tile_of_round(round) < p.tiles; ++round) {
+    const int q_parity = round % 2;
+    const Tile tile(p, tile_of_round(round));
     const int query = tile.first_query + warpgroup * 64 + warp * 16 + lane / 4;
     float o[kHeadDim / 2], s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
@@ -508,7 +539,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
 
     mbarrier_wait(base + kQFullBarrier, q_parity);
-    const int count = slots[stream];
+    const int count = __shfl_sync(0xFFFFFFFF, slots[stream], 0);  // the shuffle shows that it is uniform
 
     if (count > 0) {
       // First block: scores and softmax.
@@ -537,13 +568,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, query);
-        softmax(s, row_max, row_sum, rescale, p.scale_log2);
+        const bool moved = softmax(s, row_max, row_sum, rescale, p.scale_log2);
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
+        if (moved) {
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
         pack_probabilities(prob, s);
       }
 
@@ -572,7 +605,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
 
     // Wait until the last tile's store has read the staging, fill it (128-byte swizzle, as TMA expects), store.
-    if (threadIdx.x % 128 == 0) tma_store_wait_read();
+    if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
     bar_sync(kWarpgroupBarrier + warpgroup, 128);
     const int row = warp * 16 + lane % 16;
 #pragma unroll
@@ -596,13 +629,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
   }
   if (warpgroup == 0) bar_sync(kTurn, 2 * 128);  // takes the turn that was left over
-  if (threadIdx.x % 128 == 0) tma_store_wait_read();
+  if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk64(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+  // The shuffles show the compiler that these are uniform, so that it keeps what depends on them in uniform registers.
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
   if (threadIdx.x == 0) {

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c07593734a8840c120c9c3831f0dd5dc534575db8ade598934f1e8c91b77d3ae
 // templates: bsr_spmm/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6b3accb984bd27fac1e39d7ae95a12e48d4e386f0c03c597de2fd0a3aeb6534c
+// seal: sha256 afe48249bc2ec88ff9e3e5231fa37435559c4ae7cfef0743f6e9727a562ca1fa
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -67,7 +67,6 @@ struct Params {
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C, a multiple of 8
-  int column_tiles;  // tiles of kTileN columns of C
   int tiles;  // block_rows * column_tiles: the grid
 };
 
@@ -153,7 +152,8 @@ __device__ __forceinline__ void load_step(const Params& p, const Step& step, int
   for (int copy = 0; copy < kBCopies; ++copy) {
     const int i = (copy * kThreads + threadIdx.x) * kCopy;
     const int row = i / kTileN, column = i % kTileN;
-    copy_16(b_tile + row * kBStride + column, b + row * p.b_row_stride + column, in_range && first_column + column < p.n);
+    const bool valid = in_range && first_column + column < p.n;
+    copy_16(b_tile + row * kBStride + column, b + row * p.b_row_stride + column, valid);
   }
 }
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 9dce46f81c0856325c408a9bd46f2b089afe9e23d016b86c31869aeb28f9c24c
 // templates: bsr_spmm/wmma.cu.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 320ccf4ae991d11094c6dd3f39794a0d49e4e3aa913b3b9e128ce5ce3e687c33
+// seal: sha256 fb0d94ead81d59d857b36de52f56e363b9c963043a598e276e6e0c73ecf9a058
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -63,7 +63,6 @@ struct Params {
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C, a multiple of 8
-  int column_tiles;  // tiles of kTileN columns of C
   int tiles;  // block_rows * column_tiles: the grid
 };
 
@@ -134,7 +133,8 @@ __device__ __forceinline__ void load_step(const Params& p, const Step& step, int
   for (int copy = 0; copy < kBCopies; ++copy) {
     const int i = (copy * kThreads + threadIdx.x) * kCopy;
     const int row = i / kTileN, column = i % kTileN;
-    copy_16(b_tile + row * kBStride + column, b + row * p.b_row_stride + column, in_range && first_column + column < p.n);
+    const bool valid = in_range && first_column + column < p.n;
+    copy_16(b_tile + row * kBStride + column, b + row * p.b_row_stride + column, valid);
   }
 }
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a2b4a3d6a7415a149b8f2bb2f2bf276fd444b6516ad419e5eb423417b20ee820
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 631ce59fdc901e4845cadae6d9a0d28cbd8cae1c998e35b53b7cdcd0ec552cfc
+// seal: sha256 b94b6cf272f706e46b2ea2dbe789d841751d3b0e5f5eb20ffb87fea0b31191b6
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -43,15 +43,14 @@ constexpr int kRowChunks = 16;  // 16-byte chunks of a row
 constexpr int kPassRows = 8;  // rows that all threads copy at a time, one chunk each
 constexpr int kWarpPassRows = 2;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of a K or V block
-constexpr int kSharedBytes = 49152;  // dynamic shared memory
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each one block of K or V
 constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slot that is filled last
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
-static_assert(kQOffset + kTileM * kRowBytes <= kSharedBytes && kRingOffset + kStages * kSlotBytes <= kSharedBytes);
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0 && kStreamRows == kTileM);
+static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a533168636158f12f6fb0c7f93f6a4ee89c20a9bcf3f6b9e9cce3e917a00f134
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 36b599687dcb928ffe64ebcf372dd8dec8657aaa8a2a3317b83893801c4c5b74
+// seal: sha256 db2b024171b8b82bfe767a757eaeb126bedc923881dabd6e07db56fbee138dae
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -43,7 +43,6 @@ constexpr int kRowChunks = 16;  // 16-byte chunks of a row
 constexpr int kPassRows = 8;  // rows that all threads copy at a time, one chunk each
 constexpr int kWarpPassRows = 2;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of a K or V block
-constexpr int kSharedBytes = 49152;  // dynamic shared memory
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
@@ -51,8 +50,8 @@ constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each one block of K or 
 constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slot that is filled last
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
-static_assert(kQOffset + kTileM * kRowBytes <= kSharedBytes && kRingOffset + kStages * kSlotBytes <= kSharedBytes);
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0 && kStreamRows == kTileM);
+static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 1f09a626d00df677a03af334fc793ffb8132f86c966c1006f9ed1e0a9b71b3e1
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 7f0826f667d7e008a700827c62b24fe909c8d883bdec7ef0f580081bcb47a9d0
+// seal: sha256 6ccfd6cfbd6fbc2f69b7a4a3807edb2d7cbb56b2dbf1608e8082b6de75050052
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -43,7 +43,6 @@ constexpr int kRowChunks = 8;  // 16-byte chunks of a row
 constexpr int kPassRows = 16;  // rows that all threads copy at a time, one chunk each
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of a K or V block
-constexpr int kSharedBytes = 32768;  // dynamic shared memory
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 32768 bytes. Byte offsets:
@@ -51,8 +50,8 @@ constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each one block of K or 
 constexpr int kQOffset = 24576;  // 8192 bytes: Q tile: in the slot that is filled last
 constexpr int kOOffset = 0;  // 8192 bytes: O tile on its way out: in the ring once it is idle
 
-static_assert(kQOffset + kTileM * kRowBytes <= kSharedBytes && kRingOffset + kStages * kSlotBytes <= kSharedBytes);
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0 && kStreamRows == kTileM);
+static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 

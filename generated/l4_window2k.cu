@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: ac8fa6a8d83747c63d313eeacd9ab53e049178753b6ae67d40eafd0d60db954c
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5263082cabe7418551025ca316b502096024e8a3d0bfdc19c5af165235b4b814
+// seal: sha256 1da2b19165aaad249bf69addf7c2c577b181f6b3b52c149f01cb58b31d17610f
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -43,7 +43,6 @@ constexpr int kRowChunks = 16;  // 16-byte chunks of a row
 constexpr int kPassRows = 8;  // rows that all threads copy at a time, one chunk each
 constexpr int kWarpPassRows = 2;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of a K or V block
-constexpr int kSharedBytes = 49152;  // dynamic shared memory
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
 
@@ -52,8 +51,8 @@ constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each one block of K or 
 constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slot that is filled last
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
-static_assert(kQOffset + kTileM * kRowBytes <= kSharedBytes && kRingOffset + kStages * kSlotBytes <= kSharedBytes);
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0 && kStreamRows == kTileM);
+static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 

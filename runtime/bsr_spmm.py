@@ -114,7 +114,6 @@ class BsrSpmmKernel:
         numbers: dict[str, int | float] = {
             "index_words": _INDEX_WORDS[a.crow_indices().dtype],
             "block_rows": block_rows,
-            "column_tiles": column_tiles,
             "tiles": block_rows * column_tiles,
         }
         if not self.compiled.plan.tensor_maps:

@@ -77,6 +77,11 @@ class PatternBase(Frozen):
         """Whether some visible blocks hide some of their pairs (beyond the tail of the sequence)."""
         return False
 
+    @property
+    def uneven(self) -> bool:
+        """Whether query blocks differ in how many key blocks they see."""
+        return False
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k`` inside a listed block.
 

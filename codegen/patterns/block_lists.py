@@ -47,6 +47,11 @@ class BlockLists(PatternBase):
             IndexTensor("full_kv_indices", lists, "full key blocks", upper="key_blocks", optional=True),
         )
 
+    @property
+    def uneven(self) -> bool:
+        """Rows differ in length."""
+        return True
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k`` of a partial block."""
         inside = super().visible(q, k, q_len, kv_len)

@@ -24,6 +24,11 @@ class Causal(PatternBase):
         """Blocks on the diagonal are partly visible."""
         return True
 
+    @property
+    def uneven(self) -> bool:
+        """Rows differ in length."""
+        return True
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         shift = kv_len - q_len if self.align == "bottom_right" else 0

@@ -24,7 +24,7 @@ from codegen.spec import AttentionSpec
 WARP = 32  # threads
 WARP_ROWS = 16  # rows of one mma.sync
 CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatrix
-# Shared memory the system takes from each block (CUDA C++ Best Practices Guide, "Shared Memory", CC 8.x).
+# Shared memory the system takes from each block (CUDA C++ Programming Guide, "Compute Capability 8.x").
 RESERVED = 1 * KIB
 # Addresses, loop state, softmax state, operands in flight. The compiler takes a few more where they are free.
 REGISTER_OVERHEAD = 56

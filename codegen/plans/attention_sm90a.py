@@ -27,6 +27,7 @@ SWIZZLE = 128  # bytes: width of one column group in shared memory
 # 65536 registers over 3 warpgroups: the producer gives up what the consumers take (setmaxnreg, PTX ISA 9.7.19.5).
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
+L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes to Q, O and to what is on its way out
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -79,6 +80,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O"),
         Constant("kQBytes", q_bytes, "bytes of a Q tile"),
         Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
+        *([Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once")] if pattern.uneven else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
     ]
     params = [

@@ -87,7 +87,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         pointer("col_indices", "int", "block column of each block"),
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
         i32("block_rows", "block rows of A"),
-        i32("column_tiles", "tiles of kTileN columns of C"),
         i32("tiles", "block_rows * column_tiles"),
     )
     return Plan(

@@ -105,7 +105,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         i32("block_columns", "blocks across A, block rows of B"),
         i32("block_rows", "block rows of A"),
         i32("n", "columns of B and C, a multiple of 8"),
-        i32("column_tiles", "tiles of kTileN columns of C"),
         i32("tiles", "block_rows * column_tiles: the grid"),
     )
     return Plan(

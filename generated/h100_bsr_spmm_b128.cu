@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: a818777e59a36d0f11b2e5152dc01d80218508ded1d97706ae0b73f1e47c9d9b
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9a64604f9f1517d7390cfe93e4df2b663b79353ebc47651d0e96dbeeca5e4e8d
+// seal: sha256 62e23c1fd450c87889a10f4ac80ccfff387b69d28c8c1e3cb814f0ce6821d998
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -181,9 +181,10 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the same:
-// 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower halves:
-// the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the
+// same: 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower
+// halves: the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of
+// 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {

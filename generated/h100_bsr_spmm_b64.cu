@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 605f5ff924a64c452988186845c2dab5e4944eb4ff840868be5ac77586ce7c32
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0d88e54fc1f3b85fa883bdaacfc3607b0d2a91bd5f4cfe25d7949083ccaee352
+// seal: sha256 35382ca5395d8ec46f2dabdd0058e759e53b46d5b4ec6238c2813a9a8fec9d35
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -181,9 +181,10 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the same:
-// 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower halves:
-// the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the
+// same: 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower
+// halves: the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of
+// 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {

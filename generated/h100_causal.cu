@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a98305e4b2aee51fb53f37a4f34bf748f099b4ed6fc83b24c1e86be8309aa371
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cdf0677294d6edab26966c8411726b71ee9a1e99239198c1ea1bee19407c3782
+// seal: sha256 384a9f6cd68d61e81f0afb08aef29ef3af8137ad99a45778a71c56ec5aa3b7ec
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -13,7 +13,7 @@
 //   A stream is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
 //
 // Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
-//   q_full, q_empty              the Q tile and the block counts of its streams
+//   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the number of the block in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      warpgroup w's turn on the tensor cores
@@ -41,13 +41,14 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 128;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a tile
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -57,24 +58,26 @@ constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of a K or V block
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
-// Dynamic shared memory: 196700 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: Q tile, 128 rows in column groups of 64
-constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each stream
-constexpr int kOOffset = 163840;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kSlotsOffset = 196688;  // 12 bytes: block counts and block numbers, from producer to consumer
+// Dynamic shared memory: 229496 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
+constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
+constexpr int kEntriesOffset = 229472;  // 16 bytes: ring of tiles: number, block counts
+constexpr int kSlotsOffset = 229488;  // 8 bytes: number of the block in each stage of the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
-constexpr int kQEmptyBarrier = kQFullBarrier + 8;
-constexpr int kKFullBarrier = kQEmptyBarrier + 8;
+constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
+constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, block counts
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr float kRescaleLog2 = 8.0f;
+constexpr float kRescaleLog2 = 8.0f;  // growth of a row's maximum, as a power of two, that O is rescaled for
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -84,6 +87,7 @@ struct Params {
   TensorMap v_map;  // V, as K
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -188,9 +192,10 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the same:
-// 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower halves:
-// the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the
+// same: 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower
+// halves: the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of
+// 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -284,6 +289,18 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
+// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
@@ -325,8 +342,8 @@ struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Late queries see most keys. They go first, those of several heads together, so that all thread blocks end at about
-    // the same time; but of no more heads than have their K and V in the L2 at once.
+    // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
+    // but of no more than have their K and V in the L2 at once.
     const int all_heads = p.tiles / p.query_tiles;
     const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kHeadDim * 4;
     const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
@@ -340,26 +357,64 @@ struct Tile {
   }
 };
 
-// The tile that this thread block works on in round `round`. Every other round goes backwards, so that where tiles get
-// shorter from one to the next, each thread block gets long and short ones in turn.
-__device__ __forceinline__ int tile_of_round(int round) {
-  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-}
-
 // A position in a ring: the stage, and the parity of the pass over the ring.
+template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
+    if (++stage == kDepth) {
       stage = 0;
       parity ^= 1;
     }
   }
 };
 
+// Takes the next tile that no thread block has.
+__device__ __forceinline__ int next_tile(const Params& p, int) { return atomicAdd(p.scheduler, 1) + gridDim.x; }
+
+// The last thread block to end leaves the counters at 0 for the next launch.
+__device__ __forceinline__ void release_scheduler(const Params& p) {
+  __threadfence();
+  if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
+    p.scheduler[0] = 0;
+    p.scheduler[1] = 0;
+  }
+}
+
 // The number of a key block, and whether the pattern hides some of its pairs, in one word.
 __device__ __forceinline__ int slot_of(int block, bool masked) { return block * 2 + masked; }
+
+// Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
+// barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// Puts a tile into its ring, once the consumers have left the place: its number, the block counts of its streams, and Q
+// (nothing but the number for the end of the tiles). One thread.
+__device__ __forceinline__ void announce_tile(const Params& p, int* entries, uint32 base,
+    const RingPosition<kTileStages>& position, int index) {
+  const uint32 full = base + kQFullBarrier + 8 * position.stage;
+  int* entry = entries + position.stage * kEntryWords;
+  mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  entry[0] = index;
+  if (index >= p.tiles) {
+    mbarrier_arrive(full);
+    return;
+  }
+  const Tile tile(p, index);
+#pragma unroll
+  for (int stream = 0; stream < kStreams; ++stream) {
+    entry[1 + stream] = KeyBlocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows).count;
+  }
+  mbarrier_arrive_expect_tx(full, kQBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
+        group * kGroupColumns, tile.first_query, tile.head, tile.batch);
+  }
+}
 
 // Copies one block of K or V to shared memory.
 __device__ __forceinline__ void load_block(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
@@ -370,35 +425,25 @@ __device__ __forceinline__ void load_block(const TensorMap* map, uint32 to, uint
   }
 }
 
-// Producer: one warp fills the rings of one stream, tile after tile.
+// Producer: one warp fills the rings of one stream, tile after tile. Warp 0 also hands out the tiles, one ahead.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
+  int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
+  int* block_slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages;
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
-  RingPosition k_position, v_position;
+  RingPosition<kTileStages> tile_position;
+  RingPosition<kStages> k_position, v_position;
+  int index = blockIdx.x;
+  if (stream == 0 && leader) announce_tile(p, entries, base, tile_position, index);
 
-  for (int round = 0; tile_of_round(round) < p.tiles; ++round) {
-    const int q_parity = round % 2;
-    const Tile tile(p, tile_of_round(round));
+  while (true) {
+    tile_position.advance();
+    if (index >= p.tiles) break;
+    const Tile tile(p, index);
     const int kv_head = tile.head / p.heads_per_kv_head;
     KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
-
-    // Q and the block counts, once the consumers are done with those of the tile before.
-    if (stream == 0) {
-      if (leader) {
-        mbarrier_wait(base + kQEmptyBarrier, q_parity ^ 1);
-        slots[0] = blocks.count;
-        mbarrier_arrive_expect_tx(base + kQFullBarrier, kQBytes);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          tma_load_4d(base + kQOffset + group * kQGroupBytes, &p.q_map, base + kQFullBarrier, group * kGroupColumns,
-              tile.first_query, tile.head, tile.batch);
-        }
-      }
-      __syncwarp();
-    }
 
     // K of block i goes ahead of V of block i - 1: the order in which the consumers use them.
     int previous = 0;
@@ -407,7 +452,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader && i < blocks.count) {
         const uint32 full = barriers + kKFullBarrier + 8 * k_position.stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * k_position.stage, k_position.parity ^ 1);
-        slots[kStreams + stream * kStages + k_position.stage] = slot_of(block, blocks.masked(i, block));
+        block_slots[k_position.stage] = slot_of(block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_block(&p.k_map, k_ring + k_position.stage * kKvBytes, full, block, kv_head, tile.batch);
       }
@@ -417,12 +462,21 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_block(&p.v_map, v_ring + v_position.stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
+      // Early in a tile, as soon as the consumers have left the tile before: the next tile.
+      if (stream == 0 && i == min(blocks.count, kStages)) {
+        if (leader) {
+          index = next_tile(p, index);
+          announce_tile(p, entries, base, tile_position, index);
+        }
+        index = __shfl_sync(0xFFFFFFFF, index, 0);
+      }
       __syncwarp();
       if (i < blocks.count) k_position.advance();
       if (i > 0) v_position.advance();
       previous = block;
     }
   }
+  if (stream == 0 && leader) release_scheduler(p);
 }
 
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
@@ -464,17 +518,6 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Maximum over the four threads that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
-  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
-}
-
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)), and `rescale` what o must be multiplied by.
 // row_max follows the running maximum only when that has grown by more than kRescaleLog2: until then the exponentials
 // may reach 2^kRescaleLog2, which 16 bits hold as precisely, and o needs no multiplication. Returns whether it does.
@@ -512,62 +555,119 @@ __device__ __forceinline__ void pack_probabilities(uint32 (&prob)[kTileN / 16][4
   }
 }
 
+// What a consumer knows of a tile: its number, the key blocks of its stream, and the most that a stream of it has.
+struct Entry {
+  int index, count, turns;
+};
+
+__device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
+    int stream) {
+  mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
+  const int* words = entries + position.stage * kEntryWords;
+  Entry entry;
+  entry.index = read_by_leader(words);
+  entry.count = read_by_leader(words + 1 + stream);
+  entry.turns = entry.count;
+  return entry;
+}
+
+// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
+// A row without keys has sum 0: O = 0, LSE = -inf.
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
+    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  const int first_query = tile.first_query + warpgroup * 64;
+  float inverse[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float sum = quad_sum(row_sum[row]);
+    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const int query = first_query + warp_row + lane / 4 + row * 8;
+    if (lane % 4 == 0 && query < p.q_len) {
+      p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
+          sum == 0.0f ? kMinusInfinity : row_max[row] * p.scale + lg2(sum) * kLn2;
+    }
+  }
+
+  // The store of the tile before must have read the staging.
+  const bool sender = threadIdx.x % 128 == 0;
+  if (sender) tma_store_wait_read<0>();
+  bar_sync(kWarpgroupBarrier + warpgroup, 128);
+  const int row = warp_row + lane % 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 16; ++j) {
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    const uint32 to = staging + j / 4 * kOGroupBytes + row * 128 + (chunk ^ row % 8) * 16;
+    stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
+        pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
+        pack(o[j * 8 + 4] * inverse[0], o[j * 8 + 5] * inverse[0]),
+        pack(o[j * 8 + 6] * inverse[1], o[j * 8 + 7] * inverse[1]));
+  }
+  fence_proxy_async();
+  bar_sync(kWarpgroupBarrier + warpgroup, 128);
+  if (sender) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
+    }
+    tma_store_commit();
+  }
+}
+
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const int stream = warpgroup / kStreamWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int first_row = warpgroup * 64 + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
-  const int* block_slots = slots + kStreams + stream * kStages;
+  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
+  const int* block_slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_descriptor = wgmma_descriptor(base + kQOffset + warpgroup * 64 * 128, 0);
-  const uint32 k_descriptor = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
-  const uint32 v_descriptor = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
+  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * 64 * 128, 0);
+  const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
+  const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
-  RingPosition k_position, v_position;
+  RingPosition<kTileStages> tile_position;
+  RingPosition<kStages> k_position, v_position;
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
   if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, 2 * 128);  // the first turn is warpgroup 0's
 
-  for (int round = 0; tile_of_round(round) < p.tiles; ++round) {
-    const int q_parity = round % 2;
-    const Tile tile(p, tile_of_round(round));
-    const int query = tile.first_query + warpgroup * 64 + warp * 16 + lane / 4;
-    float o[kHeadDim / 2], s[kTileN / 2];
+  while (true) {
+    const Entry entry = read_entry(entries, base, tile_position, stream);
+    if (entry.index >= p.tiles) break;
+    const Tile tile(p, entry.index);
+    float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {0.0f, 0.0f}, rescale[2];
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, rescale[2];
+    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
-    mbarrier_wait(base + kQFullBarrier, q_parity);
-    const int count = __shfl_sync(0xFFFFFFFF, slots[stream], 0);  // the shuffle shows that it is uniform
-
-    if (count > 0) {
+    if (entry.count > 0) {
       // First block: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      int slot = block_slots[k_position.stage];
-      issue_scores(s, q_descriptor, k_descriptor + (k_position.stage * kKvBytes >> 4));
+      int slot = read_by_leader(block_slots + k_position.stage);
+      issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, query);
+      if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, tile.first_query + first_row);
       softmax(s, row_max, row_sum, rescale, p.scale_log2);
       pack_probabilities(prob, s);
 
       // Scores of block i together with the output of block i - 1.
-      for (int i = 1; i < count; ++i) {
+      for (int i = 1; i < entry.count; ++i) {
         mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-        slot = block_slots[k_position.stage];
+        slot = read_by_leader(block_slots + k_position.stage);
         bar_sync(my_turn, 2 * 128);
-        issue_scores(s, q_descriptor, k_descriptor + (k_position.stage * kKvBytes >> 4));
+        issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-        issue_output(o, prob, v_descriptor + (v_position.stage * kKvBytes >> 4));
+        issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
         bar_arrive(next_turn, 2 * 128);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, query);
+        if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, tile.first_query + first_row);
         const bool moved = softmax(s, row_max, row_sum, rescale, p.scale_log2);
         wgmma_wait<0>();
         keep_in_place(o);
@@ -580,53 +680,21 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         pack_probabilities(prob, s);
       }
 
-      // Output of the last block. Q is free: the next tile's may come in.
-      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier);
+      // The last scores are there: Q's place is free for the tile after the next.
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+
+      // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      issue_output(o, prob, v_descriptor + (v_position.stage * kKvBytes >> 4));
+      issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     } else if (warp_leader) {
-      mbarrier_arrive(base + kQEmptyBarrier);
+      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
-
-    // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
-    float inverse[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const float sum = quad_sum(row_sum[row]);
-      inverse[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
-      if (lane % 4 == 0 && query + row * 8 < p.q_len) {
-        p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query + row * 8] =
-            sum > 0.0f ? row_max[row] * p.scale + lg2(sum) * kLn2 : kMinusInfinity;
-      }
-    }
-
-    // Wait until the last tile's store has read the staging, fill it (128-byte swizzle, as TMA expects), store.
-    if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
-    bar_sync(kWarpgroupBarrier + warpgroup, 128);
-    const int row = warp * 16 + lane % 16;
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 16; ++j) {
-      const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
-      const uint32 to = staging + j / 4 * kOGroupBytes + row * 128 + (chunk ^ row % 8) * 16;
-      stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
-          pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
-          pack(o[j * 8 + 4] * inverse[0], o[j * 8 + 5] * inverse[0]),
-          pack(o[j * 8 + 6] * inverse[1], o[j * 8 + 7] * inverse[1]));
-    }
-    fence_proxy_async();
-    bar_sync(kWarpgroupBarrier + warpgroup, 128);
-    if (threadIdx.x % 128 == 0) {
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, tile.first_query + warpgroup * 64,
-            tile.head, tile.batch);
-      }
-      tma_store_commit();
-    }
+    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    tile_position.advance();
   }
   if (warpgroup == 0) bar_sync(kTurn, 2 * 128);  // takes the turn that was left over
   if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
@@ -640,8 +708,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_causal(const __gr
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
   if (threadIdx.x == 0) {
-    mbarrier_init(base + kQFullBarrier, 1);
-    mbarrier_init(base + kQEmptyBarrier, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    for (int i = 0; i < kTileStages; ++i) {
+      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kStreams - 1);
+    }
     for (int i = 0; i < kStreams * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
       mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a2b4a3d6a7415a149b8f2bb2f2bf276fd444b6516ad419e5eb423417b20ee820
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b94b6cf272f706e46b2ea2dbe789d841751d3b0e5f5eb20ffb87fea0b31191b6
+// seal: sha256 43dc7087f74b3b33b943cd53c02f9e04f38eee94506484dccbaabece0d77cf33
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -132,6 +132,18 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
+// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
@@ -232,18 +244,6 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 8][4], const Para
       if (!seen) s[j][i] = kMinusInfinity;
     }
   }
-}
-
-// Maximum over the four threads that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
-}
-
-// Sum over the four threads that share a row.
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
-  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)); o and row_sum follow the new maximum.

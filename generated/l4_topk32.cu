@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a533168636158f12f6fb0c7f93f6a4ee89c20a9bcf3f6b9e9cce3e917a00f134
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 db2b024171b8b82bfe767a757eaeb126bedc923881dabd6e07db56fbee138dae
+// seal: sha256 cffa2de3488a8d0ff1e3025b151732708221c0d96abec0c5f211ff5e55b87e6f
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -138,6 +138,18 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
+// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
@@ -239,18 +251,6 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 8][4], const Para
       if (!seen) s[j][i] = kMinusInfinity;
     }
   }
-}
-
-// Maximum over the four threads that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
-}
-
-// Sum over the four threads that share a row.
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
-  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)); o and row_sum follow the new maximum.

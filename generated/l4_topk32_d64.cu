@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 1f09a626d00df677a03af334fc793ffb8132f86c966c1006f9ed1e0a9b71b3e1
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6ccfd6cfbd6fbc2f69b7a4a3807edb2d7cbb56b2dbf1608e8082b6de75050052
+// seal: sha256 39781acd03f630e5d0fb8930d3bef7bbbd43dc5062f2c432980440798e8790de
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -138,6 +138,18 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
+// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
@@ -239,18 +251,6 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 8][4], const Para
       if (!seen) s[j][i] = kMinusInfinity;
     }
   }
-}
-
-// Maximum over the four threads that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
-}
-
-// Sum over the four threads that share a row.
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
-  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)); o and row_sum follow the new maximum.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: ac8fa6a8d83747c63d313eeacd9ab53e049178753b6ae67d40eafd0d60db954c
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1da2b19165aaad249bf69addf7c2c577b181f6b3b52c149f01cb58b31d17610f
+// seal: sha256 2bd2d4a3c55311fd733d3ece01b10ecb572ebfb374e6efa6944d0bcc9091412e
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -134,6 +134,18 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
+// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
@@ -241,18 +253,6 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 8][4], const Para
       if (!seen) s[j][i] = kMinusInfinity;
     }
   }
-}
-
-// Maximum over the four threads that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
-}
-
-// Sum over the four threads that share a row.
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
-  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)); o and row_sum follow the new maximum.

@@ -21,6 +21,7 @@ from runtime.arguments import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
+from runtime.workspace import scheduler_counters
 
 _SIGNATURES_KEPT = 64
 _LOG2_E = math.log2(math.e)
@@ -43,6 +44,7 @@ class AttentionKernel:
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._takes_counters = any(param.name == "scheduler" for param in compiled.plan.params)
         self._indices = self.spec.pattern.index_tensors
         self._signatures: dict[Any, Signature] = {}
 
@@ -109,11 +111,18 @@ class AttentionKernel:
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
             addresses["lse"] = lse.data_ptr()
         if q.device.index == torch.cuda.current_device():
-            self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+            self._launch(signature, addresses, q.device)
         else:
             with torch.cuda.device(q.device):
-                self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+                self._launch(signature, addresses, q.device)
         return out if lse is None else (out, lse)
+
+    def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
+        """Launch on torch's current stream of the current device."""
+        stream = torch.cuda.current_stream().cuda_stream
+        if self._takes_counters:
+            addresses["scheduler"] = scheduler_counters(device, stream).data_ptr()
+        self._loaded.launch(signature, addresses, stream)
 
     @staticmethod
     def _key(tensors: tuple[Any, ...], indices: Any, scale: Any) -> Any:

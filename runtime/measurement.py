@@ -6,11 +6,14 @@ counted). Of BSR: 2 * stored elements * N.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
@@ -21,20 +24,26 @@ from runtime.attention import AttentionKernel
 from runtime.bsr_spmm import BsrSpmmKernel
 
 Call = Callable[[], Any]
-SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than any of the calls takes to enqueue
+SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
+LONGEST_SLEEP = 20_000_000  # a call that waits for the GPU is not slept over
+CYCLES_PER_SECOND = 2e9  # no less than the clock of any GPU here
 LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
 
 
 def median_milliseconds(calls: dict[str, Call], repeats: int = 15, warm_up: int = 4) -> dict[str, float]:
     """Return the median time of each call; calls take turns, so that a drift of the clock meets all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
+    sleeps: dict[str, int] = {}
+    for name, call in calls.items():
         for _ in range(warm_up):
+            began = time.perf_counter()
             call()
+            sleeps[name] = int(2 * (time.perf_counter() - began) * CYCLES_PER_SECOND)
     for _ in range(repeats):
         for name, call in calls.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(SLEEP_CYCLES)  # the host runs ahead meanwhile: only the GPU's time is between the events
+            # The host runs ahead meanwhile: only the GPU's time is between the events.
+            torch.cuda._sleep(min(max(SLEEP_CYCLES, sleeps.get(name, 0)), LONGEST_SLEEP))
             start.record()
             call()
             stop.record()
@@ -91,13 +100,12 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype]) for _ in range(3)
     )
     indices = () if positional else _lists(spec, heads, length)
-    pairs = heads * (_visible_pairs(spec, length) if positional else _listed_pairs(spec, length, indices))
     out = torch.empty_like(q)
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
-        flops=4.0 * spec.head_dim * pairs,
+        flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
         call=lambda: kernel(q, k, v, *indices, out=out),
-        peers={**_sdpa(spec, q, k, v), **_flex(spec, q, k, v, indices)},
+        peers=sdpa_calls(spec, q, k, v) or {"FlexAttention": flex_call(q, k, v, flex_mask(spec, length, indices))},
         peer_flops={},
     )
 
@@ -119,33 +127,30 @@ def _lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, 
     return torch.ones(shape, dtype=torch.int32, device="cuda"), row.expand(shape)[..., None].contiguous(), counts, full
 
 
-def _visible_pairs(spec: AttentionSpec, length: int) -> float:
-    """Count the pairs that a head of ``length`` queries and keys sees."""
-    pairs = 0
-    key = torch.arange(length, device="cuda")[None]
-    for first in range(0, length, 1024):
-        query = torch.arange(first, min(first + 1024, length), device="cuda")[:, None]
-        pairs += int(spec.pattern.visible(query, key, length, length).expand(query.shape[0], length).sum())
-    return pairs
-
-
-def _listed_pairs(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> float:
-    """Count the pairs that a head sees through its lists."""
+def pairs_of_head(
+    spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...] = (), device: str = "cuda"
+) -> int:
+    """Count the pairs that a head of ``length`` queries and keys sees, through its lists where the pattern has some."""
     block = spec.pattern.fixed_block
-    assert block is not None
+    if block is None:
+        pairs = 0
+        key = torch.arange(length, device=device)[None]
+        for first in range(0, length, 1024):
+            query = torch.arange(first, min(first + 1024, length), device=device)[:, None]
+            pairs += int(spec.pattern.visible(query, key, length, length).expand(query.shape[0], length).sum())
+        return pairs
     rows = length // block.q
     if isinstance(spec.pattern, TopK):
         return rows * indices[0].shape[3] * block.q * block.kv
     assert isinstance(spec.pattern, BlockLists)
-    diagonal = block.q * (block.q + 1) / 2 if spec.pattern.mask == "causal" else block.q * block.kv
-    return rows * diagonal + float(indices[2][0, 0].sum()) * block.q * block.kv
+    diagonal = block.q * (block.q + 1) // 2 if spec.pattern.mask == "causal" else block.q * block.kv
+    return rows * diagonal + int(indices[2][0, 0].sum()) * block.q * block.kv
 
 
-def _sdpa(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
+def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
     if spec.pattern.kind not in ("dense", "causal"):
         return {}
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
 
     def through(backend: SDPBackend) -> Call:
         def run() -> torch.Tensor:
@@ -160,40 +165,37 @@ def _sdpa(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     return flash if spec.arch == "sm_89" else {**flash, "SDPA cuDNN": through(SDPBackend.CUDNN_ATTENTION)}
 
 
-def _flex(
-    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: tuple[torch.Tensor, ...]
-) -> dict[str, Call]:
-    """Return FlexAttention on the same blocks."""
-    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # noqa: PLC0415
-
-    length, block = q.shape[2], spec.pattern.fixed_block
-    options: dict[str, Any] = {}
+def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> BlockMask:
+    """Return FlexAttention's mask of the same pairs."""
 
     def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
         return spec.pattern.visible(query, key, length, length)
 
-    if spec.pattern.kind in ("dense", "causal"):
-        return {}
+    block = spec.pattern.fixed_block
     if block is None:
-        mask = create_block_mask(sees, None, None, length, length, device="cuda")
+        return create_block_mask(sees, None, None, length, length, device="cuda")
+    columns = length // block.kv
+
+    def padded(lists: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()
+
+    if isinstance(spec.pattern, TopK):
+        counts = torch.full(indices[0].shape[:3], indices[0].shape[3], dtype=torch.int32, device="cuda")
+        lists = (torch.zeros_like(counts), padded(torch.zeros_like(indices[0])), counts, padded(indices[0]))
     else:
-        columns = length // block.kv
+        lists = (indices[0], padded(indices[1]), indices[2], padded(indices[3]))
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(block.q, block.kv), mask_mod=sees, seq_lengths=(length, length))
 
-        def padded(lists: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()
 
-        if isinstance(spec.pattern, TopK):
-            counts = torch.full(indices[0].shape[:3], indices[0].shape[3], dtype=torch.int32, device="cuda")
-            lists = (torch.zeros_like(counts), padded(torch.zeros_like(indices[0])), counts, padded(indices[0]))
-        else:
-            lists = (indices[0], padded(indices[1]), indices[2], padded(indices[3]))
-        mask = BlockMask.from_kv_blocks(
-            *lists, BLOCK_SIZE=(block.q, block.kv), mask_mod=sees, seq_lengths=(length, length)
-        )
-        if block.q < 128:
-            options = {"kernel_options": {"BLOCK_M": block.q, "BLOCK_N": block.kv}}
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return {"FlexAttention": lambda: compiled(q, k, v, block_mask=mask, **options)}
+def flex_call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask, options: dict[str, Any] | None = None
+) -> Call:
+    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options."""
+    if options is None and min(mask.BLOCK_SIZE) < 128:  # the default tile does not divide such blocks
+        options = dict(zip(("BLOCK_M", "BLOCK_N"), mask.BLOCK_SIZE, strict=True))
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    grouped = q.shape[1] != k.shape[1]
+    return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped, kernel_options=options)
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:

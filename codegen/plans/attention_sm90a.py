@@ -25,8 +25,10 @@ WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 SWIZZLE = 128  # bytes: width of one column group in shared memory
 # 65536 registers over 3 warpgroups: the producer gives up what the consumers take (setmaxnreg, PTX ISA 9.7.19.5).
-PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = 232
+PRODUCER_REGISTERS = 56
+CONSUMER_REGISTERS = 224
+TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
+SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes to Q, O and to what is on its way out
 
 
@@ -48,15 +50,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     q_bytes, kv_bytes = m * d * dtype.bytes, n * d * dtype.bytes
 
     shared = SharedLayout()
-    shared.add("Q", q_bytes, f"Q tile, {m} rows in column groups of {columns}")
+    shared.add("Q", TILE_STAGES * q_bytes, f"ring of Q tiles, {m} rows in column groups of {columns}")
     shared.add("K", streams * spec.stages * kv_bytes, "K ring of each stream")
     shared.add("V", streams * spec.stages * kv_bytes, "V ring of each stream")
     shared.add("O", q_bytes, "O tile on its way out")
-    shared.add("Barriers", 8 * (2 + 4 * streams * spec.stages), "mbarriers", align=8)
-    shared.add(
-        "Slots", 4 * streams * (1 + spec.stages), "block counts and block numbers, from producer to consumer", align=4
-    )
-
+    shared.add("Barriers", 8 * (2 * TILE_STAGES + 4 * streams * spec.stages), "mbarriers", align=8)
+    shared.add("Entries", 4 * TILE_STAGES * (1 + streams), "ring of tiles: number, block counts", align=4)
+    shared.add("Slots", 4 * streams * spec.stages, "number of the block in each stage of the K rings", align=4)
     scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
     registers = Registers(accumulators=scores + scores // 2 + output, overhead=40, limit=CONSUMER_REGISTERS)
     check_budget(spec, shared.size, registers)
@@ -66,6 +66,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kTileM", m, "query rows of a thread block"),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
+        Constant("kTileStages", TILE_STAGES, "depth of the ring of tiles, and of Q"),
         Constant("kStreams", streams, "query blocks in a tile, each with its own key blocks and K/V rings"),
         Constant("kStreamRows", m // streams, "query rows of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
@@ -90,6 +91,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         tensor_map("o_map", "O, as Q"),
         *([pointer("lse", "float", "log-sum-exp, (batch, heads, q_len) contiguous", writes=True)] if spec.lse else []),
         *index_params(spec),
+        *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
         i32("q_len", "queries of a head"),
         i32("kv_len", "keys of a head"),
         i32("heads", "query heads"),

@@ -54,7 +54,7 @@ def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:
     arch = compiled.plan.arch
     record = VerificationRecord(
         device=torch.cuda.get_device_name(),
-        driver=_driver_version(),
+        driver=driver_version(),
         target=f"{arch.name} cubin" if compiled.target == "cubin" else f"{arch.virtual} PTX",
         oracle=ORACLE[compiled.plan.spec.op],
         torch=torch.__version__,
@@ -64,7 +64,7 @@ def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:
     return kernel, record
 
 
-def _driver_version() -> str:
+def driver_version() -> str:
     """Return the version of the installed driver, or, where that is not told, of the CUDA it supports."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().split()

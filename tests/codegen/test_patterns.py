@@ -91,6 +91,34 @@ def test_window() -> None:
     assert rows(example("sliding_window", left=0, right=0), 3, 1) == [".", ".", "x"]
 
 
+def test_sinks_and_window() -> None:
+    assert rows(example("sink_window", sink=1, left=1, right=0), 5, 5) == ["x....", "xx...", "xxx..", "x.xx.", "x..xx"]
+    assert rows(example("sink_window", sink=2, left=0, right=1), 2, 5) == ["xx.xx", "xx..x"]
+    assert rows(example("sink_window", sink=3, left=0, right=0), 3, 2) == ["..", "x.", "xx"]  # sinks stay causal
+
+
+def strided_blocks(q_len: int, kv_len: int, **fields: Any) -> list[str]:
+    """What the first query of each 64 sees of the first key of each 64."""
+    pattern = example("strided", block=64, **fields)
+    return [row[::64] for row in rows(pattern, q_len, kv_len)[::64]]
+
+
+def test_stripes_and_band() -> None:
+    causal = strided_blocks(384, 384, stride=3, local=1)
+    assert causal == ["x.....", "xx....", "xxx...", "x.xx..", "x..xx.", "x..xxx"]
+    both = strided_blocks(384, 384, stride=3, local=1, causal=False)
+    assert both == ["xx.x..", "xxxx..", "xxxx..", "x.xxx.", "x..xxx", "x..xxx"]
+    assert strided_blocks(64, 320, stride=2, local=0) == ["x.x.x"]
+    assert strided_blocks(192, 64, stride=2, local=0) == [".", ".", "x"]
+    assert strided_blocks(192, 64, stride=2, local=1, causal=False) == ["x", "x", "x"]
+
+
+def test_strided_hides_the_future_within_a_block() -> None:
+    pattern = example("strided", stride=2, local=0, block=64)
+    assert rows(pattern, 3, 3) == ["x..", "xx.", "xxx"]
+    assert rows(example("strided", stride=2, local=0, block=64, causal=False), 2, 2) == ["xx", "xx"]
+
+
 def test_block_lists_mask() -> None:
     assert rows(example("block_lists"), 3, 3) == ["x..", "xx.", "xxx"]
     assert rows(example("block_lists", mask="none"), 2, 2) == ["xx", "xx"]

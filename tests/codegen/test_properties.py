@@ -23,6 +23,23 @@ pattern = st.one_of(
     st.fixed_dictionaries(
         {"kind": st.just("sliding_window"), "left": st.integers(0, 1 << 24), "right": st.integers(0, 1 << 24)}
     ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("sink_window"),
+            "sink": st.integers(1, 1 << 24),
+            "left": st.integers(0, 1 << 24),
+            "right": st.integers(0, 1 << 24),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("strided"),
+            "stride": st.integers(2, 1 << 16),
+            "local": st.integers(0, 1 << 16),
+            "block": st.sampled_from([64, 128]),
+        },
+        optional={"causal": st.booleans()},
+    ),
     st.fixed_dictionaries({"kind": st.just("topk"), "k": st.integers(1, 1 << 16), "block": block}),
     st.fixed_dictionaries(
         {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal"])}

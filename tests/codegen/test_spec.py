@@ -157,7 +157,7 @@ def test_wrong_value_names_field_value_and_choice(attention: Fields, field: str,
 def test_unknown_pattern_kind(attention: Fields) -> None:
     error = refusal(with_field(attention, "pattern.kind", "bigbird"))
     assert error.field == "pattern.kind"
-    assert "'block_lists', 'causal', 'dense', 'sliding_window', 'topk'" in error.reason
+    assert "'block_lists', 'causal', 'dense', 'sink_window', 'sliding_window', 'strided', 'topk'" in error.reason
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,25 @@ OTHERS = [
         "head_dim": 128,
         "pattern": {"kind": "topk", "k": 100, "block": {"q": 128, "kv": 64}},
     },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 128,
+        "pattern": {"kind": "strided", "stride": 5, "local": 2, "block": 64, "causal": False},
+    },
     {"op": "attention", "arch": "sm_89", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 128,
+        "pattern": {"kind": "sink_window", "sink": 4, "left": 1023, "right": 0},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 128,
+        "pattern": {"kind": "strided", "stride": 8, "local": 15, "block": 64},
+    },
     {
         "op": "attention",
         "arch": "sm_89",

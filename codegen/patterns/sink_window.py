@@ -1,0 +1,52 @@
+"""Queries see the first keys and a band of keys around their own position."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from codegen.patterns.base import PatternBase
+
+
+class SinkWindow(PatternBase):
+    """Query i sees key j if j <= c + right and (j < sink or j >= c - left), where c = i + kv_len - q_len.
+
+    That is a sliding window and the first ``sink`` keys; these do not reach beyond the window's right end, so that a
+    causal window stays causal.
+    """
+
+    kind: Literal["sink_window"]
+    sink: int = Field(ge=1, le=1 << 24, description="keys at the beginning that every later query sees")
+    left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
+    right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Blocks at the end of the sinks and at both edges of the band are partly visible."""
+        return True
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+        """Return whether query ``q`` sees key ``k``."""
+        centre = q + (kv_len - q_len)
+        inside = super().visible(q, k, q_len, kv_len) & (k <= centre + self.right)
+        return inside & ((k < self.sink) | (k >= centre - self.left))
+
+    def constants(self) -> dict[str, tuple[int, str]]:
+        """Return the number of sinks and the reach of the window."""
+        return {
+            "kSink": (self.sink, "keys at the beginning that every later query sees"),
+            "kWindowLeft": (self.left, "keys seen before the query's own position"),
+            "kWindowRight": (self.right, "keys seen after it"),
+        }
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        return (
+            f"query i sees the first {self.sink} keys and those from i - {self.left} to i + {self.right} "
+            "(positions aligned at the end), none behind i + right"
+        )
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return f"sink{self.sink}_window{self.left}_{self.right}"

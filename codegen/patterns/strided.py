@@ -1,0 +1,70 @@
+"""Queries see every n-th block of keys and the blocks next to their own position."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from codegen.patterns.base import Integral, PatternBase
+
+
+class Strided(PatternBase):
+    """Query i sees key j if block b of key j is local to it or a stripe, and j is not in its future.
+
+    Keys are counted in blocks of ``block`` keys: b = j // block. A query's own block o is the one that holds the
+    diagonal: o = (i + kv_len - q_len) // block. Then, // rounding down,
+
+    - local: o - b <= ``local``; if not causal, b - o <= ``local`` too;
+    - stripe: b % ``stride`` == 0, the same blocks for all queries, the first one (an attention sink) among them;
+    - future, if causal: j > i + kv_len - q_len.
+
+    The definition is of single queries: the tile neither changes it nor has to match ``block``.
+    """
+
+    kind: Literal["strided"]
+    stride: int = Field(ge=2, le=1 << 16, description="every stride-th block is seen by all queries: a stripe")
+    local: int = Field(ge=0, le=1 << 16, description="blocks next to the query's own block that are seen too")
+    block: Annotated[Literal[64, 128], Integral] = Field(description="keys of a block")
+    causal: bool = Field(default=True, description="whether keys after the query's own position are hidden")
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Blocks on the diagonal are partly visible; so are local ones where a tile has several own blocks."""
+        return True
+
+    @property
+    def uneven(self) -> bool:
+        """Late queries see more stripes."""
+        return self.causal
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+        """Return whether query ``q`` sees key ``k``."""
+        position = q + (kv_len - q_len)
+        before = position // self.block - k // self.block
+        inside = super().visible(q, k, q_len, kv_len)
+        stripe = k // self.block % self.stride == 0
+        if self.causal:
+            return inside & (k <= position) & ((before <= self.local) | stripe)
+        return inside & ((before <= self.local) & (before >= -self.local) | stripe)
+
+    def constants(self) -> dict[str, tuple[int, str]]:
+        """Return the pattern's lengths in keys."""
+        sides = "before" if self.causal else "on either side of"
+        return {
+            "kBlock": (self.block, "keys of a block of the pattern, hence of a stripe"),
+            "kPeriod": (self.stride * self.block, "keys from the beginning of one stripe to that of the next"),
+            "kLocalKeys": (self.local * self.block, f"keys of the local blocks {sides} a query's own block"),
+        }
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        sides, limit = ("before it", ", none behind i") if self.causal else ("on either side", "")
+        return (
+            f"query i sees its own block of {self.block} keys, {self.local} {sides}, and one block in {self.stride} "
+            f"from the first one on{limit} (positions aligned at the end)"
+        )
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return f"strided{self.stride}_local{self.local}_b{self.block}" + ("" if self.causal else "_both")

@@ -1,0 +1,170 @@
+"""The key blocks of positional patterns, run on the host: their pairs are those of the definition.
+
+The pattern's part of a generated source is plain C++ but for its qualifiers. A host program made of these parts prints,
+for every tile, the blocks it lists and the pairs that a kernel then sees.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec, shipped_specs
+from codegen.patterns import PatternBase
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from codegen.render import environment, render_plan
+from codegen.spec import AttentionSpec
+
+TILES = [("sm_90a", 128, 128), ("sm_90a", 128, 64), ("sm_89", 16, 32), ("sm_89", 64, 128)]
+LENGTHS = [
+    *[(1, 1), (1, 50), (1, 1000), (17, 50), (128, 128), (129, 127), (64, 320), (256, 256), (300, 300)],
+    *[(70, 701), (130, 640), (9, 3000), (300, 40), (700, 129), (260, 1)],
+]
+SHIPPED = [named.spec.pattern for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
+POSITIONAL = list(dict.fromkeys(pattern for pattern in SHIPPED if not pattern.index_tensors))
+VARIANTS: list[dict[str, Any]] = [
+    {"kind": "causal", "align": "top_left"},
+    {"kind": "sliding_window", "left": 0, "right": 0},
+    {"kind": "sliding_window", "left": 100, "right": 37},
+    {"kind": "sliding_window", "left": 254, "right": 126},
+    {"kind": "sink_window", "sink": 1, "left": 0, "right": 0},
+    {"kind": "sink_window", "sink": 4, "left": 130, "right": 70},
+    {"kind": "sink_window", "sink": 128, "left": 127, "right": 0},
+    {"kind": "sink_window", "sink": 200, "left": 126, "right": 254},
+    *(
+        {"kind": "strided", "stride": stride, "local": local, "block": block, "causal": causal}
+        for stride, local, block in ((2, 0, 64), (3, 1, 64), (5, 2, 64), (2, 1, 128), (3, 0, 128))
+        for causal in (True, False)
+    ),
+]
+
+SHIMS = """\
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+struct Params { int q_len, kv_len; };
+"""
+# One line with the blocks of a tile (* behind a masked one), then one line for each query. The last tile has no query.
+KERNEL = """
+namespace kernel_%(index)d {
+%(constants)s
+%(pattern)s
+void print_tiles(const Params& p) {
+  for (int first = 0; first < p.q_len + kStreamRows; first += kStreamRows) {
+    std::vector<std::string> pairs(max(min(kStreamRows, p.q_len - first), 0), std::string(p.kv_len, '.'));
+    KeyBlocks blocks(p, 0, 0, first);
+    for (int i = 0; i < blocks.count; ++i) {
+      const int block = blocks.at(i);
+      const bool masked = %(masked)s;
+      std::printf("%%d%%s ", block, masked ? "*" : "");
+      for (int row = 0; row < static_cast<int>(pairs.size()); ++row) {
+        for (int key = block * kTileN; key < min((block + 1) * kTileN, p.kv_len); ++key) {
+          if (!masked || %(visible)s) pairs[row].at(key) = 'x';
+        }
+      }
+    }
+    std::puts("");
+    for (const std::string& row : pairs) std::puts(row.c_str());
+  }
+}
+}  // namespace kernel_%(index)d
+"""
+MAIN = """
+int main(int count, char** words) {
+  void (*const kernels[])(const Params&) = {%s};
+  for (int i = 2; i < count; i += 2) kernels[std::atoi(words[1])]({std::atoi(words[i]), std::atoi(words[i + 1])});
+}
+"""
+
+
+def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int) -> Plan:
+    tile = {"m": m, "n": n}
+    return plan_for(find_spec({"op": "attention", "arch": arch, "head_dim": 64, "tile": tile, "pattern": pattern}))
+
+
+PLANS = [plan_of(fields, *tile) for fields in [*(p.model_dump() for p in POSITIONAL), *VARIANTS] for tile in TILES]
+
+
+def kernel(index: int, plan: Plan) -> str:
+    """One kernel's part of the host program."""
+    template = environment().get_template(str(plan.values["pattern_template"]))
+    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values).strip()
+    assert pattern in render_plan(plan)
+    masks = pattern_of(plan).masks_pairs
+    return KERNEL % {
+        "index": index,
+        "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "pattern": pattern,
+        "masked": "blocks.masked(i, block)" if masks else "false",
+        "visible": "visible(p, first + row, key)" if masks else "true",
+    }
+
+
+def pattern_of(plan: Plan) -> PatternBase:
+    assert isinstance(plan.spec, AttentionSpec)
+    return plan.spec.pattern
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    folder = tmp_path_factory.mktemp("key_blocks")
+    names = ", ".join(f"kernel_{index}::print_tiles" for index in range(len(PLANS)))
+    source = SHIMS + "".join(map(kernel, range(len(PLANS)), PLANS)) + MAIN % names
+    (folder / "main.cpp").write_text(source, encoding="utf-8")
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "main"
+
+
+@cache
+def definition(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
+    """The visible pairs as text, one line a query."""
+    return ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len))] for k in range(kv_len)) for q in range(q_len)]
+
+
+@pytest.mark.parametrize(
+    "index",
+    range(len(PLANS)),
+    ids=[f"{pattern_of(plan).stem()}-{plan.spec.arch}-{plan.spec.tile.m}x{plan.spec.tile.n}" for plan in PLANS],
+)
+def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> None:
+    plan = PLANS[index]
+    pattern = pattern_of(plan)
+    values = {constant.name: int(constant.value) for constant in plan.constants}
+    tile_rows, tile_keys = values["kStreamRows"], values["kTileN"]
+    words = [str(length) for pair in LENGTHS for length in pair]
+    lines = iter(
+        subprocess.run([program, str(index), *words], check=True, capture_output=True, text=True).stdout.splitlines()
+    )
+
+    for q_len, kv_len in LENGTHS:
+        expected = definition(pattern, q_len, kv_len)
+        for first in range(0, q_len + tile_rows, tile_rows):
+            where = f"q_len {q_len}, kv_len {kv_len}, queries from {first}"
+            rows = expected[first : first + tile_rows]
+            listed = next(lines).split()
+            assert [next(lines) for _ in rows] == rows, where
+            assert len(listed) == len({word.rstrip("*") for word in listed}), f"{where}: {listed} repeats a block"
+            for word in listed:
+                begin = int(word.rstrip("*")) * tile_keys
+                pairs = "".join(row[begin : begin + tile_keys] for row in rows)
+                assert "x" in pairs, f"{where}: block {word} is listed, but holds no visible pair"
+                # A step that is longer than a block of `strided` may be masked for nothing.
+                if word.endswith("*") and begin + tile_keys <= kv_len and tile_keys <= values.get("kBlock", tile_keys):
+                    assert "." in pairs, f"{where}: block {word} is masked, but hides no pair"
+    assert next(lines, None) is None

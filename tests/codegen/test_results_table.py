@@ -1,0 +1,126 @@
+"""The README's table: receipts in, rows out, and nothing where a receipt does not vouch for the source."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from codegen.library import NamedSpec, find_spec
+from codegen.receipts import Receipt, receipt_path
+from codegen.render import render
+
+PROJECT = Path(__file__).resolve().parents[2]
+Make = Callable[[NamedSpec, str], Receipt]
+README = "above\n<!-- results:begin -->\nold\n<!-- results:end -->\nbelow\n"
+
+
+def load_script(name: str) -> ModuleType:
+    path = PROJECT / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script("results_table")
+
+
+@pytest.fixture
+def write(receipt: Make, tmp_path: Path) -> Callable[..., None]:
+    """Writes the receipt of a spec, some of its fields changed."""
+
+    def write(named: NamedSpec, **changes: Any) -> None:
+        data = json.loads(receipt(named, render(named)).model_dump_json())
+        for field, value in changes.items():
+            data[field] = data[field] | value if isinstance(value, dict) else value
+        receipt_path(named.stem, tmp_path).write_text(json.dumps(data))
+
+    return write
+
+
+def timed(shape: str, peer: str, peer_milliseconds: float, peer_tflops: float) -> dict[str, Any]:
+    return {
+        "shape": shape,
+        "milliseconds": 2.0,
+        "tflops": 600.0,
+        "peer": peer,
+        "peer_milliseconds": peer_milliseconds,
+        "peer_tflops": peer_tflops,
+    }
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def test_the_best_peer_is_the_one_that_took_the_least_time(
+    named: NamedSpec, write: Callable[..., None], tmp_path: Path
+) -> None:
+    more_work = timed("long", "dense", 4.0, 900.0)  # more TFLOPS, because it multiplies zeros
+    measurement = [timed("long", "slow", 6.0, 200.0), more_work, timed("short", "other", 1.0, 1200.0)]
+    write(named, measurement=measurement)
+    assert rows(script.table([named], tmp_path))[named.stem] == ["long", "600", "dense", "300", "2.00", "5.0e-04"]
+
+
+def test_every_shipped_kernel_has_a_row_in_its_family(tmp_path: Path) -> None:
+    specs = [find_spec(name) for name in ("l4_topk32", "h100_bsr_spmm_b64", "h100_topk32", "h100_dense")]
+    found = rows(script.table(specs, tmp_path))
+    assert list(found)[2:] == ["h100_dense", "h100_topk32", "h100_bsr_spmm_b64", "l4_topk32"]
+    assert found["l4_topk32"] == ["unverified", "-", "-", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("change", [{"source": {"sha256": "0" * 64}}, {"verification": None}])
+def test_no_number_without_a_receipt_of_this_source(
+    named: NamedSpec, write: Callable[..., None], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    write(named, **change)
+    text = script.table([named], tmp_path)
+    assert rows(text)[named.stem] == ["unverified", "-", "-", "-", "-", "-"]
+    assert text.startswith("No kernel has been verified")
+
+
+def test_verified_but_not_measured(named: NamedSpec, write: Callable[..., None], tmp_path: Path) -> None:
+    write(named, measurement=[])
+    assert rows(script.table([named], tmp_path))[named.stem] == ["-", "-", "-", "-", "-", "5.0e-04"]
+
+
+def test_caption_names_device_and_what_ptx_means(named: NamedSpec, write: Callable[..., None], tmp_path: Path) -> None:
+    other = find_spec("l4_topk32")
+    write(named)
+    caption = script.table([named, other], tmp_path).splitlines()[0]
+    assert caption.startswith("a device, driver 580.0; ")
+    assert "PTX" not in caption
+    write(other, verification={"target": "compute_89 PTX"})
+    caption = script.table([named, other], tmp_path).splitlines()[0]
+    assert "sm_89 kernels (`l4_*`) ran there through compute_89 PTX" in caption
+
+
+def test_rewrites_only_what_is_between_the_markers(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(README)
+    assert script.main(["--check"], path, tmp_path) == 1
+    assert path.read_text() == README
+    assert script.main([], path, tmp_path) == 0
+    text = path.read_text()
+    assert text.startswith("above\n<!-- results:begin -->\n")
+    assert text.endswith("|\n<!-- results:end -->\nbelow\n")
+    assert "old" not in text
+    assert script.main(["--check"], path, tmp_path) == 0
+
+
+@pytest.mark.parametrize("text", ["", "<!-- results:end --><!-- results:begin -->", README + README])
+def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    assert script.main([], path, tmp_path) == 1
+    assert path.read_text() == text
+    assert "must be there once each" in capsys.readouterr().out

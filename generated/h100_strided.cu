@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7ba1ac5fdc7083d4a5843e384c1531ef50133bee95202f8f6f31fd3c5b563b2c
 // templates: attention/patterns/strided.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 416394b814873cdcd9f448daf8488020d9668c264728069b8635a4411c663f1e
+// seal: sha256 14baf2768ff1ff9dc7d6ef1915cb5236e7ee771b4f5171118ab86939ee2e8e13
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -80,7 +80,6 @@ constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of t
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr float kRescaleLog2 = 8.0f;  // growth of a row's maximum, as a power of two, that O is rescaled for
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -557,21 +556,21 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 }
 
 // Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)), and `rescale` what o must be multiplied by.
-// row_max follows the running maximum only when that has grown by more than kRescaleLog2: until then the exponentials
-// may reach 2^kRescaleLog2, which 16 bits hold as precisely, and o needs no multiplication. Returns whether it does.
+// Returns whether any row of the warp has a new maximum: if not, o need not be multiplied.
 __device__ __forceinline__ bool softmax(float (&s)[kTileN / 2], float (&row_max)[2], float (&row_sum)[2],
     float (&rescale)[2], float scale_log2) {
+  bool moved = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float maximum = row_max[row];
 #pragma unroll
     for (int i = row * 2; i < kTileN / 2; i += 4) maximum = fmaxf(maximum, fmaxf(s[i], s[i + 1]));
     maximum = quad_max(maximum);
-    // Not true of -inf - -inf: a row that has seen no key yet keeps its maximum.
-    const bool moves = (maximum - row_max[row]) * scale_log2 > kRescaleLog2;
-    rescale[row] = moves ? ex2((row_max[row] - maximum) * scale_log2) : 1.0f;
-    row_max[row] = moves ? maximum : row_max[row];
-    const float shift = row_max[row] == kMinusInfinity ? 0.0f : row_max[row] * scale_log2;
+    moved |= maximum > row_max[row];
+    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
+    const float shift = maximum == kMinusInfinity ? 0.0f : maximum * scale_log2;
+    rescale[row] = ex2(row_max[row] * scale_log2 - shift);
+    row_max[row] = maximum;
     float sum = 0.0f;
 #pragma unroll
     for (int i = row * 2; i < kTileN / 2; i += 4) {
@@ -581,7 +580,7 @@ __device__ __forceinline__ bool softmax(float (&s)[kTileN / 2], float (&row_max)
     }
     row_sum[row] = row_sum[row] * rescale[row] + sum;
   }
-  return __any_sync(0xFFFFFFFF, rescale[0] != 1.0f || rescale[1] != 1.0f);
+  return __any_sync(0xFFFFFFFF, moved);
 }
 
 // The accumulator layout of S, packed to 16 bits, is the A-operand layout of P.

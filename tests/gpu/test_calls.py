@@ -152,6 +152,33 @@ def test_a_graph_of_a_tma_kernel_keeps_its_tensor_maps() -> None:
 
 
 @HOPPER
+def test_a_kernel_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() -> None:
+    """h100_causal counts tiles in device memory: launches side by side must not share a counter."""
+    kernel = load_kernel("h100_causal")
+    arguments = {name: value for name, value in tensors(q_len=4096).items() if name != "kv_indices"}
+    expected, _ = kernel(**arguments)
+    graphs, outs = [], [torch.empty_like(arguments["q"]) for _ in range(4)]
+    for out in outs[:2]:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            kernel(**arguments, out=out)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for out in outs:
+            out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        for stream, out, graph in zip(streams, outs, [*graphs, None, None], strict=True):
+            with torch.cuda.stream(stream):
+                if graph is not None:
+                    graph.replay()
+                else:
+                    kernel(**arguments, out=out)
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, expected) for out in outs)
+
+
+@HOPPER
 def test_the_two_lists_of_block_lists_come_in_pairs() -> None:
     kernel = load_kernel(LISTS)
     q = torch.randn(1, 2, 256, 128, device="cuda", dtype=torch.float16)

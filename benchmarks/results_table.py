@@ -1,7 +1,7 @@
-"""Writes the README's table of results from the receipts in generated/, and from nothing else.
+"""Writes the tables of results (README.md, docs/results.md) from the receipts in generated/, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
-python benchmarks/results_table.py --check    # exits 1 if that would change the README
+python benchmarks/results_table.py --check    # exits 1 if that would change a page
 """
 
 from __future__ import annotations
@@ -17,10 +17,25 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 DASH = "-"
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
+# What the README shows; docs/results.md shows every kernel.
+HEADLINE = (
+    "h100_topk16",
+    "h100_topk32",
+    "h100_topk32_b64",
+    "h100_topk32_d64",
+    "h100_block_lists",
+    "h100_window2k",
+    "h100_causal",
+    "h100_dense",
+    "h100_bsr_spmm_b128",
+    "h100_bsr_spmm_b64",
+    "l4_topk32",
+    "l4_causal",
+)
 FAMILIES = (("sm_90a", "attention"), ("sm_90a", "bsr_spmm"), ("sm_89", "attention"), ("sm_89", "bsr_spmm"))
 
 
-def table(specs: list[NamedSpec], folder: Path) -> str:
+def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str:
     """Return caption and table: a row for each spec, in families, with numbers only if a GPU verified this source."""
     verified: dict[str, Receipt] = {}
     for named in specs:
@@ -31,7 +46,7 @@ def table(specs: list[NamedSpec], folder: Path) -> str:
         for named in sorted(specs, key=lambda named: (family(named), named.stem))
     ]
     alignment = ["---", "---", "---:", "---", "---:", "---:", "---:"]
-    return "\n".join([caption(verified), "", line([*HEADINGS]), line(alignment), *rows])
+    return "\n".join([caption(verified, page_folder), "", line([*HEADINGS]), line(alignment), *rows])
 
 
 def family(named: NamedSpec) -> int:
@@ -62,13 +77,14 @@ def useful_tflops(record: MeasurementRecord) -> float:
     return record.tflops * record.milliseconds / record.peer_milliseconds
 
 
-def caption(verified: dict[str, Receipt]) -> str:
+def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     """Return in one line where the numbers come from and what they mean."""
     records = [receipt.verification for receipt in verified.values() if receipt.verification]
     if not records:
         return "No kernel has been verified since its source last changed."
     devices = " and ".join(sorted({f"{record.device}, driver {record.driver}" for record in records}))
-    text = f"{devices}; effective TFLOPS, medians ([how they are taken](docs/measuring.md)); error against float64."
+    measuring = "measuring.md" if page_folder.name == "docs" else "docs/measuring.md"
+    text = f"{devices}; effective TFLOPS, medians ([how they are taken]({measuring})); error against float64."
     through_ptx = sorted({record.target for record in records if record.target.endswith(" PTX")})
     for target in through_ptx:
         arch = target.removesuffix(" PTX").replace("compute_", "sm_")
@@ -89,25 +105,33 @@ def rewritten(readme: str, results: str) -> str:
     return f"{before}{BEGIN}\n{results}\n{END}{after}"
 
 
-def main(arguments: list[str] | None = None, readme: Path = ROOT / "README.md", folder: Path = GENERATED) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the README is not up to date")
-    check = parser.parse_args(arguments).check
-    found = readme.read_text(encoding="utf-8")
+def update(page: Path, specs: list[NamedSpec], folder: Path = GENERATED, *, check: bool = False) -> int:
+    """Rewrite one page's table, or with ``check`` only say whether it would change; return 0 if all is well."""
+    found = page.read_text(encoding="utf-8")
     try:
-        fresh = rewritten(found, table(shipped_specs(), folder))
+        fresh = rewritten(found, table(specs, folder, page.parent))
     except ValueError as error:
-        print(f"error: {readme.name}: {error}")
+        print(f"error: {page.name}: {error}")
         return 1
     if fresh == found:
-        print(f"{readme.name} is up to date")
+        print(f"{page.name} is up to date")
         return 0
     if check:
-        print(f"{readme.name}: its results are not those of the receipts; run: python benchmarks/results_table.py")
+        print(f"{page.name}: its results are not those of the receipts; run: python benchmarks/results_table.py")
         return 1
-    readme.write_text(fresh, encoding="utf-8")
-    print(f"{readme.name}: results rewritten")
+    page.write_text(fresh, encoding="utf-8")
+    print(f"{page.name}: results rewritten")
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
+    check = parser.parse_args().check
+    specs = shipped_specs()
+    headline = [named for named in specs if named.stem in HEADLINE]
+    pages = {ROOT / "README.md": headline, ROOT / "docs" / "results.md": specs}
+    return max([update(page, shown, check=check) for page, shown in pages.items()])
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def render_command(
         return
     by_folder: dict[Path, list[NamedSpec]] = defaultdict(list)
     for named in named_specs:
-        by_folder[Path(out) if out is not None else _home(named)].append(named)
+        by_folder[Path(out) if out is not None else home_of(named)].append(named)
     if check:
         _report([p for folder, group in by_folder.items() for p in freshness.check_sources(folder, group)])
         return
@@ -186,7 +186,7 @@ def schema_command(
         write_if_changed(out, text)
 
 
-def _home(named: NamedSpec) -> Path:
+def home_of(named: NamedSpec) -> Path:
     """Return where a source goes unless the user says otherwise."""
     in_source_tree = not GENERATED.is_relative_to(Path(__file__).resolve().parent)
     shipped = named.path is not None and named.path.resolve().parent == SPECS

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen
+from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of
 from codegen.freshness import render_to
 from codegen.library import GENERATED, NamedSpec
 from codegen.receipts import Receipt, receipt_path
@@ -100,7 +100,10 @@ def verify_command(
     specs: SpecsArgument = None,
     every: AllOption = False,
     measure: Annotated[bool, typer.Option("--measure", help="Also time the kernel beside its peers.")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where sources and receipts go.")] = GENERATED,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where sources and receipts go; else as for render.", show_default=False),
+    ] = None,
 ) -> None:
     """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
 
@@ -123,8 +126,9 @@ def verify_command(
     for named in named_specs:
         kernel, record = verify(named)
         timings = measure_kernel(kernel) if measure else ()
-        render_to(out, [named])
-        receipt(named, record, timings).write(receipt_path(named.stem, out))
+        folder = home_of(named) if out is None else out
+        render_to(folder, [named])
+        receipt(named, record, timings).write(receipt_path(named.stem, folder))
         verdict = "FAILED" if record.failed else "ok"
         typer.echo(
             f"{verdict:6} {named.stem}: {len(record.cases)} cases on {record.device} ({record.target}), "

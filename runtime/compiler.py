@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from codegen.library import NamedSpec
 from codegen.plan import Plan
@@ -77,7 +81,7 @@ def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache 
 def run_nvrtc(
     source: str, name: str, target: Target, options: tuple[str, ...], headers: tuple[str, ...] = ()
 ) -> tuple[bytes, str]:
-    """Compile with NVRTC.
+    """Compile with NVRTC, in a process of its own (:mod:`runtime.nvrtc_child` says why).
 
     Args:
         source: CUDA C++.
@@ -93,33 +97,21 @@ def run_nvrtc(
         ToolchainError: when NVRTC or a header is missing.
         CompileError: with the whole log.
     """
-    nvrtc = toolchain.nvrtc()
+    toolchain.nvrtc()  # says how to install it if it is missing
     arguments = [*options, *(f"--include-path={folder}" for folder in toolchain.include_folders(headers))]
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
-    _check(status, "nvrtcCreateProgram")
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
-        failed = int(status) != 0
-        log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
-        log = "\n".join(line for line in log.rstrip("\0").splitlines() if "Compile time" not in line).strip()
-        if failed:
-            raise CompileError(name, log or str(status))
-        if target == "cubin":
-            return _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
-        return _read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def _read(size_of: Any, read: Any, program: Any) -> bytes:
-    status, size = size_of(program)
-    _check(status, size_of.__name__)
-    buffer = bytes(size)
-    (status,) = read(program, buffer)
-    _check(status, read.__name__)
-    return buffer
-
-
-def _check(status: object, call: str) -> None:
-    if int(status) != 0:  # type: ignore[call-overload]
-        raise CompileError(call, f"NVRTC returned {status!s}")
+    request = {"source": source, "name": name, "target": target, "arguments": arguments}
+    result = subprocess.run(
+        [sys.executable, "-m", "runtime.nvrtc_child"],
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    if result.returncode != 0:
+        raise CompileError(name, result.stderr.decode(errors="replace").strip() or f"exit code {result.returncode}")
+    head, _, code = result.stdout.partition(b"\n")
+    told = json.loads(head)
+    log = "\n".join(line for line in told["log"].splitlines() if "Compile time" not in line).strip()
+    if told["error"]:
+        raise CompileError(name, log or told["error"])
+    return code, log

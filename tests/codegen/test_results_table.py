@@ -107,20 +107,24 @@ def test_caption_names_device_and_what_ptx_means(named: NamedSpec, write: Callab
 def test_rewrites_only_what_is_between_the_markers(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(README)
-    assert script.main(["--check"], path, tmp_path) == 1
+    assert script.update(path, script.shipped_specs(), tmp_path, check=True) == 1
     assert path.read_text() == README
-    assert script.main([], path, tmp_path) == 0
+    assert script.update(path, script.shipped_specs(), tmp_path) == 0
     text = path.read_text()
     assert text.startswith("above\n<!-- results:begin -->\n")
     assert text.endswith("|\n<!-- results:end -->\nbelow\n")
     assert "old" not in text
-    assert script.main(["--check"], path, tmp_path) == 0
+    assert script.update(path, script.shipped_specs(), tmp_path, check=True) == 0
 
 
 @pytest.mark.parametrize("text", ["", "<!-- results:end --><!-- results:begin -->", README + README])
 def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "README.md"
     path.write_text(text)
-    assert script.main([], path, tmp_path) == 1
+    assert script.update(path, script.shipped_specs(), tmp_path) == 1
     assert path.read_text() == text
     assert "must be there once each" in capsys.readouterr().out
+
+
+def test_the_readme_shows_kernels_that_exist() -> None:
+    assert set(script.HEADLINE) <= {named.stem for named in script.shipped_specs()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.render import render
 from codegen.spec import parse_spec
 from runtime.compiler import Compiled, compile_spec, run_nvrtc
 from runtime.errors import CompileError
@@ -99,7 +100,10 @@ def test_a_compile_error_has_the_files_name_the_line_and_the_log() -> None:
     assert "identifier" in caught.value.log
 
 
-def test_the_same_source_gives_the_same_cubin_twice() -> None:
-    source = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] = 1.0f; }\n'
-    options = ("--gpu-architecture=sm_90a",)
-    assert run_nvrtc(source, "a.cu", "cubin", options)[0] == run_nvrtc(source, "b.cu", "cubin", options)[0]
+def test_a_compilation_does_not_change_later_ones() -> None:
+    """A debug build changes the code of every later compilation of its process: each has one of its own."""
+    source = render(find_spec("l4_topk32_d64"))
+    options = ("--gpu-architecture=sm_89", "--std=c++17")
+    before, _ = run_nvrtc(source, "a.cu", "cubin", options)
+    run_nvrtc(source, "a.cu", "cubin", (*options, "--device-debug"))
+    assert run_nvrtc(source, "b.cu", "cubin", options)[0] == before

@@ -12,13 +12,11 @@ from codegen.plan import (
     SharedLayout,
     SharedRegion,
     check_budget,
-    f32,
-    i32,
     i64,
     pointer,
     require,
 )
-from codegen.plans.attention_sm90a import index_params
+from codegen.plans.attention_params import index_params, lse_params, size_params
 from codegen.spec import AttentionSpec
 
 WARP = 32  # threads
@@ -95,16 +93,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *_tensor_params("k", "K (batch, kv_heads, kv_len, head_dim)"),
         *_tensor_params("v", "V, as K"),
         *_tensor_params("o", "O, as Q", writes=True),
-        *([pointer("lse", "float", "log-sum-exp, (batch, heads, q_len) contiguous", writes=True)] if spec.lse else []),
+        *lse_params(spec),
         *index_params(spec),
-        i32("q_len", "queries of a head"),
-        i32("kv_len", "keys of a head"),
-        i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("query_tiles", "tiles of kTileM queries of a head"),
-        i32("tiles", "batch * heads * query_tiles"),
-        f32("scale", "softmax scale"),
-        f32("scale_log2", "scale * log2(e)"),
+        *size_params(),
     ]
     return Plan(
         spec=spec,

@@ -6,19 +6,16 @@ from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import (
     Constant,
-    Param,
     Plan,
     Registers,
     SharedLayout,
     TensorMap,
     check_budget,
-    f32,
-    i32,
-    i64,
     pointer,
     require,
     tensor_map,
 )
+from codegen.plans.attention_params import index_params, lse_params, size_params
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
@@ -89,17 +86,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
         tensor_map("v_map", "V, as K"),
         tensor_map("o_map", "O, as Q"),
-        *([pointer("lse", "float", "log-sum-exp, (batch, heads, q_len) contiguous", writes=True)] if spec.lse else []),
+        *lse_params(spec),
         *index_params(spec),
         *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
-        i32("q_len", "queries of a head"),
-        i32("kv_len", "keys of a head"),
-        i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("query_tiles", "tiles of kTileM queries of a head"),
-        i32("tiles", "batch * heads * query_tiles"),
-        f32("scale", "softmax scale"),
-        f32("scale_log2", "scale * log2(e)"),
+        *size_params(),
     ]
     rows = f"{m // streams} queries" + (f" in each of {streams} streams" if streams > 1 else "")
     return Plan(
@@ -135,20 +125,3 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         flops=4 * m * n * d,
         bytes=2 * kv_bytes * streams,
     )
-
-
-def index_params(spec: AttentionSpec) -> list[Param]:
-    """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
-    params = []
-    for tensor in spec.pattern.index_tensors:
-        params += [
-            pointer(tensor.name, "int", tensor.doc),
-            i64(f"{tensor.name}_batch_stride", "elements from one batch to the next (0: shared)"),
-            i64(f"{tensor.name}_head_stride", "elements from one head to the next (0: shared)"),
-            i64(f"{tensor.name}_row_stride", "elements from one query block to the next"),
-        ]
-        if "any" in tensor.dims:
-            params.append(i32(f"{tensor.name}_length", "entries of a list"))
-    if spec.pattern.index_tensors:
-        params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
-    return params

@@ -1,0 +1,96 @@
+"""Argument checks that need no GPU: every message names the argument, what it was and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime.arguments import (  # noqa: E402
+    check_address,
+    check_output,
+    check_scale,
+    check_shape,
+    check_strides,
+    check_tensor,
+)
+from runtime.errors import ArgumentError  # noqa: E402
+
+
+def half(*shape: int) -> Any:
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "q: is int, expected a torch.Tensor"),
+        (half(4, 4).to_sparse(), r"q: has layout torch\.sparse_coo, expected a dense tensor"),
+        (half(4, 4), "q: is on cpu, expected a CUDA device"),
+    ],
+)
+def test_what_is_no_tensor_on_a_gpu(value: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        check_tensor("q", value, torch.float16, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (half(8, 16).T, r"k: has stride 16 in its last dimension, which must be contiguous"),
+        (half(4, 3, 12)[..., :8], r"k: has stride 36 in dimension 0; strides must be multiples of 8 elements"),
+        (half(2, 3, 12)[:1, :, :8], r"k: has stride 12 in dimension 1"),
+    ],
+)
+def test_strides_that_cannot_be_addressed(tensor: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        check_strides("k", tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        half(2, 3, 8),
+        half(2, 3, 16)[..., :8],
+        half(1, 3, 8).expand(5, 3, 8),
+        half(3, 2, 8).transpose(0, 1),
+        half(3, 3, 1),
+    ],
+)
+def test_strides_that_can(tensor: Any) -> None:
+    if tensor.shape[-1] == 1:
+        tensor = tensor[:1, :1]  # strides of dimensions of size 1 do not matter
+    check_strides("k", tensor)
+
+
+def test_an_output_must_not_share_memory_with_itself() -> None:
+    check_output("out", half(2, 8))
+    check_output("out", half(1, 8).expand(1, 8))
+    with pytest.raises(ArgumentError, match="out: is expanded in dimension 0"):
+        check_output("out", half(1, 8).expand(2, 8))
+
+
+def test_shapes_are_told_whole() -> None:
+    expected = [("batch", (1, 4)), ("heads", None), ("k", (32,))]
+    check_shape("kv_indices", (4, 7, 32), expected)
+    for shape in [(2, 7, 32), (4, 7, 31), (4, 7), (4, 7, 32, 1)]:
+        with pytest.raises(ArgumentError, match=r"kv_indices: has shape .*, expected \(batch 1 or 4, heads, k 32\)"):
+            check_shape("kv_indices", shape, expected)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 0, -0.5, True, "1", None])
+def test_scales_that_make_no_sense(scale: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"scale: is .*, expected a"):
+        check_scale(scale)
+
+
+def test_scales_that_do() -> None:
+    assert check_scale(2) == 2.0 and check_scale(0.125) == 0.125
+
+
+def test_alignment() -> None:
+    check_address("q", 4096)
+    with pytest.raises(ArgumentError, match=r"q: starts at address 0x1008, which is not a multiple of 16 bytes"):
+        check_address("q", 0x1008)

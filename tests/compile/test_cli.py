@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
+from codegen.library import find_spec
+from codegen.receipts import CaseRecord, Receipt, Standing, VerificationRecord, state
+from codegen.render import render
 from runtime import toolchain
 from runtime.cli import app
 from runtime.errors import ToolchainError
@@ -43,7 +48,7 @@ def test_missing_nvrtc_is_one_line_with_the_install_command(monkeypatch: pytest.
     assert "pip install" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_an_unusable_cache_is_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_an_unusable_cache_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path / "file"))
     result = run.invoke(app, ["compile", "h100_topk32"])
@@ -55,6 +60,41 @@ def test_verify_without_a_gpu_says_so_and_fails(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run.invoke(app, ["verify", "h100_topk32"])
     assert result.exit_code == 2 and "needs a GPU" in result.stderr
+
+
+@pytest.mark.parametrize("error", [1e-3, 1.0])
+def test_verify_writes_source_and_receipt_and_fails_with_a_case(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything of the command but the GPU."""
+    torch = pytest.importorskip("torch")
+    from runtime.verification import run as verification
+
+    case = CaseRecord(
+        name="plain", description="", max_error=error, torch_error=None, tolerance=2e-3, passed=error < 2e-3
+    )
+    record = VerificationRecord(
+        device="a device",
+        driver="1.0",
+        target="sm_89 cubin",
+        oracle="float64",
+        torch="2",
+        worst_error=error,
+        cases=(case,),
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(verification, "verify", lambda named: (None, record))
+    result = run.invoke(app, ["verify", "l4_topk32_d64", "--out", str(tmp_path)])
+    named = find_spec("l4_topk32_d64")
+    assert (tmp_path / "l4_topk32_d64.cu").read_text() == render(named)
+    written = Receipt.read(tmp_path / "l4_topk32_d64.json")
+    assert written.verification == record and written.cubin.registers > 32 and written.cubin.spill_bytes == 0
+    standing = state(named, render(named), tmp_path).standing
+    if case.passed:
+        assert result.exit_code == 0 and standing is Standing.OK
+    else:
+        assert result.exit_code == 1 and standing is Standing.FAILED
+        assert "plain" in result.output and "repeat: codegen verify l4_topk32_d64" in result.output
 
 
 def test_load_kernel_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

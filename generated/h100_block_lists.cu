@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 65c65570b0ac5d1c2efb4e24da6cb461fd3319ed91273d3c5261eb2486187c41
 // templates: attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 671d8916b27c09f8033c2d4686e0fc3646250444d74347ae57dd1defd616b944
+// seal: sha256 54954daa5a06a7678de4ffc02d2bd7f0a1e09635027e0701b4aeb2cf37c38803
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -30,7 +30,6 @@
 
 using int64 = long long;
 using uint32 = unsigned int;
-using uint64 = unsigned long long;
 
 // Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
 struct alignas(64) TensorMap {
@@ -56,6 +55,7 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
@@ -74,7 +74,9 @@ constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
 constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, block counts
-constexpr int kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma
+constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
@@ -116,27 +118,28 @@ struct Params {
   float scale_log2;  // scale * log2(e)
 };
 
-// mbarrier.init: PTX ISA 9.7.13.15.9
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA 9.7.13.4)
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: PTX ISA 9.7.13.15.13
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA 9.7.13.15.13)
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed (PTX ISA 9.7.13.15.16)
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -149,13 +152,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA 9.7.9.17)
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA 9.7.9.27.1.2)
+// (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -164,26 +167,27 @@ __device__ __forceinline__ void tma_load_4d(
 }
 
 // cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
-// (PTX ISA 9.7.9.27.1.2)
+// (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA 9.7.9.25.4)
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet (PTX ISA 9.7.9.25.4)
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA 9.7.13.4)
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA 9.7.19.5)
+// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -193,11 +197,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA 9.7.15.7.1)
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA 9.7.15.7.2)
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA 9.7.15.7.3)
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -210,17 +214,18 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA 9.7.15.5.1). The upper half is always the
-// same: 128-byte swizzle, 1024 bytes from 8 rows to the next 8. So descriptors are passed, and moved on, as their lower
-// halves: the address and, for an MN-major tile, the bytes from one group of 64 columns to the next, both in units of
-// 16 bytes.
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major (PTX ISA 9.7.15.5.2)
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -252,7 +257,8 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major (PTX ISA 9.7.15.5.2)
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
+// (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -283,50 +289,50 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA 9.7.13.1)
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA 9.7.13.1)
+// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
 __device__ __forceinline__ void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA 9.7.3.21)
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// lg2.approx.ftz: log2(x) (PTX ISA 9.7.3.20)
+// lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
 __device__ __forceinline__ float lg2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
 }
 
-// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA 9.7.9.6).
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA 9.7.14.5.16)
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -388,7 +394,7 @@ struct Tile {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
     const int all_heads = p.tiles / p.query_tiles;
-    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kHeadDim * 4;
+    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kKeyBytes;
     const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
     const int section = min(fitting * p.heads_per_kv_head, all_heads);
     const int first_head = index / (section * p.query_tiles) * section;
@@ -544,7 +550,7 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * 128 >> 4), 1);
+    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
   keep_in_place(o);
@@ -619,7 +625,7 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
     const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  const int first_query = tile.first_query + warpgroup * 64;
+  const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -633,21 +639,21 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 
   // The store of the tile before must have read the staging.
-  const bool sender = threadIdx.x % 128 == 0;
+  const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   if (sender) tma_store_wait_read<0>();
-  bar_sync(kWarpgroupBarrier + warpgroup, 128);
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
     const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
-    const uint32 to = staging + j / 4 * kOGroupBytes + row * 128 + (chunk ^ row % 8) * 16;
+    const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
         pack(o[j * 8 + 4] * inverse[0], o[j * 8 + 5] * inverse[0]),
         pack(o[j * 8 + 6] * inverse[1], o[j * 8 + 7] * inverse[1]));
   }
   fence_proxy_async();
-  bar_sync(kWarpgroupBarrier + warpgroup, 128);
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (sender) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -661,19 +667,20 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const int stream = warpgroup / kStreamWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int first_row = warpgroup * 64 + warp * 16 + lane / 4;
+  const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* block_slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * 64 * 128, 0);
+  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, 2 * 128);  // the first turn is warpgroup 0's
+  // The first turn is warpgroup 0's.
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kConsumerWarpgroups * kWarpgroupThreads);
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -701,11 +708,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       for (int i = 1; i < entry.count; ++i) {
         mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         slot = read_by_leader(block_slots + k_position.stage);
-        bar_sync(my_turn, 2 * 128);
+        bar_sync(my_turn, kConsumerWarpgroups * kWarpgroupThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, 2 * 128);
+        bar_arrive(next_turn, kConsumerWarpgroups * kWarpgroupThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -739,8 +746,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, 2 * 128);  // takes the turn that was left over
-  if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+  if (warpgroup == 0) bar_sync(kTurn, kConsumerWarpgroups * kWarpgroupThreads);  // takes the turn that was left over
+  if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_block_lists(const __grid_constant__ Params p) {

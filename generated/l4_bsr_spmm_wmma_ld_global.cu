@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 9dce46f81c0856325c408a9bd46f2b089afe9e23d016b86c31869aeb28f9c24c
 // templates: bsr_spmm/wmma.cu.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fb0d94ead81d59d857b36de52f56e363b9c963043a598e276e6e0c73ecf9a058
+// seal: sha256 3f9df5e9ef53e758c8a4a05794fb9ac527682fdb100e08c84f4186da62a63e78
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -25,7 +25,6 @@
 
 using int64 = long long;
 using uint32 = unsigned int;
-using uint64 = unsigned long long;
 
 constexpr int kTileM = 128;  // rows of a C tile: one block row
 constexpr int kTileN = 128;  // columns of a C tile
@@ -72,7 +71,7 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA 9.7.9.21)
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

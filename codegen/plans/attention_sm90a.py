@@ -21,7 +21,7 @@ from codegen.spec import AttentionSpec
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 SWIZZLE = 128  # bytes: width of one column group in shared memory
-# 65536 registers over 3 warpgroups: the producer gives up what the consumers take (setmaxnreg, PTX ISA 9.7.19.5).
+# 65536 registers over 3 warpgroups: the producer gives up what the consumers take (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS = 56
 CONSUMER_REGISTERS = 224
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
@@ -58,6 +58,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers = Registers(accumulators=scores + scores // 2 + output, overhead=40, limit=CONSUMER_REGISTERS)
     check_budget(spec, shared.size, registers)
 
+    scheduling = [
+        Constant("kKeyBytes", 2 * d * dtype.bytes, "bytes of a key: a row of K and one of V"),
+        Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once"),
+    ]
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
         Constant("kTileM", m, "query rows of a thread block"),
@@ -78,7 +82,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O"),
         Constant("kQBytes", q_bytes, "bytes of a Q tile"),
         Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
-        *([Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once")] if pattern.uneven else []),
+        *(scheduling if pattern.uneven else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
     ]
     params = [

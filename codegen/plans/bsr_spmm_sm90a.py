@@ -22,7 +22,7 @@ WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 CONSUMERS = 2  # warpgroups that compute
 SWIZZLE = 128  # bytes: width of one column group in shared memory
-# 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (setmaxnreg, PTX ISA 9.7.19.5).
+# 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
 

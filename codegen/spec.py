@@ -85,7 +85,9 @@ class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
     op: Literal["attention"] = Field(description="operator")
-    head_dim: Annotated[Literal[64, 128], Integral] = Field(description="elements of a head")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], Integral] = Field(
+        description="elements of a head; each architecture supports some of these"
+    )
     pattern: AnyPattern = Field(description="which keys a query sees")
     tile: AttentionTile = Field(description="tile of one thread block")
     lse: bool = Field(default=True, description="whether the natural log-sum-exp of each row is returned too")
@@ -99,7 +101,10 @@ class AttentionSpec(SpecBase):
         block = pattern.get("block") if isinstance(pattern, Mapping) else None
         block = block if isinstance(block, Mapping) else {}
         hopper = data.get("arch") == "sm_90a"
-        tile = {"m": 128, "n": block.get("kv", 128)} if hopper else {"m": block.get("q", 64), "n": block.get("kv", 64)}
+        tile = {"m": block.get("q", 64), "n": block.get("kv", 64)}
+        if hopper:
+            # Steps of 128 keys of such a head would not fit beside its output, neither registers nor shared memory.
+            tile = {"m": 128, "n": 64 if data.get("head_dim") in (192, 256) else block.get("kv", 128)}
         return _fill(dict(data), "attention", {"tile": tile, "stages": 2})
 
 

@@ -16,7 +16,8 @@ def _not_float(value: object) -> object:
 
 Integral = BeforeValidator(_not_float)
 """Makes a Literal of integers refuse 64.0, which equals 64."""
-BlockSize = Annotated[Literal[16, 32, 64, 128], Integral]
+QueryBlockSize = Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], Integral]
+KeyBlockSize = Annotated[Literal[16, 32, 64, 128], Integral]
 
 
 class Frozen(BaseModel):
@@ -28,8 +29,8 @@ class Frozen(BaseModel):
 class Block(Frozen):
     """Shape of one block of the attention matrix, in rows (queries) and columns (keys)."""
 
-    q: BlockSize = Field(description="query rows of a block; each architecture supports some of these sizes")
-    kv: BlockSize = Field(description="keys of a block, likewise")
+    q: QueryBlockSize = Field(description="query rows of a block; each architecture supports some of these sizes")
+    kv: KeyBlockSize = Field(description="keys of a block, likewise")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    require(d in (64, 128), "head_dim", f"is {d}; allowed on {arch.name}: 64, 128")
     if block is not None:
+        require(block.q >= WARP_ROWS, "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 16, 32, 64, 128")
         require(block.kv in (32, 64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 32, 64, 128")
         require(m == block.q, "tile.m", f"is {m}; a tile is one query block: pattern.block.q is {block.q}")
         require(n == block.kv, "tile.n", f"is {n}; a step is one listed block: pattern.block.kv is {block.kv}")
@@ -110,7 +112,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={},
         constants=tuple(constants),
-        values={"pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2"},
+        values={"pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2", "block_steps": 1},
         summary=(
             ("pattern", pattern.describe()),
             ("tile", f"{m} queries x {n} keys"),

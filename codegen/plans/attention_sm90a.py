@@ -21,10 +21,12 @@ from codegen.spec import AttentionSpec
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 SWIZZLE = 128  # bytes: width of one column group in shared memory
-# 65536 registers over 3 warpgroups: the producer gives up what the consumers take (PTX ISA, "setmaxnreg").
-PRODUCER_REGISTERS = 56
-CONSUMER_REGISTERS = 224
+# Registers of a producer and of a consumer thread, the first split that fits: 65536 over 3 warpgroups, the producer gives
+# up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 the producer spills.
+REGISTER_SPLITS = ((56, 224), (40, 232))
+REGISTER_OVERHEAD = 40  # addresses, loop state, softmax state
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
+OWN_STAGING_DIM = 128  # O of longer heads is staged where Q was: there is no room for both
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes to Q, O and to what is on its way out
 
@@ -39,49 +41,58 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     if block is not None:
         require(block.q in (64, 128), "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 64, 128")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
-        require(n == block.kv, "tile.n", f"is {n}; a step is one listed block: pattern.block.kv is {block.kv}")
+        reason = f"is {n}; a step is one listed block or an equal part of it: pattern.block.kv is {block.kv}"
+        require(block.kv % n == 0, "tile.n", reason)
     # Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream.
     streams = 1 if block is None else m // block.q
     consumers = m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
-    q_bytes, kv_bytes = m * d * dtype.bytes, n * d * dtype.bytes
+    groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
+    q_bytes, kv_bytes = (rows * groups * SWIZZLE for rows in (m, n))
+    block_steps = 1 if block is None else block.kv // n
 
-    shared = SharedLayout()
-    shared.add("Q", TILE_STAGES * q_bytes, f"ring of Q tiles, {m} rows in column groups of {columns}")
-    shared.add("K", streams * spec.stages * kv_bytes, "K ring of each stream")
-    shared.add("V", streams * spec.stages * kv_bytes, "V ring of each stream")
-    shared.add("O", q_bytes, "O tile on its way out")
-    shared.add("Barriers", 8 * (2 * TILE_STAGES + 4 * streams * spec.stages), "mbarriers", align=8)
-    shared.add("Entries", 4 * TILE_STAGES * (1 + streams), "ring of tiles: number, block counts", align=4)
-    shared.add("Slots", 4 * streams * spec.stages, "number of the block in each stage of the K rings", align=4)
+    shares_staging = d > OWN_STAGING_DIM
+    tile_stages = TILE_STAGES
+    shared = _shared(spec, streams, tile_stages, q_bytes, kv_bytes)
+    if shares_staging and shared.size > arch.shared_memory_per_block:
+        tile_stages = 1
+        shared = _shared(spec, streams, tile_stages, q_bytes, kv_bytes)
     scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
-    registers = Registers(accumulators=scores + scores // 2 + output, overhead=40, limit=CONSUMER_REGISTERS)
+    accumulators = scores + scores // 2 + output
+    fitting = [split for split in REGISTER_SPLITS if accumulators + REGISTER_OVERHEAD <= split[1]]
+    producer_registers, consumer_registers = (fitting or REGISTER_SPLITS[-1:])[0]
+    registers = Registers(accumulators=accumulators, overhead=REGISTER_OVERHEAD, limit=consumer_registers)
     check_budget(spec, shared.size, registers)
 
     scheduling = [
         Constant("kKeyBytes", 2 * d * dtype.bytes, "bytes of a key: a row of K and one of V"),
         Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once"),
     ]
+    steps = [Constant("kBlockSteps", block_steps, "steps of kTileN keys in a listed block")]
+    o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
+    if shares_staging:  # a warpgroup's rows of O lie where its rows of Q were
+        o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
         Constant("kTileM", m, "query rows of a thread block"),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
-        Constant("kTileStages", TILE_STAGES, "depth of the ring of tiles, and of Q"),
+        Constant("kTileStages", tile_stages, "depth of the ring of tiles, and of Q"),
         Constant("kStreams", streams, "query blocks in a tile, each with its own key blocks and K/V rings"),
         Constant("kStreamRows", m // streams, "query rows of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kStreamWarpgroups", consumers // streams, "warpgroups that share a stream"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kProducerRegisters", producer_registers, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", consumer_registers, "registers a consumer thread takes"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
-        Constant("kGroups", d // columns, "column groups of a tile"),
+        Constant("kGroups", groups, "column groups of a tile"),
         Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q"),
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
-        Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O"),
+        o_group,
         Constant("kQBytes", q_bytes, "bytes of a Q tile"),
         Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
+        *(steps if block_steps > 1 else []),
         *(scheduling if pattern.uneven else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
     ]
@@ -117,6 +128,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         values={
             "ping_pong": spec.schedule == "ping_pong",
             "streams": streams,
+            "tile_stages": tile_stages,
+            "shares_staging": shares_staging,
+            "block_steps": block_steps,
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },
         summary=(
@@ -129,3 +143,20 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         flops=4 * m * n * d,
         bytes=2 * kv_bytes * streams,
     )
+
+
+def _shared(spec: AttentionSpec, streams: int, tile_stages: int, q_bytes: int, kv_bytes: int) -> SharedLayout:
+    """Lay out the shared memory of ``tile_stages`` Q tiles and ``spec.stages`` blocks of K and of V for each stream."""
+    shares_staging = spec.head_dim > OWN_STAGING_DIM
+    columns = SWIZZLE // DTYPES[spec.dtype].bytes
+    held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {columns}"
+    shared = SharedLayout()
+    shared.add("Q", tile_stages * q_bytes, held + (", then O" if shares_staging else ""))
+    shared.add("K", streams * spec.stages * kv_bytes, "K ring of each stream")
+    shared.add("V", streams * spec.stages * kv_bytes, "V ring of each stream")
+    if not shares_staging:
+        shared.add("O", q_bytes, "O tile on its way out")
+    shared.add("Barriers", 8 * (2 * tile_stages + 4 * streams * spec.stages), "mbarriers", align=8)
+    shared.add("Entries", 4 * tile_stages * (1 + streams), "ring of tiles: number, block counts", align=4)
+    shared.add("Slots", 4 * streams * spec.stages, "number of the block in each stage of the K rings", align=4)
+    return shared

@@ -153,7 +153,8 @@ def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> No
     ("field", "change"),
     [
         ("tile.m", {"tile": {"m": 64, "n": 128}}),
-        ("tile.n", {"tile": {"m": 128, "n": 64}}),
+        ("tile.n", {"tile": {"m": 128, "n": 32}}),
+        ("tile.n", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 64}}}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 32, "kv": 128}}}),
         ("pattern.block.kv", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 32}}}),
     ],
@@ -163,3 +164,49 @@ def test_tile_the_kernel_is_not_written_for(attention: dict[str, Any], field: st
         plan_of(attention | change)
     assert caught.value.field == field
     assert "is " in caught.value.reason
+
+
+@pytest.mark.parametrize("head_dim", [96, 192, 256])
+def test_heads_that_sm_89_has_no_kernel_for(head_dim: int) -> None:
+    with pytest.raises(SpecError, match=rf"^head_dim: is {head_dim}; allowed on sm_89: 64, 128$"):
+        plan_of({"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": {"kind": "dense"}})
+
+
+def constants_of(plan: Plan) -> dict[str, int | float]:
+    return {constant.name: constant.value for constant in plan.constants}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "groups", "q_stages", "own_staging"),
+    [(64, 1, 2, True), (96, 2, 2, True), (128, 2, 2, True), (192, 3, 2, False), (256, 4, 1, False)],
+)
+def test_head_sizes(head_dim: int, groups: int, q_stages: int, own_staging: bool) -> None:
+    plan = plan_of({"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": {"kind": "dense"}})
+    values = constants_of(plan)
+    assert (values["kGroups"], values["kTileStages"]) == (groups, q_stages)
+    assert values["kQBytes"] == groups * values["kQGroupBytes"] == groups * 128 * 128
+    regions = {region.name: region.bytes for region in plan.shared}
+    assert regions["Q"] == q_stages * values["kQBytes"]
+    assert ("O" in regions) == own_staging
+    # O that takes Q's place keeps to its warpgroup's rows of it.
+    assert values["kOGroupBytes"] == (64 * 128 if own_staging else values["kQGroupBytes"])
+
+
+def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any]) -> None:
+    del attention["pattern"]
+    attention |= {"pattern": {"kind": "dense"}, "head_dim": 192, "stages": 1}
+    for keys, split in ((64, (56, 224)), (128, (40, 232))):
+        attention["tile"] = {"m": 128, "n": keys}
+        values = constants_of(plan_of(attention))
+        assert (values["kProducerRegisters"], values["kConsumerRegisters"]) == split
+    attention["head_dim"] = 256
+    with pytest.raises(SpecError, match=r"^tile: 128 x 128 needs about 264 registers .*, 232 are available"):
+        plan_of(attention)
+
+
+@pytest.mark.parametrize(("keys", "steps"), [(128, None), (64, 2)])
+def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int | None) -> None:
+    attention["tile"]["n"] = keys
+    plan = plan_of(attention)
+    assert constants_of(plan).get("kBlockSteps") == steps
+    assert plan.values["block_steps"] == (steps or 1)

@@ -58,6 +58,14 @@ def test_left_out_tile_follows_the_block(attention: Fields) -> None:
     assert parse_spec(attention).tile.model_dump() == {"m": 128, "n": 64}
 
 
+@pytest.mark.parametrize(("head_dim", "keys"), [(64, 128), (96, 128), (128, 128), (192, 64), (256, 64)])
+def test_left_out_tile_follows_the_head(attention: Fields, head_dim: int, keys: int) -> None:
+    del attention["tile"]
+    attention["head_dim"] = head_dim
+    assert parse_spec(attention).tile.model_dump() == {"m": 128, "n": keys}
+    plan_for(find_spec(attention))
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_left_out_combination_is_a_legal_one(arch: str) -> None:
     for op, rest in (
@@ -123,7 +131,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_89' or 'sm_90a'"),
         ("arch", ["sm_90a"], "allowed: 'sm_89' or 'sm_90a'"),
         ("dtype", "fp8", "allowed: 'fp16' or 'bf16'"),
-        ("head_dim", 96, "is 96; allowed: 64 or 128"),
+        ("head_dim", 80, "is 80; allowed: 64, 96, 128, 192 or 256"),
         ("head_dim", "128", "is '128'"),
         ("head_dim", 128.0, "is 128.0; an integer is expected"),
         ("head_dim", True, "is True"),
@@ -144,7 +152,8 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("pattern.k", 0, "is 0"),
         ("pattern.k", 8.0, "is 8.0"),
         ("pattern.size", 8, "is not a field of this spec"),
-        ("pattern.block.q", 48, "is 48; allowed: 16, 32, 64 or 128"),
+        ("pattern.block.q", 48, "is 48; allowed: 1, 2, 4, 8, 16, 32, 64 or 128"),
+        ("pattern.block.kv", 8, "is 8; allowed: 16, 32, 64 or 128"),
         ("pattern.block.q", 64.0, "an integer is expected"),
     ],
 )
@@ -251,8 +260,9 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
         assert set(definition["required"]) == required
         assert definition["additionalProperties"] is False
         assert set(FILLED_IN) - {"lse"} < set(definition["properties"])
-    assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 128]
-    assert schema["$defs"]["Block"]["properties"]["q"]["enum"] == [16, 32, 64, 128]
+    assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 96, 128, 192, 256]
+    assert schema["$defs"]["Block"]["properties"]["q"]["enum"] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert schema["$defs"]["Block"]["properties"]["kv"]["enum"] == [16, 32, 64, 128]
 
 
 def test_schema_describes_every_field() -> None:

@@ -14,7 +14,7 @@ from runtime.inspection import usage
 MMA_OPCODE = {"wgmma": "HGMMA", "mma": "HMMA", "wmma": "HMMA"}
 COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
 
-BLOCK = {"q": 128, "kv": 128}
+DENSE = {"kind": "dense"}
 # Combinations that no shipped spec has: other types, head sizes, predicates, schedules.
 OTHERS = [
     {"op": "attention", "arch": "sm_90a", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
@@ -38,6 +38,16 @@ OTHERS = [
         "arch": "sm_90a",
         "head_dim": 128,
         "pattern": {"kind": "strided", "stride": 5, "local": 2, "block": 64, "causal": False},
+    },
+    {"op": "attention", "arch": "sm_90a", "head_dim": 192, "stages": 1, "tile": {"m": 128, "n": 128}, "pattern": DENSE},
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 256,
+        "dtype": "bf16",
+        "schedule": "cooperative",
+        "stages": 1,
+        "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 128}, "mask": "causal"},
     },
     {"op": "attention", "arch": "sm_89", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
     {

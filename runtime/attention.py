@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +28,13 @@ _SIGNATURES_KEPT = 64
 _LOG2_E = math.log2(math.e)
 
 
+class _Outputs(NamedTuple):
+    """What a signature knows of the outputs: whether a new ``out`` is allocated like q, and the shape of the LSE."""
+
+    keeps_layout: bool
+    lse_shape: tuple[int, ...]
+
+
 class AttentionKernel:
     """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
 
@@ -45,7 +53,9 @@ class AttentionKernel:
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._takes_counters = any(param.name == "scheduler" for param in compiled.plan.params)
+        self._returns_lse = self.spec.lse
         self._indices = self.spec.pattern.index_tensors
+        self._index_names = tuple(tensor.name for tensor in self._indices)
         self._signatures: dict[Any, Signature] = {}
 
     def __repr__(self) -> str:
@@ -87,7 +97,7 @@ class AttentionKernel:
             ArgumentError: naming the argument, before anything is launched.
         """
         tensors = self._gather(indices, named_indices) if named_indices else indices
-        key = self._key((q, k, v, out), tensors, scale)
+        key = self._key((q, k, v, out, *tensors), scale)
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._check(q, k, v, indices=tensors, scale=scale, out=out)
@@ -97,51 +107,48 @@ class AttentionKernel:
         if validate:
             self._check_values(q, k, tensors)
         if out is None:
-            out = torch.empty_like(q) if signature.extra else q.new_empty(q.shape)
+            out = torch.empty_like(q) if signature.extra.keeps_layout else q.new_empty(q.shape)
         addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
         for name, address in addresses.items():
             if address % 16:
                 check_address("out" if name == "o" else name, address)
-        for spec, tensor in zip(self._indices, tensors, strict=False):
-            addresses[spec.name] = 0 if tensor is None else tensor.data_ptr()
-        for spec in self._indices[len(tensors) :]:
-            addresses[spec.name] = 0
+        for name, tensor in zip_longest(self._index_names, tensors):
+            addresses[name] = 0 if tensor is None else tensor.data_ptr()
         lse = None
-        if self.spec.lse:
-            lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        if self._returns_lse:
+            lse = q.new_empty(signature.extra.lse_shape, dtype=torch.float32)
             addresses["lse"] = lse.data_ptr()
-        if q.device.index == torch.cuda.current_device():
-            self._launch(signature, addresses, q.device)
+        device = q.device
+        if device.index == torch.cuda.current_device():
+            self._launch(signature, addresses, device)
         else:
-            with torch.cuda.device(q.device):
-                self._launch(signature, addresses, q.device)
+            with torch.cuda.device(device):
+                self._launch(signature, addresses, device)
         return out if lse is None else (out, lse)
 
     def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
         """Launch on torch's current stream of the current device."""
-        stream = torch.cuda.current_stream().cuda_stream
+        # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self._takes_counters:
             addresses["scheduler"] = scheduler_counters(device, stream).data_ptr()
         self._loaded.launch(signature, addresses, stream)
 
     @staticmethod
-    def _key(tensors: tuple[Any, ...], indices: Any, scale: Any) -> Any:
-        """Return everything about a call that its checks depend on, or the arguments' own errors later."""
+    def _key(tensors: tuple[Any, ...], scale: Any) -> Any:
+        """Return everything about a call that its checks depend on; None if that fails: they will say why."""
+        grad = torch.is_grad_enabled()
+        key = [scale]
         try:
-            return (
-                scale,
-                torch.is_grad_enabled(),
-                *(
-                    None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
-                    for t in (*tensors, *indices)
-                ),
-            )
+            for t in tensors:
+                key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
+            return tuple(key)
         except (AttributeError, RuntimeError):
             return None
 
     def _gather(self, indices: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the index tensors in their order, whichever way they were passed."""
-        names = [tensor.name for tensor in self._indices]
+        names = self._index_names
         for name in named:
             if name not in names:
                 allowed = ", ".join([*names, "scale", "out", "validate"])
@@ -202,7 +209,7 @@ class AttentionKernel:
             int(values["tiles"]),
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()},
-            extra=keeps_layout,
+            extra=_Outputs(keeps_layout, tuple(q.shape[:3])),
         )
 
     def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,23 +73,28 @@ class ParameterLayout:
         return bytes(block)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Signature:
     """A checked call: everything about it but the addresses.
 
     Attributes:
-        block: parameter block with its numbers.
-        addresses: (offset, tensor name) of each pointer parameter.
-        maps: (offset, tensor name, encoder) of each tensor map.
+        block: parameter block, used by every call of this signature: its numbers stay, its addresses and tensor maps
+            are written before each launch.
+        pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
+        maps: (tensor name, its 128 bytes of the block, encoder) of each tensor map.
         grid: thread blocks.
         extra: what the operator wants to find again at the next call of this signature.
+        arguments: the driver's list of kernel arguments: the block's address.
+        lock: held from writing the block until the driver has copied it.
     """
 
-    block: bytes
-    addresses: tuple[tuple[int, str], ...]
-    maps: tuple[tuple[int, str, MapEncoder], ...]
+    block: ctypes.Array[ctypes.c_char]
+    pointers: tuple[tuple[str, ctypes.c_uint64], ...]
+    maps: tuple[tuple[str, memoryview, MapEncoder], ...]
     grid: int
-    extra: Any = None
+    extra: Any
+    arguments: ctypes.Array[ctypes.c_void_p]
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
@@ -188,31 +194,37 @@ class LoadedKernel:
             extra: kept with the signature.
         """
         offsets, types = self.layout.offsets, self.layout.types
+        block = ctypes.create_string_buffer(self.layout.pack(values), self.layout.size)
+        view = memoryview(block).cast("B")
         maps = []
         for name, how in self.plan.tensor_maps.items():
             shape, strides = tensors[name.removesuffix("_map")]
             encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
-            maps.append((offsets[name], name.removesuffix("_map"), encoder))
+            maps.append((name.removesuffix("_map"), view[offsets[name] : offsets[name] + 128], encoder))
         slots = self.sm_count(device) * self.plan.blocks_per_sm
         return Signature(
-            block=self.layout.pack(values),
-            addresses=tuple((offsets[name], name) for name, kind in types.items() if kind == "pointer"),
+            block=block,
+            pointers=tuple(
+                (name, ctypes.c_uint64.from_buffer(block, offsets[name]))
+                for name, kind in types.items()
+                if kind == "pointer"
+            ),
             maps=tuple(maps),
             grid=min(tiles, slots) if self.plan.persistent else tiles,
             extra=extra,
+            arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
         )
 
     def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int) -> None:
         """Launch on ``stream``; ``addresses`` has the device address of every tensor by name (0: not given)."""
-        block = ctypes.create_string_buffer(signature.block, len(signature.block))
-        for offset, name, encoder in signature.maps:
-            ctypes.memmove(ctypes.addressof(block) + offset, encoder.at(addresses[name]), 128)
-        for offset, name in signature.addresses:
-            struct.pack_into("<Q", block, offset, addresses[name])
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        (status,) = self._launch(
-            self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
-            ctypes.addressof(arguments), 0,
-        )  # fmt: skip
+        with signature.lock:
+            for name, place, encoder in signature.maps:
+                place[:] = encoder.at(addresses[name])
+            for name, pointer in signature.pointers:
+                pointer.value = addresses[name]
+            (status,) = self._launch(
+                self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
+                ctypes.addressof(signature.arguments), 0,
+            )  # fmt: skip
         if int(status) != 0:
             raise DeviceError(f"launch of {self.plan.stem} failed: {getattr(status, 'name', status)}")

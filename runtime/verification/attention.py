@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,17 @@ class Case:
     Attributes:
         name: unique; also the seed.
         lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
-            replacement), ``out_of_range`` (some entries name no block).
-        counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all).
+            replacement), ``out_of_range`` (some entries name no block), ``padded`` (different blocks, then entries
+            that name none where a list is longer than there are blocks; otherwise such a list repeats some).
+        counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all), ``mixed`` (each
+            row 0 or all; of topk, about half the rows then name no block).
         shared_lists: one list for all batches and heads.
         full_lists: whether block_lists gets its second list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
         expanded: k and v are one batch, expanded (stride 0).
+        values: what q, k and v hold: ``normal`` (random), ``equal_keys`` (all keys of a head are one: every weight is
+            the same), ``huge_logit`` (one key has the scaled logit HUGE_LOGIT for every fifth query, and values
+            in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling).
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
     """
@@ -42,6 +48,7 @@ class Case:
     full_lists: bool = True
     layout: str = "bhsd"
     expanded: bool = False
+    values: str = "normal"
     spread: float = 1.0
     scale: float | None = None
 
@@ -53,6 +60,7 @@ class Case:
         extras = {
             "shared lists": self.shared_lists,
             "expanded k, v": self.expanded,
+            self.values.replace("_", " "): self.values != "normal",
             f"q x {self.spread:g}": self.spread != 1.0,
             f"scale {self.scale}": self.scale is not None,
             f"counts {self.counts}": self.counts != "random",
@@ -60,6 +68,13 @@ class Case:
         }
         return ", ".join([text, *(word for word, said in extras.items() if said)])
 
+
+HUGE_LOGIT = 1e4  # its exponential is far beyond fp32
+# Times log2(e) it is 14427, whose ulp is 2^-10: a kernel that fuses this product with the difference to the maximum is
+# off by up to 2^-11 in the exponent, 3.4e-4 in the weight. That is less than half an ulp of an fp16 number from 1.1 to
+# 1.4, so the result of a query that this key wins must still be exact.
+HUGE_LOGIT_VALUES = (1.1, 1.4)
+LARGEST_PRODUCT = 6e4  # the largest finite fp16 is 65504: scores that were kept in fp16 would be near its end
 
 CASES = (
     Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
@@ -71,6 +86,7 @@ CASES = (
     Case("few_queries", heads=2, kv_heads=2, q_len=200, kv_len=3000),
     Case("few_keys", heads=2, kv_heads=2, q_len=1500, kv_len=200, lists="repeated"),
     Case("gqa_8_to_1", batch=2, heads=8, kv_heads=1, q_len=640, kv_len=640),
+    Case("gqa_4_to_1", heads=8, kv_heads=2, q_len=321, kv_len=960),
     Case("gqa_3_to_1", heads=6, kv_heads=2, q_len=129, kv_len=1025),
     Case("shared_lists", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, shared_lists=True),
     Case("transposed", batch=2, heads=4, kv_heads=2, q_len=500, kv_len=600, layout="bshd"),
@@ -79,10 +95,60 @@ CASES = (
     Case("out_of_range", batch=1, heads=2, kv_heads=2, q_len=512, kv_len=1000, lists="out_of_range"),
     Case("empty_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="empty"),
     Case("full_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="full"),
+    Case("empty_and_full_rows", heads=4, kv_heads=2, q_len=1000, kv_len=900, lists="padded", counts="mixed"),
     Case("one_list", heads=2, kv_heads=2, q_len=512, kv_len=900, full_lists=False),
     Case("one_key_wins", heads=2, kv_heads=2, q_len=512, kv_len=512, spread=40.0),
+    Case("equal_keys", heads=2, kv_heads=2, q_len=512, kv_len=700, lists="padded", values="equal_keys"),
+    Case("huge_logit", heads=2, kv_heads=2, q_len=512, kv_len=512, lists="padded", values="huge_logit"),
+    Case(
+        "large_products",
+        heads=2,
+        kv_heads=1,
+        q_len=300,
+        kv_len=512,
+        lists="padded",
+        values="large_products",
+        scale=0.05,
+    ),
     Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
 )
+
+
+RANDOM_SHAPES = 100
+
+
+def random_cases() -> tuple[Case, ...]:
+    """Return RANDOM_SHAPES small cases of random shape, lists, layout and scale: the same ones every time."""
+    draw = random.Random(0)
+
+    def length() -> int:
+        kind = draw.random()
+        if kind < 0.05:
+            return draw.randint(701, 1500)
+        if kind < 0.3:  # at the edge of a block
+            return 64 * draw.randint(1, 10) + draw.choice((-1, 0, 1))
+        return draw.randint(1, 700)
+
+    def case(number: int) -> Case:
+        group = draw.randint(1, 8)
+        kv_heads = draw.randint(1, max(1, 8 // group))
+        return Case(
+            f"random_{number:03}",
+            batch=draw.randint(1, 3),
+            heads=group * kv_heads,
+            kv_heads=kv_heads,
+            q_len=length(),
+            kv_len=length(),
+            lists=draw.choice(("random", "repeated", "out_of_range", "padded")),
+            counts=draw.choice(("random", "random", "mixed", "mixed", "full", "empty")),
+            shared_lists=draw.random() < 0.25,
+            full_lists=draw.random() < 0.75,
+            layout=draw.choice(("bhsd", "bshd")),
+            expanded=draw.random() < 0.25,
+            scale=draw.choice((None, round(draw.uniform(0.02, 0.3), 3))),
+        )
+
+    return tuple(case(number) for number in range(RANDOM_SHAPES))
 
 
 @dataclass(frozen=True)
@@ -97,24 +163,49 @@ class Inputs:
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
     """Draw fresh random inputs of a case."""
-    random = generator(case.name, device)
+    source = generator(case.name, device)
     dtype = TORCH_DTYPES[spec.dtype]
 
     def tensor(batch: int, heads: int, length: int) -> torch.Tensor:
         shape = (batch, heads, length, spec.head_dim)
         if case.layout == "bshd":
             shape = (batch, length, heads, spec.head_dim)
-        drawn = torch.randn(shape, generator=random, device=device, dtype=torch.float32).to(dtype)
+        drawn = torch.randn(shape, generator=source, device=device, dtype=torch.float32).to(dtype)
         return drawn.transpose(1, 2) if case.layout == "bshd" else drawn
 
     q = tensor(case.batch, case.heads, case.q_len) * case.spread
     stored = 1 if case.expanded else case.batch
-    k, v = (tensor(stored, case.kv_heads, case.kv_len).expand(case.batch, -1, -1, -1) for _ in range(2))
-    return Inputs(q, k, v, _make_lists(spec, case, device, random))
+    k, v = (tensor(stored, case.kv_heads, case.kv_len) for _ in range(2))
+    _set_values(spec, case, q, k, v)
+    k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
+    return Inputs(q, k, v, _make_lists(spec, case, device, source))
+
+
+def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Change normal q, k and v in place to what the case asks for."""
+    if case.values == "equal_keys":
+        k.copy_(k[:, :, :1].clone())
+    elif case.values == "huge_logit":
+        # One element of q and k is used for this alone, so that no other logit changes much.
+        root = (HUGE_LOGIT / softmax_scale(spec, case)) ** 0.5
+        q[..., 0] = k[..., 0] = 0.0
+        winner = case.kv_len // 2 + 3
+        q[:, :, ::5, 0] = k[:, :, winner, 0] = root
+        v[:, :, winner] = v[:, :, winner].sign() * v[:, :, winner].abs().clamp(*HUGE_LOGIT_VALUES)
+    elif case.values == "large_products":
+        keys = k.float().repeat_interleave(case.heads // case.kv_heads, 1)
+        factor = (LARGEST_PRODUCT / (q.float() @ keys.transpose(2, 3)).abs().max()) ** 0.5
+        q *= factor
+        k *= factor
+
+
+def softmax_scale(spec: AttentionSpec, case: Case) -> float:
+    """Return what the logits of a case are multiplied by."""
+    return spec.head_dim**-0.5 if case.scale is None else case.scale
 
 
 def _make_lists(
-    spec: AttentionSpec, case: Case, device: torch.device, random: torch.Generator
+    spec: AttentionSpec, case: Case, device: torch.device, source: torch.Generator
 ) -> tuple[torch.Tensor | None, ...]:
     block = spec.pattern.fixed_block
     if block is None:
@@ -124,26 +215,33 @@ def _make_lists(
 
     def draw(length: int) -> torch.Tensor:
         shape = (batch, heads, rows)
-        if case.lists == "random" and length <= key_blocks:
-            picks = torch.rand((*shape, key_blocks), generator=random, device=device).argsort(-1)[..., :length]
+        if case.lists == "padded" or (case.lists == "random" and length <= key_blocks):
+            picks = torch.rand((*shape, key_blocks), generator=source, device=device).argsort(-1)[..., :length]
+            picks = torch.nn.functional.pad(picks, (0, length - picks.shape[3]), value=-1)
         else:
-            picks = torch.randint(0, key_blocks, (*shape, length), generator=random, device=device)
+            picks = torch.randint(0, key_blocks, (*shape, length), generator=source, device=device)
         if case.lists == "out_of_range":
-            wild = torch.rand(picks.shape, generator=random, device=device)
+            wild = torch.rand(picks.shape, generator=source, device=device)
             picks = torch.where(wild < 0.2, -1, torch.where(wild > 0.8, key_blocks + 3, picks))
         return picks.to(torch.int32).contiguous()
 
+    def chosen_rows() -> torch.Tensor:
+        return torch.rand((batch, heads, rows), generator=source, device=device) < 0.5
+
     def count(length: int) -> torch.Tensor:
         if case.counts == "random":
-            drawn = torch.randint(0, length + 1, (batch, heads, rows), generator=random, device=device)
+            drawn = torch.randint(0, length + 1, (batch, heads, rows), generator=source, device=device)
             return drawn.to(torch.int32)
+        if case.counts == "mixed":
+            return torch.where(chosen_rows(), length, 0).to(torch.int32)
         return torch.full(
             (batch, heads, rows), 0 if case.counts == "empty" else length, dtype=torch.int32, device=device
         )
 
     names = [tensor.name for tensor in spec.pattern.index_tensors]
     if names == ["kv_indices"]:
-        return (draw(int(spec.pattern.index_tensors[0].dims[3])),)
+        drawn = draw(int(spec.pattern.index_tensors[0].dims[3]))
+        return (drawn.masked_fill(~chosen_rows()[..., None], -1) if case.counts == "mixed" else drawn,)
     # The two lists of block_lists split the key blocks between them, as a BlockMask does.
     partial = draw(key_blocks)
     half = max(1, key_blocks // 2)
@@ -187,9 +285,8 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
     group = case.heads // case.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scale = spec.head_dim**-0.5 if case.scale is None else case.scale
     weight = multiplicity(spec, case, inputs)
-    scores = (q @ k.transpose(2, 3)) * scale
+    scores = (q @ k.transpose(2, 3)) * softmax_scale(spec, case)
     scores = scores.masked_fill(weight == 0, -torch.inf)
     top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     weighted = weight * torch.exp(scores - top)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,6 +40,35 @@ class Outcome:
     def passed(self) -> bool:
         """Whether the case holds. NaN never passes."""
         return self.max_error <= self.tolerance and not self.problem
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Return the largest of some errors; NaN counts as larger than any number."""
+    return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+
+
+def summary(name: str, outcomes: Sequence[Outcome]) -> Outcome:
+    """Return many outcomes as one: the largest of each number, how many passed, and each failure by its name.
+
+    The description has the worst ratio to torch's error, where that is not 0, and the worst share of a tolerance used.
+    """
+    failed = [o for o in outcomes if not o.passed]
+    passed = len(outcomes) - len(failed)
+    compared = [o for o in outcomes if o.torch_error]
+    used = worst(o.max_error / o.tolerance for o in outcomes)
+    ratio = f"{worst(o.max_error / (o.torch_error or 1.0) for o in compared):.2f} of torch's and " if compared else ""
+    return Outcome(
+        name=name,
+        description=f"{passed} of {len(outcomes)} passed, errors at most {ratio}{used:.2f} of what is allowed",
+        max_error=worst(o.max_error for o in outcomes),
+        torch_error=worst(o.torch_error or 0.0 for o in compared) if compared else None,
+        tolerance=max(o.tolerance for o in outcomes),
+        problem="; ".join(
+            f"{o.name} ({o.description}): error {o.max_error:.3g}, allowed {o.tolerance:.3g}"
+            + (f", {o.problem}" if o.problem else "")
+            for o in failed
+        ),
+    )
 
 
 def tolerance(dtype: str, torch_error: float | None, largest: float) -> float:

@@ -13,7 +13,7 @@ from runtime.attention import AttentionKernel
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
 from runtime.verification import attention, bsr_spmm
-from runtime.verification.common import Outcome
+from runtime.verification.common import Outcome, summary, worst
 
 ORACLE = {
     "attention": "float64 softmax over the same pairs, on the GPU",
@@ -22,11 +22,12 @@ ORACLE = {
 
 
 def outcomes(kernel: Kernel) -> Iterator[Outcome]:
-    """Run every case of the kernel's operator on the current device."""
+    """Run every case of the kernel's operator on the current device; the random shapes count as one."""
     device = torch.device("cuda", torch.cuda.current_device())
     if isinstance(kernel, AttentionKernel):
         for attention_case in attention.CASES:
             yield attention.run_case(kernel, attention_case, device)
+        yield summary("random_shapes", [attention.run_case(kernel, c, device) for c in attention.random_cases()])
     else:
         for bsr_case in bsr_spmm.CASES:
             yield bsr_spmm.run_case(kernel, bsr_case, device)
@@ -58,7 +59,7 @@ def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:
         target=f"{arch.name} cubin" if compiled.target == "cubin" else f"{arch.virtual} PTX",
         oracle=ORACLE[compiled.plan.spec.op],
         torch=torch.__version__,
-        worst_error=max(case.max_error for case in cases),
+        worst_error=worst(case.max_error for case in cases),
         cases=cases,
     )
     return kernel, record

@@ -8,10 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from codegen.library import find_spec, shipped_names  # noqa: E402
+from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
+from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.verification import attention, bsr_spmm  # noqa: E402
+from runtime.verification.common import summary  # noqa: E402
 
 PAIRS = [
     (name, case)
@@ -25,12 +27,25 @@ def kernel_of(name: str) -> Kernel:
     return load_kernel(name, forward_compatible=True)
 
 
+def skip_if_newer_than_the_device(named: NamedSpec) -> None:
+    needed = plan_for(named).arch.compute_capability
+    if torch.cuda.get_device_capability() < needed:
+        pytest.skip(f"{named.stem} is written for sm_{needed[0]}{needed[1]}")
+
+
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=[f"{name}-{case.name}" for name, case in PAIRS])
 def test_case(name: str, case: attention.Case | bsr_spmm.Case) -> None:
     named = find_spec(name)
-    needed = plan_for(named).arch.compute_capability
-    if torch.cuda.get_device_capability() < needed:
-        pytest.skip(f"{name} is written for sm_{needed[0]}{needed[1]}")
+    skip_if_newer_than_the_device(named)
     module = attention if named.spec.op == "attention" else bsr_spmm
     outcome = module.run_case(kernel_of(name), case, torch.device("cuda", 0))  # type: ignore[arg-type]
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k {name}-{case.name}"
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_names() if find_spec(name).spec.op == "attention"])
+def test_random_shapes(name: str) -> None:
+    skip_if_newer_than_the_device(find_spec(name))
+    kernel, device = kernel_of(name), torch.device("cuda", 0)
+    assert isinstance(kernel, AttentionKernel)
+    outcome = summary("random_shapes", [attention.run_case(kernel, case, device) for case in attention.random_cases()])
+    assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"

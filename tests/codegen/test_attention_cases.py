@@ -1,0 +1,211 @@
+"""The attention cases, as far as they go without a GPU: random shapes, inputs, what a right and a wrong kernel get."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec
+from codegen.spec import AttentionSpec
+
+torch = pytest.importorskip("torch")
+
+from runtime.verification import attention  # noqa: E402
+from runtime.verification.common import Outcome, summary  # noqa: E402
+
+CPU = torch.device("cpu")
+BY_NAME = {case.name: case for case in attention.CASES}
+
+
+def spec_of(name: str) -> AttentionSpec:
+    spec = find_spec(name).spec
+    assert isinstance(spec, AttentionSpec)
+    return spec
+
+
+class Oracle:
+    """Stands for a kernel: the oracle's own result, rounded, and then spoiled."""
+
+    def __init__(self, name: str, case: attention.Case, spoil: Callable[[Any, Any], None] = lambda out, lse: None):
+        self.spec, self.case, self.spoil = spec_of(name), case, spoil
+
+    def __call__(self, q: Any, k: Any, v: Any, *indices: Any, scale: float | None, out: Any) -> tuple[Any, Any]:
+        exact, lse, _ = attention.oracle(self.spec, replace(self.case, scale=scale), attention.Inputs(q, k, v, indices))
+        out.copy_(exact)
+        lse = lse.float()
+        self.spoil(out, lse)
+        return out, lse
+
+
+def run(kernel: Oracle) -> Outcome:
+    return attention.run_case(kernel, kernel.case, CPU)  # type: ignore[arg-type]
+
+
+def test_names_are_unique() -> None:
+    names = [case.name for case in (*attention.CASES, *attention.random_cases())]
+    assert len(set(names)) == len(names)
+
+
+def test_the_table_has_what_matters() -> None:
+    cases = attention.CASES
+    assert {1, 2, 3, 4, 8} <= {case.heads // case.kv_heads for case in cases}
+    assert any(case.q_len < case.kv_len for case in cases) and any(case.q_len > case.kv_len for case in cases)
+    assert {case.values for case in cases} == {"normal", "equal_keys", "huge_logit", "large_products"}
+    assert {case.counts for case in cases} == {"random", "empty", "full", "mixed"}
+
+
+def test_random_shapes_are_the_same_every_time() -> None:
+    first, second = attention.random_cases(), attention.random_cases()
+    assert first == second
+    assert len(first) == attention.RANDOM_SHAPES == 100
+    assert first[0].name == "random_000" and first[-1].name == "random_099"
+    assert first[17].describe() == "B1 H6:2 S286x44 bshd lists random"
+
+
+def test_random_shapes_stay_small() -> None:
+    for case in attention.random_cases():
+        assert 1 <= case.batch <= 3
+        assert case.heads % case.kv_heads == 0 and 1 <= case.heads // case.kv_heads <= 8 and case.heads <= 8
+        assert 1 <= case.q_len <= 1500 and 1 <= case.kv_len <= 1500
+        assert case.scale is None or 0.02 <= case.scale <= 0.3
+        assert case.batch * case.heads * case.q_len * case.kv_len * 8 < 2**28  # bytes of the oracle's scores
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("batch", {1, 2, 3}),
+        ("lists", {"random", "repeated", "out_of_range", "padded"}),
+        ("counts", {"random", "mixed", "full", "empty"}),
+        ("shared_lists", {False, True}),
+        ("full_lists", {False, True}),
+        ("layout", {"bhsd", "bshd"}),
+        ("expanded", {False, True}),
+    ],
+)
+def test_random_shapes_have_every_option(option: str, values: set[Any]) -> None:
+    assert {getattr(case, option) for case in attention.random_cases()} == values
+
+
+def test_random_shapes_have_every_group_and_edge() -> None:
+    cases = attention.random_cases()
+    assert {case.heads // case.kv_heads for case in cases} == set(range(1, 9))
+    assert {case.scale is None for case in cases} == {False, True}
+    lengths = [length for case in cases for length in (case.q_len, case.kv_len)]
+    assert {length % 64 for length in lengths} >= {0, 1, 63}
+    assert 2 <= sum(length > 700 for length in lengths) <= 20
+    assert any(case.q_len < case.kv_len for case in cases) and any(case.q_len > case.kv_len for case in cases)
+
+
+@pytest.mark.parametrize("name", ["h100_dense", "h100_topk16_d64"])
+def test_values_are_what_the_case_says(name: str) -> None:
+    spec = spec_of(name)
+
+    def products(case: attention.Case) -> tuple[attention.Inputs, Any]:
+        inputs = attention.make_inputs(spec, case, CPU)
+        keys = inputs.k.double().repeat_interleave(case.heads // case.kv_heads, 1)
+        return inputs, inputs.q.double() @ keys.transpose(2, 3)
+
+    inputs, scores = products(BY_NAME["equal_keys"])
+    assert torch.equal(inputs.k, inputs.k[:, :, :1].expand_as(inputs.k)) and scores.std() > 1
+
+    inputs, scores = products(case := BY_NAME["huge_logit"])
+    logits = scores * attention.softmax_scale(spec, case)
+    huge = logits > 1e3
+    assert huge.sum(-1).unique().tolist() == [0, 1] and huge.any(-1).double().mean() == pytest.approx(0.2, abs=0.01)
+    assert torch.allclose(logits[huge], torch.tensor(attention.HUGE_LOGIT, dtype=torch.float64), rtol=2e-3)
+    assert logits[~huge].abs().max() < 8
+    winner = inputs.v[:, :, case.kv_len // 2 + 3].abs()
+    assert winner.min() >= 1.099 and winner.max() <= 1.401
+
+    inputs, scores = products(BY_NAME["large_products"])
+    assert scores.abs().max() == pytest.approx(attention.LARGEST_PRODUCT, rel=2e-3)
+    assert inputs.q.isfinite().all() and inputs.k.isfinite().all()
+
+
+def test_every_weight_is_the_same_where_keys_are_equal() -> None:
+    case, spec = BY_NAME["equal_keys"], spec_of("h100_dense")
+    inputs = attention.make_inputs(spec, case, CPU)
+    out, lse, _ = attention.oracle(spec, case, inputs)
+    assert torch.allclose(out, inputs.v.double().mean(2, keepdim=True).expand_as(out), atol=1e-12)
+    logit = (inputs.q.double() * inputs.k[:, :, :1].double()).sum(-1) * attention.softmax_scale(spec, case)
+    assert torch.allclose(lse, logit + math.log(case.kv_len), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["h100_topk16", "h100_block_lists"])
+def test_empty_rows_are_mixed_with_full_ones(name: str) -> None:
+    case, spec = BY_NAME["empty_and_full_rows"], spec_of(name)
+    pattern_block = spec.pattern.fixed_block
+    assert pattern_block is not None
+    rows = attention.multiplicity(spec, case, attention.make_inputs(spec, case, CPU)).sum(-1)[0, :, :: pattern_block.q]
+    assert 0.2 < (rows == 0).double().mean() < 0.8
+    assert (rows == rows.max()).any()
+
+
+def test_padded_lists_name_each_block_at_most_once() -> None:
+    spec = spec_of("h100_topk64")
+    case = replace(BY_NAME["plain"], lists="padded", q_len=300, kv_len=300)
+    (lists,) = attention.make_inputs(spec, case, CPU).indices
+    assert lists is not None
+    assert lists.shape[3] == 64 and lists.dtype == torch.int32
+    assert lists.sort(-1).values[..., -3:].flatten(0, 2).unique(dim=0).tolist() == [[0, 1, 2]]
+    assert (lists == -1).sum(-1).unique().tolist() == [61]
+
+
+@pytest.mark.parametrize("case", ["equal_keys", "huge_logit", "large_products", "gqa_4_to_1", "empty_and_full_rows"])
+@pytest.mark.parametrize("name", ["h100_causal", "h100_topk32_bf16", "h100_block_lists"])
+def test_a_correctly_rounded_result_passes(name: str, case: str) -> None:
+    outcome = run(Oracle(name, BY_NAME[case]))
+    assert outcome.passed, outcome
+
+
+def test_wrong_results_fail() -> None:
+    case = BY_NAME["huge_logit"]
+
+    def infinite(out: Any, lse: Any) -> None:
+        out[0, 0, 0, 0] = torch.inf
+
+    def undefined(out: Any, lse: Any) -> None:
+        out[0, 0, 0, 0] = torch.nan
+
+    def one_ulp(out: Any, lse: Any) -> None:
+        out[:, :, 300] *= 1 + 2**-9
+
+    def wrong_lse(out: Any, lse: Any) -> None:
+        lse[0, 0, 0] += 10
+
+    for spoil in (infinite, undefined, one_ulp, wrong_lse):
+        assert not run(Oracle("h100_dense", case, spoil)).passed, spoil.__name__
+
+
+def outcome(name: str, error: float, torch_error: float | None, allowed: float, problem: str = "") -> Outcome:
+    return Outcome(name, f"shape of {name}", error, torch_error, allowed, problem)
+
+
+def test_many_outcomes_are_told_as_one() -> None:
+    found = summary("all", [outcome("a", 1e-3, None, 2e-3), outcome("b", 3e-4, 2e-4, 4e-4), outcome("c", 0, 0, 1e-3)])
+    assert found.passed and found.name == "all"
+    assert (found.max_error, found.torch_error, found.tolerance) == (1e-3, 2e-4, 2e-3)
+    assert found.description == "3 of 3 passed, errors at most 1.50 of torch's and 0.75 of what is allowed"
+    assert summary("all", [outcome("a", 1e-3, None, 2e-3)]).torch_error is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [
+        (outcome("b", 5e-4, 2e-4, 4e-4), "b (shape of b): error 0.0005, allowed 0.0004"),
+        (outcome("b", math.nan, 2e-4, 4e-4), "b (shape of b): error nan, allowed 0.0004"),
+        (outcome("b", 0.0, 2e-4, 4e-4, "two runs differ"), "b (shape of b): error 0, allowed 0.0004, two runs differ"),
+    ],
+)
+def test_one_failure_among_many_is_named(failure: Outcome, says: str) -> None:
+    for order in ([outcome("a", 1e-3, None, 2e-3), failure], [failure, outcome("a", 1e-3, None, 2e-3)]):
+        found = summary("all", order)
+        assert not found.passed
+        assert found.problem == says
+        assert found.description.startswith("1 of 2 passed, ")
+        assert math.isnan(found.max_error) == math.isnan(failure.max_error)

@@ -25,7 +25,7 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     """Run every case of the kernel's operator on the current device."""
     device = torch.device("cuda", torch.cuda.current_device())
     if isinstance(kernel, AttentionKernel):
-        for attention_case in attention.CASES:
+        for attention_case in attention.cases_of(kernel.spec):
             yield attention.run_case(kernel, attention_case, device)
     else:
         for bsr_case in bsr_spmm.CASES:

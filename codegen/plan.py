@@ -76,18 +76,18 @@ class Constant:
     """One ``constexpr`` at the top of a generated source."""
 
     name: str
-    value: int | bool
+    value: int | float | bool
     comment: str
 
     @property
     def ctype(self) -> str:
         """Return the C++ type."""
-        return "bool" if isinstance(self.value, bool) else "int"
+        return {bool: "bool", float: "float"}.get(type(self.value), "int")
 
     @property
     def literal(self) -> str:
         """Return the C++ literal."""
-        return str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
+        return {bool: str(self.value).lower(), float: f"{self.value!r}f"}.get(type(self.value), str(self.value))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -59,9 +59,15 @@ class SpecBase(Frozen):
     schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(description="who loads and who computes, when")
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
 
+    options: ClassVar[tuple[str, ...]] = ()
+    """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
+    option keep their hash when it is added."""
+
     def canonical_json(self) -> str:
-        """Return the spec with every field, in one spelling: what the hash is taken over."""
-        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
+        unused = {name for name in self.options if getattr(self, name) == type(self).model_fields[name].default}
+        fields = self.model_dump(mode="json", by_alias=True, exclude=unused)
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def hash(self) -> str:
@@ -91,6 +97,14 @@ class AttentionSpec(SpecBase):
     pattern: AnyPattern = Field(description="which keys a query sees")
     tile: AttentionTile = Field(description="tile of one thread block")
     lse: bool = Field(default=True, description="whether the natural log-sum-exp of each row is returned too")
+    softcap: float | None = Field(
+        default=None,
+        ge=0.001,
+        le=1000,
+        description="logits become softcap * tanh(scale * q.k / softcap), before anything is hidden; beyond 1000 fp32 "
+        "would lose digits that the softmax needs",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap",)
 
     @model_validator(mode="before")
     @classmethod

@@ -91,7 +91,8 @@ class AttentionKernel:
 
         Returns:
             out, or (out, lse) if the spec says ``lse: true``; lse is (batch, heads, q_len) float32, the natural
-            logarithm of each row's sum of exp(scale * q.k). A row that sees no key has out 0 and lse -inf.
+            logarithm of each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that
+            sees no key has out 0 and lse -inf.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -193,10 +194,11 @@ class AttentionKernel:
             "heads_per_kv_head": heads // kv_heads,
             "query_tiles": query_tiles,
             "tiles": batch * heads * query_tiles,
-            "scale": factor,
             "scale_log2": factor * _LOG2_E,
             **index_values,
         }
+        if self.spec.softcap is None:
+            values["scale"] = factor
         if values["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {self.spec.tile.m} queries")
         tensors = {"q": q, "k": k, "v": v, "o": written}

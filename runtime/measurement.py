@@ -105,7 +105,8 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
         call=lambda: kernel(q, k, v, *indices, out=out),
-        peers=sdpa_calls(spec, q, k, v) or {"FlexAttention": flex_call(q, k, v, flex_mask(spec, length, indices))},
+        peers=sdpa_calls(spec, q, k, v)
+        or {"FlexAttention": flex_call(q, k, v, flex_mask(spec, length, indices), score_mod=score_mod(spec))},
         peer_flops={},
     )
 
@@ -149,7 +150,7 @@ def pairs_of_head(
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
-    if spec.pattern.kind not in ("dense", "causal"):
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None:
         return {}
 
     def through(backend: SDPBackend) -> Call:
@@ -187,15 +188,29 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
     return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(block.q, block.kv), mask_mod=sees, seq_lengths=(length, length))
 
 
+def score_mod(spec: AttentionSpec) -> Callable[..., torch.Tensor] | None:
+    """Return what the spec does to a logit, as FlexAttention wants it; None for nothing."""
+    cap = spec.softcap
+    if cap is None:
+        return None
+    return lambda score, b, h, query, key: cap * torch.tanh(score / cap)
+
+
 def flex_call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask, options: dict[str, Any] | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: BlockMask,
+    options: dict[str, Any] | None = None,
+    *,
+    score_mod: Callable[..., torch.Tensor] | None = None,
 ) -> Call:
     """Return FlexAttention, compiled on the first call; ``options`` are its kernel options."""
     if options is None and min(mask.BLOCK_SIZE) < 128:  # the default tile does not divide such blocks
         options = dict(zip(("BLOCK_M", "BLOCK_N"), mask.BLOCK_SIZE, strict=True))
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = q.shape[1] != k.shape[1]
-    return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped, kernel_options=options)
+    return lambda: compiled(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped, kernel_options=options)
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:

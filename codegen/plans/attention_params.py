@@ -1,8 +1,10 @@
-"""Kernel parameters that every attention kernel has."""
+"""Kernel parameters and constants that attention kernels share."""
 
 from __future__ import annotations
 
-from codegen.plan import Param, f32, i32, i64, pointer
+import math
+
+from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.spec import AttentionSpec
 
 
@@ -12,8 +14,8 @@ def lse_params(spec: AttentionSpec) -> list[Param]:
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
-def size_params() -> list[Param]:
-    """Return the sizes of a problem and its softmax scale."""
+def size_params(spec: AttentionSpec) -> list[Param]:
+    """Return the sizes of a problem and its softmax scale; the LSE of capped logits needs no scale of its own."""
     return [
         i32("q_len", "queries of a head"),
         i32("kv_len", "keys of a head"),
@@ -21,7 +23,7 @@ def size_params() -> list[Param]:
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("query_tiles", "tiles of kTileM queries of a head"),
         i32("tiles", "batch * heads * query_tiles"),
-        f32("scale", "softmax scale"),
+        *([f32("scale", "softmax scale")] if spec.softcap is None else []),
         f32("scale_log2", "scale * log2(e)"),
     ]
 
@@ -41,3 +43,26 @@ def index_params(spec: AttentionSpec) -> list[Param]:
     if spec.pattern.index_tensors:
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
     return params
+
+
+def softcap_constants(spec: AttentionSpec) -> list[Constant]:
+    """Return the constants of softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap))."""
+    if spec.softcap is None:
+        return []
+    return [
+        Constant("kCapArgument", 2 / spec.softcap, "2 / softcap, for 2^x instead of tanh"),
+        Constant(
+            "kCap",
+            spec.softcap * math.log2(math.e),
+            f"softcap * log2(e): the cap, {spec.softcap:g}, for 2^x instead of e^x",
+        ),
+        Constant("kCappedScale", 1.0, "capped logits are those of 2^x already"),
+    ]
+
+
+def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Return a line for ``explain`` for each option that the spec uses."""
+    lines = []
+    if spec.softcap is not None:
+        lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
+    return lines

@@ -15,14 +15,14 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.attention_params import index_params, lse_params, size_params
+from codegen.plans.attention_params import index_params, lse_params, options_summary, size_params, softcap_constants
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 SWIZZLE = 128  # bytes: width of one column group in shared memory
-# Registers of a producer and of a consumer thread, the first split that fits: 65536 over 3 warpgroups, the producer gives
-# up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 the producer spills.
+# Registers of a producer and of a consumer thread; the first split that fits is taken. 65536 over 3 warpgroups: the
+# producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills.
 REGISTER_SPLITS = ((56, 224), (40, 232))
 REGISTER_OVERHEAD = 40  # addresses, loop state, softmax state
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
@@ -95,6 +95,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *(steps if block_steps > 1 else []),
         *(scheduling if pattern.uneven else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
+        *softcap_constants(spec),
     ]
     params = [
         tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
@@ -104,7 +105,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *lse_params(spec),
         *index_params(spec),
         *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
-        *size_params(),
+        *size_params(spec),
     ]
     rows = f"{m // streams} queries" + (f" in each of {streams} streams" if streams > 1 else "")
     return Plan(
@@ -131,10 +132,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "block_steps": block_steps,
+            "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },
         summary=(
             ("pattern", pattern.describe()),
+            *options_summary(spec),
             ("tile", f"{m} queries x {n} keys: {rows}"),
             ("schedule", f"{spec.schedule}: one producer warp a stream (TMA), {consumers} consumer warpgroups (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight for each stream"),

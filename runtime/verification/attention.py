@@ -16,7 +16,7 @@ from runtime.verification.common import Outcome, generator, max_error, poisoned_
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs. Every case runs for every pattern; what a pattern does not have is left out.
+    """One set of inputs. Every case of CASES runs for every kernel; what its pattern does not have is left out.
 
     Attributes:
         name: unique; also the seed.
@@ -112,6 +112,13 @@ CASES = (
     ),
     Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
 )
+# Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
+SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
+
+
+def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel: those of every kernel, and those of its options."""
+    return CASES + (SOFTCAP_CASES if spec.softcap is not None else ())
 
 
 RANDOM_SHAPES = 100
@@ -287,6 +294,8 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     weight = multiplicity(spec, case, inputs)
     scores = (q @ k.transpose(2, 3)) * softmax_scale(spec, case)
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.masked_fill(weight == 0, -torch.inf)
     top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     weighted = weight * torch.exp(scores - top)
@@ -296,8 +305,9 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
 
 
 def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
-    """Return torch's own attention in the kernel's type; None where a pair counts twice, which torch cannot say."""
-    if bool((weight > 1).any()):
+    """Return torch's own attention in the kernel's type; None for what torch cannot say: a pair that counts twice, a
+    softcap."""
+    if spec.softcap is not None or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
     k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)

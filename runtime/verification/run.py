@@ -25,7 +25,7 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     """Run every case of the kernel's operator on the current device; the random shapes count as one."""
     device = torch.device("cuda", torch.cuda.current_device())
     if isinstance(kernel, AttentionKernel):
-        for attention_case in attention.CASES:
+        for attention_case in attention.cases_of(kernel.spec):
             yield attention.run_case(kernel, attention_case, device)
         yield summary("random_shapes", [attention.run_case(kernel, c, device) for c in attention.random_cases()])
     else:

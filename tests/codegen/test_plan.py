@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -210,3 +211,22 @@ def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: 
     plan = plan_of(attention)
     assert constants_of(plan).get("kBlockSteps") == steps
     assert plan.values["block_steps"] == (steps or 1)
+
+
+def test_softcap(attention: dict[str, Any]) -> None:
+    attention["softcap"] = 30
+    plan = plan_of(attention)
+    values = constants_of(plan)
+    assert values["kCapArgument"] == pytest.approx(2 / 30)
+    assert values["kCap"] == pytest.approx(30 / math.log(2))
+    assert plan.values["softmax_scale"] == "kCappedScale"
+    literals = {constant.name: (constant.ctype, constant.literal) for constant in plan.constants}
+    assert literals["kCappedScale"] == ("float", "1.0f")
+    assert literals["kTileM"] == ("int", "128")
+
+
+@pytest.mark.parametrize(("option", "value"), [("softcap", 30.0)])
+def test_options_that_sm_89_has_no_kernel_for(option: str, value: object) -> None:
+    fields = {"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": {"kind": "dense"}, option: value}
+    with pytest.raises(SpecError, match=rf"^{option}: is .*; sm_89 has no kernel with it"):
+        plan_of(fields)

@@ -14,7 +14,7 @@ from codegen.plans import plan_for
 from codegen.render import render_plan, seal_is_intact
 from codegen.spec import AttentionSpec, BsrSpmmSpec, Spec, parse_spec
 
-block = st.fixed_dictionaries({"q": st.sampled_from([16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
+block = st.fixed_dictionaries({"q": st.sampled_from([1, 4, 16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
 pattern = st.one_of(
     st.just({"kind": "dense"}),
     st.fixed_dictionaries(
@@ -55,8 +55,18 @@ shared_fields = {
 }
 arch = st.sampled_from(["sm_89", "sm_90a"])
 attention = st.fixed_dictionaries(
-    {"op": st.just("attention"), "arch": arch, "head_dim": st.sampled_from([64, 128]), "pattern": pattern},
-    optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size}), "lse": st.booleans()},
+    {
+        "op": st.just("attention"),
+        "arch": arch,
+        "head_dim": st.sampled_from([64, 96, 128, 192, 256]),
+        "pattern": pattern,
+    },
+    optional={
+        **shared_fields,
+        "tile": st.fixed_dictionaries({"m": size, "n": size}),
+        "lse": st.booleans(),
+        "softcap": st.none() | st.floats(0, 2000),
+    },
 )
 spmm = st.fixed_dictionaries(
     {"op": st.just("bsr_spmm"), "arch": arch, "block": st.fixed_dictionaries({"rows": size, "cols": size})},
@@ -142,8 +152,9 @@ def test_canonical_json_keeps_the_hash(data: dict[str, Any]) -> None:
 def test_any_value_in_any_field_is_accepted_or_refused(data: dict[str, Any], field: str, value: Any) -> None:
     spec = parsed({**data, field: value})
     if spec is not None:
-        assert json.loads(spec.canonical_json())[field] == value
-        assert type(value) is not float
+        told = spec.model_dump(mode="json", by_alias=True)[field]
+        assert told == value
+        assert type(told) is type(value) or field == "softcap"
 
 
 @quick

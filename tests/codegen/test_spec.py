@@ -19,6 +19,8 @@ from codegen.spec import AttentionSpec, BsrSpmmSpec, json_schema, parse_spec
 Fields = dict[str, Any]
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse")
 
+OPTIONS = [("softcap", None, 30.0)]
+
 
 def with_field(data: Fields, dotted: str, value: object) -> Fields:
     *parents, last = dotted.split(".")
@@ -102,11 +104,20 @@ def test_hash_ignores_the_order_of_fields(attention: Fields) -> None:
         ("schedule", "cooperative"),
         ("stages", 3),
         ("lse", False),
+        ("softcap", 30.0),
     ],
 )
 def test_every_field_changes_the_hash(attention: Fields, field: str, value: object) -> None:
     before = parse_spec(attention).hash
     assert parse_spec(with_field(attention, field, value)).hash != before
+
+
+@pytest.mark.parametrize(("option", "off", "on"), OPTIONS)
+def test_an_option_that_is_off_is_no_part_of_the_hash(attention: Fields, option: str, off: object, on: object) -> None:
+    plain = parse_spec(attention)
+    assert option not in plain.canonical_json()
+    assert parse_spec({**attention, option: off}).hash == plain.hash
+    assert json.loads(parse_spec({**attention, option: on}).canonical_json()) == {**attention, option: on}
 
 
 def test_hash_is_over_the_sorted_json(attention: Fields) -> None:
@@ -141,6 +152,13 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("stages", True, "is True"),
         ("lse", 1, "is 1; input should be a valid boolean"),
         ("lse", "yes", "is 'yes'"),
+        ("softcap", 0, "is 0; input should be greater than or equal to 0.001"),
+        ("softcap", -30.0, "is -30.0; input should be greater than"),
+        ("softcap", 1e9, "input should be less than or equal to 1000"),
+        ("softcap", float("inf"), "is inf"),
+        ("softcap", float("nan"), "is nan"),
+        ("softcap", "30", "is '30'"),
+        ("softcap", True, "is True"),
         ("mma", "hgmma", "allowed: 'wmma', 'mma' or 'wgmma'"),
         ("tile", 128, "is 128; a mapping of fields is expected"),
         ("tile.m", "128", "is '128'"),
@@ -240,7 +258,7 @@ def test_unknown_name_gets_near_matches() -> None:
 @pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 def test_shipped_specs_spell_out_every_field(named: NamedSpec) -> None:
     assert named.lines is not None
-    assert {key for key in named.lines if "." not in key} == set(named.spec.model_dump(by_alias=True))
+    assert {key for key in named.lines if "." not in key} == set(json.loads(named.spec.canonical_json()))
     assert named.path is not None
     assert named.path.read_text().startswith("# ")
 

@@ -10,16 +10,19 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
+from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.verification import attention, bsr_spmm  # noqa: E402
 from runtime.verification.common import summary  # noqa: E402
 
-PAIRS = [
-    (name, case)
-    for name in shipped_names()
-    for case in (attention.CASES if find_spec(name).spec.op == "attention" else bsr_spmm.CASES)
-]
+
+def cases_of(name: str) -> tuple[attention.Case, ...] | tuple[bsr_spmm.Case, ...]:
+    spec = find_spec(name).spec
+    return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else bsr_spmm.CASES
+
+
+PAIRS = [(name, case) for name in shipped_names() for case in cases_of(name)]
 
 
 @cache

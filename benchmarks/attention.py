@@ -2,7 +2,10 @@
 
     python benchmarks/attention.py --json attention.json         # every row
     python benchmarks/attention.py --rows topk32 --peers fa4     # one row, one peer
+    python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
+
+Groups: "main"; "k" and "length", sweeps of the lists' length and of the sequence's; "short" sequences.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
 fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -14,11 +17,13 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from attention_peers import PEERS, Fields, Problem, flex_tuned
+from attention_peers import PEERS, Fields, Problem
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +37,10 @@ from runtime.measurement import Call, median_milliseconds, pairs_of_head, random
 from runtime.verification.run import driver_version
 
 OURS = "ours"
+PACKAGES = (
+    *("torch", "triton", "flash-attn-4", "fa3-fwd", "flashinfer-python"),
+    *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl"),
+)
 TOLERANCE = 1e-2  # of the largest element of a block; a correct fp16 result is within about 2e-3
 
 
@@ -44,8 +53,9 @@ class Row:
         fields: the kernel's spec.
         heads: query heads, and
         length: queries and keys of each.
-        target: effective TFLOPS on an H200 that the project set out to reach.
         peers: names of PEERS that can compute it.
+        target: effective TFLOPS on an H200 that the project set out to reach, if it did.
+        groups: what --groups takes.
         batch: batch size.
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
@@ -55,15 +65,18 @@ class Row:
     fields: Fields
     heads: int
     length: int
-    target: float
     peers: tuple[str, ...]
+    target: float | None = None
+    groups: tuple[str, ...] = ("main",)
     batch: int = 1
     kv_heads: int | None = None
     quick: bool = False
 
 
-def fields(head_dim: int, pattern: Fields, stages: int = 2) -> Fields:
-    return {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, "stages": stages}
+def fields(head_dim: int, pattern: Fields, stages: int = 2, **more: Any) -> Fields:
+    """Return a kernel's spec; ``more`` are fields that only some kernels set."""
+    base = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, "stages": stages}
+    return {**base, **more}
 
 
 def topk(k: int, q: int, kv: int) -> Fields:
@@ -73,35 +86,73 @@ def topk(k: int, q: int, kv: int) -> Fields:
 WINDOW: Fields = {"kind": "sliding_window", "left": 2047, "right": 0}
 DENSE: Fields = {"kind": "dense"}
 CAUSAL: Fields = {"kind": "causal"}
-LIST_PEERS = ("flex", "fa4", "cudnn_bsa")
-DENSE_PEERS = ("sdpa", "fa4")
+FLEX = ("flex", "flex_tuned")
+LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")
+DENSE_PEERS = ("sdpa", "fa4", "fa3")
+STAGES = {64: 4, 128: 2}  # of the smaller tiles of K and V more fit
 
-ROWS = (
-    Row("topk16", fields(128, topk(16, 128, 128)), 16, 32768, 690, LIST_PEERS),
-    Row("topk32", fields(128, topk(32, 128, 128)), 16, 32768, 720, LIST_PEERS, quick=True),
-    Row("topk64", fields(128, topk(64, 128, 128)), 16, 32768, 720, LIST_PEERS),
-    Row("topk32_128k", fields(128, topk(32, 128, 128)), 8, 131072, 690, LIST_PEERS),
-    Row("topk64_8k", fields(128, topk(64, 128, 128)), 8, 8192, 730, LIST_PEERS),
-    Row("topk32_d64", fields(64, topk(32, 128, 128), stages=4), 8, 32768, 520, LIST_PEERS, quick=True),
-    Row("topk32_d64_128k", fields(64, topk(32, 128, 128), stages=4), 8, 131072, 490, LIST_PEERS),
-    Row("topk16_b64", fields(128, topk(16, 64, 64)), 16, 32768, 580, LIST_PEERS),
-    Row("topk32_b64", fields(128, topk(32, 64, 64)), 16, 32768, 620, LIST_PEERS, quick=True),
-    Row("topk64_b64", fields(128, topk(64, 64, 64)), 16, 32768, 640, LIST_PEERS),
-    Row("topk32_b64_128k", fields(128, topk(32, 64, 64)), 8, 131072, 560, LIST_PEERS),
-    Row("topk64_b128x64", fields(128, topk(64, 128, 64), stages=4), 16, 32768, 690, ("flex", "fa4")),
-    Row("topk32_d64_b64", fields(64, topk(32, 64, 64), stages=4), 8, 32768, 440, LIST_PEERS),
-    Row("gqa_topk32_b64", fields(128, topk(32, 64, 64)), 64, 32768, 650, LIST_PEERS, kv_heads=8),
-    Row("window2k", fields(128, WINDOW), 8, 32768, 650, ("flex", "fa4"), quick=True),
-    Row("window2k_128k", fields(128, WINDOW), 8, 131072, 660, ("flex", "fa4")),
-    Row("dense", fields(128, DENSE), 16, 16384, 690, DENSE_PEERS, batch=2),
-    Row("causal", fields(128, CAUSAL), 16, 16384, 715, DENSE_PEERS, batch=2, quick=True),
-    Row("dense_d64", fields(64, DENSE, stages=4), 8, 16384, 540, DENSE_PEERS),
-    Row("causal_d64", fields(64, CAUSAL, stages=4), 8, 16384, 570, DENSE_PEERS),
+MAIN_ROWS = (
+    Row("topk16", fields(128, topk(16, 128, 128)), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
+    Row("topk32", fields(128, topk(32, 128, 128)), 16, 32768, LIST_PEERS, 720, groups=("main", "k"), quick=True),
+    Row("topk64", fields(128, topk(64, 128, 128)), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
+    Row("topk32_128k", fields(128, topk(32, 128, 128)), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
+    Row("topk64_8k", fields(128, topk(64, 128, 128)), 8, 8192, LIST_PEERS, 730),
+    Row("topk32_d64", fields(64, topk(32, 128, 128), stages=4), 8, 32768, LIST_PEERS, 520, quick=True),
+    Row("topk32_d64_128k", fields(64, topk(32, 128, 128), stages=4), 8, 131072, LIST_PEERS, 490),
+    Row("topk16_b64", fields(128, topk(16, 64, 64)), 16, 32768, LIST_PEERS, 580),
+    Row("topk32_b64", fields(128, topk(32, 64, 64)), 16, 32768, LIST_PEERS, 620, quick=True),
+    Row("topk64_b64", fields(128, topk(64, 64, 64)), 16, 32768, LIST_PEERS, 640),
+    Row("topk32_b64_128k", fields(128, topk(32, 64, 64)), 8, 131072, LIST_PEERS, 560),
+    Row("topk64_b128x64", fields(128, topk(64, 128, 64), stages=4), 16, 32768, (*FLEX, "fa4", "flashinfer"), 690),
+    Row("topk32_d64_b64", fields(64, topk(32, 64, 64), stages=4), 8, 32768, LIST_PEERS, 440),
+    Row("gqa_topk32_b64", fields(128, topk(32, 64, 64)), 64, 32768, LIST_PEERS, 650, kv_heads=8),
+    Row("window2k", fields(128, WINDOW), 8, 32768, (*FLEX, "fa4"), 650, quick=True),
+    Row("window2k_128k", fields(128, WINDOW), 8, 131072, (*FLEX, "fa4"), 660),
+    Row("dense", fields(128, DENSE), 16, 16384, DENSE_PEERS, 690, batch=2),
+    Row("causal", fields(128, CAUSAL), 16, 16384, DENSE_PEERS, 715, batch=2, quick=True),
+    Row("dense_d64", fields(64, DENSE, stages=4), 8, 16384, DENSE_PEERS, 540),
+    Row("causal_d64", fields(64, CAUSAL, stages=4), 8, 16384, DENSE_PEERS, 570),
 )
+K_ROWS = tuple(Row(f"topk{k}", fields(128, topk(k, 128, 128)), 16, 32768, LIST_PEERS, groups=("k",)) for k in (8, 128))
+LENGTH_ROWS = tuple(
+    Row(f"topk32_{length}", fields(128, topk(32, 128, 128)), 8, length, LIST_PEERS, groups=("length",))
+    for length in (4096, 8192, 16384, 32768, 65536)
+)
+SHORT_ROWS = tuple(
+    Row(
+        f"{pattern['kind']}_h{heads}_s{length}_d{head_dim}",
+        fields(head_dim, pattern, STAGES[head_dim]),
+        heads,
+        length,
+        ("sdpa", *FLEX, "fa4", "fa3"),
+        groups=("short",),
+    )
+    for head_dim in (128, 64)
+    for length in (1024, 4096)
+    for heads in (8, 16)
+    for pattern in (DENSE, CAUSAL)
+) + tuple(
+    Row(
+        f"topk8_h{heads}_s4096_d{head_dim}",
+        fields(head_dim, topk(8, 128, 128), STAGES[head_dim]),
+        heads,
+        4096,
+        LIST_PEERS,
+        groups=("short",),
+    )
+    for head_dim in (128, 64)
+    for heads in (8, 16)
+)
+ROWS = MAIN_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS
+SWEEPS = {"k": "blocks in each list", "length": "queries and keys"}
+GROUPS = ("main", *SWEEPS, "short")
 
 
 def make_problem(row: Row, spec: AttentionSpec) -> Problem:
-    """Draw random normal inputs and random lists, ascending as cuDNN's splits need them, one for each K/V head."""
+    """Draw random normal inputs and random lists, ascending as cuDNN's splits need them, one for each K/V head.
+
+    Our kernel gets a list for each head, or for each pack of heads where its spec packs the heads of a group.
+    """
     torch.manual_seed(0)
     kv_heads = row.kv_heads or row.heads
     q, k, v = (
@@ -111,7 +162,8 @@ def make_problem(row: Row, spec: AttentionSpec) -> Problem:
     block, lists = spec.pattern.fixed_block, ()
     if block is not None:
         drawn = random_lists(kv_heads, row.length // block.q, row.length // block.kv, spec.pattern.k)
-        lists = (drawn.sort(-1).values.repeat_interleave(row.heads // kv_heads, 1).contiguous(),)
+        rows_of_lists = row.heads // getattr(spec, "packed_heads", 1)
+        lists = (drawn.sort(-1).values.repeat_interleave(rows_of_lists // kv_heads, 1).contiguous(),)
     return Problem(spec, q, k, v, lists)
 
 
@@ -126,7 +178,9 @@ def exact(problem: Problem, head: int, rows: slice) -> torch.Tensor:
     block = spec.pattern.fixed_block
     keys = torch.arange(length, device=device)
     if block is not None:
-        listed = problem.lists[0][-1, head, rows.start // block.q].long()
+        (lists,) = problem.lists
+        own = head // (problem.q.shape[1] // lists.shape[1])
+        listed = lists[-1, own, rows.start // block.q].long()
         keys = (listed[:, None] * block.kv + torch.arange(block.kv, device=device)).flatten()
     kv_head = head // (problem.q.shape[1] // problem.k.shape[1])
     queries = torch.arange(rows.start, rows.stop, device=device)
@@ -172,8 +226,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
     calls: dict[str, Call] = {}
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
-    makers = [make for peer in row.peers if peer in peers for make in PEERS[peer]]
-    for make in [ours, *(make for make in makers if not (quick and make is flex_tuned))]:
+    for make in [ours, *(PEERS[peer].make for peer in row.peers if peer in peers)]:
         try:
             made = make(problem)
         except Exception as error:
@@ -193,6 +246,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
     work = flops(row, spec, problem.lists)
     return {
         "name": row.name,
+        "groups": row.groups,
         "batch": row.batch,
         "heads": row.heads,
         "kv_heads": row.kv_heads or row.heads,
@@ -223,7 +277,7 @@ def free_memory() -> None:
 def environment() -> Fields:
     """Return what the numbers depend on."""
     versions = {"compiler": toolchain.compiler_version()[1], "cuDNN": str(torch.backends.cudnn.version())}
-    for package in ("torch", "triton", "flash-attn-4", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl"):
+    for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -245,7 +299,7 @@ def cells(record: Fields) -> list[str]:
         record["name"],
         f"{own['milliseconds']:.3f}" if own else "-",
         f"{own['tflops']:.0f}" if own else "-",
-        f"{record['target_tflops']:.0f}",
+        f"{record['target_tflops']:.0f}" if record["target_tflops"] else "-",
         f"{best['tflops']:.0f}" if best else "-",
         peer or "-",
         f"{own['tflops'] / best['tflops']:.2f}" if own and best else "-",
@@ -254,7 +308,7 @@ def cells(record: Fields) -> list[str]:
 
 
 def show(report: Fields) -> None:
-    """Print the table, and below it what failed."""
+    """Print the table, and below it what failed and what was not run."""
     table = Table(title=f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run")
     for heading in ("row", "ms", "ours", "target", "best peer", "which", "ratio", "error"):
         table.add_column(heading, justify="left" if heading in ("row", "which") else "right")
@@ -265,19 +319,35 @@ def show(report: Fields) -> None:
     for record in report["rows"]:
         for label, why in record["failed"].items():
             console.print(f"{record['name']}: {label} has no time: {why}", markup=False, soft_wrap=True)
+    for label, names in (("peers not installed", "not_installed"), ("rows not run", "not_run")):
+        if report.get(names):
+            console.print(f"{label}: {', '.join(report[names])}", markup=False, soft_wrap=True)
+
+
+def of_group(report: Fields, group: str) -> list[Fields]:
+    """Return the records of a group; a report that is older than groups has main rows only."""
+    return [record for record in report["rows"] if group in record.get("groups", ("main",))]
 
 
 def plot(report: Fields, path: Path) -> None:
-    """Draw ours, the best peer and the target of each row; write a PNG and an SVG."""
+    """Draw the main rows, and beside them (``_sweeps``) the sweeps; each as a PNG and an SVG."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:
         print("no plot: matplotlib is not installed; draw it elsewhere with --from FILE --plot FILE")
         return
     mpl.use("agg")
+    if records := of_group(report, "main"):
+        plot_rows(report, records, path)
+    if sweeps := {group: records for group in SWEEPS if len(records := of_group(report, group)) > 1}:
+        plot_sweeps(report, sweeps, path.with_name(f"{path.stem}_sweeps"))
+
+
+def plot_rows(report: Fields, records: list[Fields], path: Path) -> None:
+    """Draw ours, the best peer and the target of each row as bars."""
     from matplotlib import pyplot
 
-    records = report["rows"][::-1]  # the first row on top
+    records = records[::-1]  # the first row on top
     own = [record["results"].get(OURS, {}).get("tflops", 0) for record in records]
     best = [record["results"].get(best_peer(record), {}).get("tflops", 0) for record in records]
     figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.42 * len(records)), layout="constrained")
@@ -293,6 +363,45 @@ def plot(report: Fields, path: Path) -> None:
     axes.set_xlabel("effective TFLOPS")
     axes.set_title(f"Attention on {report['device']}, driver {report['driver']}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=3)
+    save(figure, path)
+
+
+def sweep_lines(group: str, records: list[Fields]) -> dict[str, tuple[list[int], list[float]]]:
+    """Return places and TFLOPS of each label of a sweep, in ascending order; ours first."""
+    place = {"k": lambda record: record["spec"]["pattern"]["k"], "length": lambda record: record["length"]}[group]
+    lines: dict[str, tuple[list[int], list[float]]] = {OURS: ([], [])}
+    for record in sorted(records, key=place):
+        for label, result in record["results"].items():
+            places, tflops = lines.setdefault(label, ([], []))
+            places.append(place(record))
+            tflops.append(result["tflops"])
+    return lines
+
+
+def plot_sweeps(report: Fields, sweeps: dict[str, list[Fields]], path: Path) -> None:
+    """Draw a line for ours and one for each peer, over what the sweep varies."""
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(
+        ncols=len(sweeps), figsize=(5.5 * len(sweeps), 4), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, (group, records) in zip(all_axes[0], sweeps.items(), strict=True):
+        for label, (places, tflops) in sweep_lines(group, records).items():
+            own = label == OURS
+            style = {"color": "#1b7f5c", "linewidth": 2.5} if own else {"linewidth": 1}
+            axes.plot(places, tflops, marker="o", markersize=4, label="this project" if own else label, **style)
+        places = sorted({place for line in sweep_lines(group, records).values() for place in line[0]})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [str(place) for place in places])
+        axes.set_xlabel(SWEEPS[group])
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=7)
+    all_axes[0][0].set_ylabel("effective TFLOPS")
+    figure.suptitle(f"Top-k attention on {report['device']}, driver {report['driver']}", fontsize=10)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
     for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
         figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
         print(f"wrote {path.with_suffix(suffix)}")
@@ -311,25 +420,44 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     names = [row.name for row in ROWS]
     parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    parser.add_argument("--quick", action="store_true", help="a few rows, fewer repeats, FlexAttention as it comes")
-    parser.add_argument("--peers", type=peer_names, default=list(PEERS), help=f"of {','.join(PEERS)}")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--quick", action="store_true", help="a few rows, fewer repeats")
+    usual = [name for name, peer in PEERS.items() if not peer.opt_in]
+    opt_in = ", ".join(name for name in PEERS if name not in usual)
+    every = f"of {','.join(PEERS)}; {opt_in} only if named here"
+    parser.add_argument("--peers", type=peer_names, default=usual, metavar="NAME,...", help=every)
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")
     return parser.parse_args(arguments)
 
 
+def chosen_rows(options: argparse.Namespace) -> list[Row]:
+    """Return the rows that --rows, --groups or --quick ask for; without any of them, all."""
+    if options.rows or options.groups:
+        names, groups = options.rows or (), set(options.groups or ())
+        return [row for row in ROWS if row.name in names or groups.intersection(row.groups)]
+    return [row for row in ROWS if row.quick or not options.quick]
+
+
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> Fields:
     """Run the chosen rows; the JSON is written after each, so that a crash costs no finished one."""
-    report: Fields = {**environment(), "rows": []}
-    for row in ROWS:
-        if row.name in options.rows if options.rows else row.quick or not options.quick:
-            report["rows"].append(run_row(row, options.peers, options.quick))
-            print(" ".join(cells(report["rows"][-1])), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(report, indent=2) + "\n")
-            free_memory()
+    begun = time.monotonic()
+    rows = chosen_rows(options)
+    absent = [name for name in options.peers if not PEERS[name].installed]
+    peers = [name for name in options.peers if name not in absent]
+    report: Fields = {**environment(), "rows": [], "not_installed": absent, "not_run": [row.name for row in rows]}
+    for row in rows:
+        if options.budget is not None and time.monotonic() - begun > options.budget:
+            break
+        report["rows"].append(run_row(row, peers, options.quick))
+        report["not_run"].remove(row.name)
+        print(" ".join(cells(report["rows"][-1])), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        free_memory()
     return report
 
 

@@ -1,11 +1,12 @@
 """Other attention kernels, called on the inputs of benchmarks/attention.py.
 
-A peer takes a problem and returns calls by label; each call returns (batch, heads, length, head_dim). What is not
-installed or cannot compute the problem raises.
+A peer takes a problem and returns calls by label; each call returns (batch, heads, length, head_dim). What cannot
+compute the problem raises.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,25 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs of a row: q (batch, heads, length, head_dim), k and v alike, and the lists of the pattern."""
+    """Inputs of a row.
+
+    Attributes:
+        spec: our kernel's.
+        q: (batch, heads, length, head_dim); k and v alike, with kv_heads.
+        lists: those of the pattern, one for each query head, or for each pack of heads that our kernel takes at once.
+    """
 
     spec: AttentionSpec
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     lists: tuple[torch.Tensor, ...]
+
+    @property
+    def head_lists(self) -> tuple[torch.Tensor, ...]:
+        """The lists as peers take them: one for each query head."""
+        heads = self.q.shape[1]
+        return tuple(t.repeat_interleave(heads // t.shape[1], 1).contiguous() for t in self.lists)
 
 
 def sdpa(problem: Problem) -> dict[str, Call]:
@@ -35,13 +48,13 @@ def sdpa(problem: Problem) -> dict[str, Call]:
 
 def flex(problem: Problem) -> dict[str, Call]:
     """FlexAttention with its own options."""
-    mask = flex_mask(problem.spec, problem.q.shape[2], problem.lists)
+    mask = flex_mask(problem.spec, problem.q.shape[2], problem.head_lists)
     return {"FlexAttention": flex_call(problem.q, problem.k, problem.v, mask)}
 
 
 def flex_tuned(problem: Problem) -> dict[str, Call]:
     """FlexAttention with the best of a short list of options."""
-    mask = flex_mask(problem.spec, problem.q.shape[2], problem.lists)
+    mask = flex_mask(problem.spec, problem.q.shape[2], problem.head_lists)
     block_q, block_kv = mask.BLOCK_SIZE
     calls = {}
     for columns, warps, stages in ((64, 4, 3), (64, 4, 2), (64, 8, 3), (block_kv, 8, 2)):
@@ -72,7 +85,7 @@ def fa4(problem: Problem) -> dict[str, Call]:
     elif pattern.kind == "topk":
         from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
-        full = problem.lists[0]
+        (full,) = problem.head_lists
         partial = torch.zeros(full.shape[:3], dtype=torch.int32, device="cuda")
         sparse = BlockSparseTensorsTorch(
             mask_block_cnt=partial,
@@ -95,13 +108,15 @@ def cudnn_bsa(problem: Problem) -> dict[str, Call]:
     torch.backends.cudnn.version()  # loads the library that the package needs
     from cudnn import BSA
 
+    (lists,) = problem.head_lists
+
     def split(parts: int) -> Call:
         def call() -> torch.Tensor:
             results = BSA.block_sparse_attention_forward(
                 problem.q,
                 problem.k,
                 problem.v,
-                problem.lists[0],
+                lists,
                 sparse_block_size=problem.spec.pattern.block.q,
                 layout="bhsd",
                 kv_splits=parts,
@@ -114,9 +129,79 @@ def cudnn_bsa(problem: Problem) -> dict[str, Call]:
     return {"cuDNN BSA": split(1), **{f"cuDNN BSA {parts} splits": split(parts) for parts in splits}}
 
 
-PEERS: dict[str, tuple[Callable[[Problem], dict[str, Call]], ...]] = {
-    "sdpa": (sdpa,),
-    "flex": (flex, flex_tuned),
-    "fa4": (fa4,),
-    "cudnn_bsa": (cudnn_bsa,),
+def fa3(problem: Problem) -> dict[str, Call]:
+    """FlashAttention 3, dense and causal, in bf16: the wheel of its forward pass has no other type."""
+    try:
+        from flash_attn_interface import flash_attn_func
+    except ModuleNotFoundError:
+        from fa3_fwd_interface import flash_attn_func
+
+    q, k, v = (t.transpose(1, 2).to(torch.bfloat16).contiguous() for t in (problem.q, problem.k, problem.v))
+
+    def call() -> torch.Tensor:
+        out = flash_attn_func(q, k, v, causal=problem.spec.pattern.kind == "causal")
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return {"FlashAttention-3 (bf16)": call}
+
+
+def flashinfer(problem: Problem) -> dict[str, Call]:
+    """FlashInfer, which has one list for all heads: heads follow each other in one long sequence."""
+    from flashinfer import BlockSparseAttentionWrapper
+
+    (batch, heads, length, head_dim), kv_heads = problem.q.shape, problem.k.shape[1]
+    if batch != 1:
+        raise ValueError(f"batch is {batch}; heads of one batch entry alone can follow each other")
+    device, (lists,), block = problem.q.device, problem.head_lists, problem.spec.pattern.block
+    # Block j of a head's keys is block (its K/V head) * (blocks of a head) + j of the long sequence.
+    first = torch.arange(heads, device=device, dtype=torch.int32) // (heads // kv_heads) * (length // block.kv)
+    columns = (lists[0] + first[:, None, None]).flatten()
+    row_starts = torch.arange(heads * length // block.q + 1, device=device, dtype=torch.int32) * lists.shape[3]
+    workspaces = [torch.empty(size << 20, dtype=torch.uint8, device=device) for size in (384, 64)]
+    wrapper = BlockSparseAttentionWrapper(workspaces[0], backend="fa3")
+    wrapper.reset_workspace_buffer(*workspaces)
+    wrapper.plan(
+        row_starts,
+        columns,
+        heads * length,
+        kv_heads * length,
+        block.q,
+        block.kv,
+        num_qo_heads=1,
+        num_kv_heads=1,
+        head_dim=head_dim,
+        q_data_type=problem.q.dtype,
+    )
+    q, k, v = (t.reshape(-1, 1, head_dim) for t in (problem.q, problem.k, problem.v))
+    return {"FlashInfer": lambda: wrapper.run(q, k, v).view(problem.q.shape)}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a peer is called, and when it can be.
+
+    Attributes:
+        make: returns its calls.
+        packages: it needs one of these beside torch; none by default.
+        opt_in: only where --peers names it.
+    """
+
+    make: Callable[[Problem], dict[str, Call]]
+    packages: tuple[str, ...] = ()
+    opt_in: bool = False
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs is there."""
+        return not self.packages or any(map(importlib.util.find_spec, self.packages))
+
+
+PEERS: dict[str, Peer] = {
+    "sdpa": Peer(sdpa),
+    "flex": Peer(flex),
+    "flex_tuned": Peer(flex_tuned, opt_in=True),  # compiles five kernels for each row
+    "fa3": Peer(fa3, ("flash_attn_interface", "fa3_fwd_interface")),
+    "fa4": Peer(fa4, ("flash_attn",)),
+    "cudnn_bsa": Peer(cudnn_bsa, ("cudnn",)),
+    "flashinfer": Peer(flashinfer, ("flashinfer",)),
 }

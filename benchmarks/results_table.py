@@ -1,4 +1,5 @@
-"""Writes the tables of results (README.md, docs/results.md) from the receipts in generated/, and from nothing else.
+"""Writes the tables of results (README.md, docs/results.md) from the receipts in generated/ and the JSON that
+benchmarks/attention.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -7,46 +8,51 @@ python benchmarks/results_table.py --check    # exits 1 if that would change a p
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from codegen.library import GENERATED, ROOT, NamedSpec, shipped_specs
-from codegen.receipts import MeasurementRecord, Receipt, Standing, receipt_path, state
+from codegen.errors import CodegenError
+from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
+from codegen.receipts import MeasurementRecord, Receipt, Standing, receipt_path, source_sha256, state
 from codegen.render import render
+from codegen.spec import parse_spec
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+ATTENTION = ROOT / "benchmarks" / "results" / "attention_h200.json"
+OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 DASH = "-"
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
-# What the README shows; docs/results.md shows every kernel.
-HEADLINE = (
-    "h100_topk16",
-    "h100_topk32",
-    "h100_topk32_b64",
-    "h100_topk32_d64",
-    "h100_block_lists",
-    "h100_window2k",
-    "h100_causal",
-    "h100_dense",
-    "h100_bsr_spmm_b128",
-    "h100_bsr_spmm_b64",
-    "l4_topk32",
-    "l4_causal",
-)
+COMPACT_HEADINGS = ("row", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio")
+COMPACT_ALIGNMENT = ["---", "---", "---:", "---", "---:", "---:"]
+FULL_HEADINGS = ("row", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
+FULL_ALIGNMENT = ["---", "---", "---:", "---:", "---:", "---", "---:"]
+# Whose receipts the README shows below the attention benchmark; docs/results.md shows every kernel.
+HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
+OLDER = "†"
+OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
 FAMILIES = (("sm_90a", "attention"), ("sm_90a", "bsr_spmm"), ("sm_89", "attention"), ("sm_89", "bsr_spmm"))
 
 
 def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str:
     """Return caption and table: a row for each spec, in families, with numbers only if a GPU verified this source."""
-    verified: dict[str, Receipt] = {}
-    for named in specs:
-        if state(named, render(named), folder).standing is Standing.OK:
-            verified[named.stem] = Receipt.read(receipt_path(named.stem, folder))
+    verified = verified_receipts(specs, folder)
     rows = [
         line([f"`{named.stem}`", *(numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED)])
         for named in sorted(specs, key=lambda named: (family(named), named.stem))
     ]
     alignment = ["---", "---", "---:", "---", "---:", "---:", "---:"]
     return "\n".join([caption(verified, page_folder), "", line([*HEADINGS]), line(alignment), *rows])
+
+
+def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt]:
+    """Return the receipts, by stem, that say that a GPU verified today's source."""
+    found = {}
+    for named in specs:
+        if state(named, render(named), folder).standing is Standing.OK:
+            found[named.stem] = Receipt.read(receipt_path(named.stem, folder))
+    return found
 
 
 def family(named: NamedSpec) -> int:
@@ -92,24 +98,112 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     return text
 
 
-def rewritten(readme: str, results: str) -> str:
-    """Return the README with other results.
+def compact_table(report: Mapping[str, Any], specs: list[NamedSpec], folder: Path) -> str:
+    """Return what the README shows: the main rows of the attention benchmark, then the receipts of some kernels."""
+    verified = verified_receipts(specs, folder)
+    rows, devices = [], {f"{report['device']}, driver {report['driver']}"}
+    for record in report["rows"]:
+        if "main" in record.get("groups", ("main",)):  # a report that is older than groups has main rows only
+            own, peer = record["results"].get(OURS), best_peer(record)
+            best = record["results"].get(peer)
+            speeds = [speed(record), peer or DASH, f"{best['tflops']:.0f}" if best else DASH, ratio(own, best)]
+            rows.append(line([f"`{record['name']}`", workload(record), *speeds]))
+    for named in specs:
+        cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
+        rows.append(line([f"`{named.stem}`", *cells[:5]]))
+    devices |= {f"{r.verification.device}, driver {r.verification.driver}" for r in verified.values() if r.verification}
+    text = (
+        f"{' and '.join(sorted(devices))}; effective TFLOPS, medians ([how they are taken](docs/measuring.md)). "
+        "Every kernel, every peer and the errors: [docs/results.md](docs/results.md)."
+    )
+    return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
+
+
+def full_table(report: Mapping[str, Any]) -> str:
+    """Return the whole attention benchmark: every row, every peer, errors, and what has no time."""
+    rows, without = [], []
+    for record in report["rows"]:
+        own, results = record["results"].get(OURS), record["results"]
+        peers = sorted((label for label in results if label != OURS), key=lambda label: -results[label]["tflops"])
+        told = ", ".join(f"{label} {results[label]['tflops']:.0f} ({results[label]['error']:.0e})" for label in peers)
+        times = [f"{own['milliseconds']:.3f}", speed(record), f"{own['error']:.0e}"] if own else [DASH, DASH, DASH]
+        best = results.get(best_peer(record))
+        rows.append(line([f"`{record['name']}`", workload(record), *times, told or DASH, ratio(own, best)]))
+        without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
+    without += [f"- `{name}`: not run" for name in report.get("not_run", ())]
+    without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
+    text = (
+        f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run "
+        "([how they are taken](measuring.md)); error against float64, of the largest element."
+    )
+    table = [with_note(text, rows), "", line([*FULL_HEADINGS]), line(FULL_ALIGNMENT), *rows]
+    return "\n".join([*table, "", *without] if without else table)
+
+
+def with_note(text: str, rows: list[str]) -> str:
+    """Return a caption that explains the mark of older sources if a row has it."""
+    return f"{text} {OLDER_MEANS}" if any(OLDER in row for row in rows) else text
+
+
+def workload(record: Mapping[str, Any]) -> str:
+    """Return a row's shape and pattern, as receipts write them."""
+    spec = record["spec"]
+    heads = f"H{record['heads']}" + (f":{record['kv_heads']}" if record["kv_heads"] != record["heads"] else "")
+    pattern, block = spec["pattern"], spec["pattern"].get("block")
+    words = {"topk": "topk{k}", "sliding_window": "window{left}_{right}"}.get(pattern["kind"], "{kind}")
+    blocks = f" of {block['q']}x{block['kv']}" if block else ""
+    return f"B{record['batch']} {heads} S{record['length']} d{spec['head_dim']}, {words.format(**pattern)}{blocks}"
+
+
+def best_peer(record: Mapping[str, Any]) -> str | None:
+    """Return the fastest peer of a row, if any ran."""
+    tflops = {label: result["tflops"] for label, result in record["results"].items() if label != OURS}
+    return max(tflops, key=lambda label: tflops[label], default=None)
+
+
+def speed(record: Mapping[str, Any]) -> str:
+    """Return our TFLOPS in a row, marked if the kernel's source has changed since."""
+    own = record["results"].get(OURS)
+    return f"{own['tflops']:.0f}{'' if is_current(record) else OLDER}" if own else DASH
+
+
+def ratio(own: Mapping[str, Any] | None, best: Mapping[str, Any] | None) -> str:
+    """Return by how much we are faster than the best peer."""
+    return f"{own['tflops'] / best['tflops']:.2f}" if own and best else DASH
+
+
+def is_current(record: Mapping[str, Any]) -> bool:
+    """Return whether a row's spec renders to the source that was measured."""
+    try:
+        spec = parse_spec(record["spec"])
+    except CodegenError:  # a field that a spec no longer has
+        return False
+    return source_sha256(render(find_spec(spec))) == record["source_sha256"]
+
+
+def rewritten(page: str, name: str, table: str) -> str:
+    """Return a page with another table between the markers of that name.
 
     Raises:
         ValueError: unless each marker is there once, in order.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in before + after:
-        raise ValueError(f"{BEGIN} and {END} must be there once each, in this order")
-    return f"{before}{BEGIN}\n{results}\n{END}{after}"
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed) or begin in rest or end in before + after:
+        raise ValueError(f"{begin} and {end} must be there once each, in this order")
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
-def update(page: Path, specs: list[NamedSpec], folder: Path = GENERATED, *, check: bool = False) -> int:
-    """Rewrite one page's table, or with ``check`` only say whether it would change; return 0 if all is well."""
-    found = page.read_text(encoding="utf-8")
+def update(page: Path, tables: Mapping[str, str], *, check: bool = False) -> int:
+    """Rewrite a page's tables, named by their markers; return 0 if all is well.
+
+    With ``check``, only say whether that would change the page.
+    """
+    found = fresh = page.read_text(encoding="utf-8")
     try:
-        fresh = rewritten(found, table(specs, folder, page.parent))
+        for name, table in tables.items():
+            fresh = rewritten(fresh, name, table)
     except ValueError as error:
         print(f"error: {page.name}: {error}")
         return 1
@@ -117,7 +211,7 @@ def update(page: Path, specs: list[NamedSpec], folder: Path = GENERATED, *, chec
         print(f"{page.name} is up to date")
         return 0
     if check:
-        print(f"{page.name}: its results are not those of the receipts; run: python benchmarks/results_table.py")
+        print(f"{page.name}: its results are not those measured; run: python benchmarks/results_table.py")
         return 1
     page.write_text(fresh, encoding="utf-8")
     print(f"{page.name}: results rewritten")
@@ -128,10 +222,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
     check = parser.parse_args().check
-    specs = shipped_specs()
+    specs, report = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
     headline = [named for named in specs if named.stem in HEADLINE]
-    pages = {ROOT / "README.md": headline, ROOT / "docs" / "results.md": specs}
-    return max([update(page, shown, check=check) for page, shown in pages.items()])
+    docs = ROOT / "docs"
+    pages = {
+        ROOT / "README.md": {"results": compact_table(report, headline, GENERATED)},
+        docs / "results.md": {"attention": full_table(report), "results": table(specs, GENERATED, docs)},
+    }
+    return max([update(page, tables, check=check) for page, tables in pages.items()])
 
 
 if __name__ == "__main__":

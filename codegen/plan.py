@@ -12,6 +12,7 @@ from codegen.arch import ARCHS, KIB, Arch
 from codegen.dtypes import DTYPES, DType
 from codegen.errors import SpecError
 from codegen.spec import Spec
+from codegen.split import Split
 
 ParamType = Literal["tensor_map", "pointer", "i32", "i64", "f32"]
 
@@ -157,6 +158,7 @@ class Plan:
         flops: floating-point operations of one tile step, and
         bytes: the bytes it loads: their ratio bounds what the memory system allows.
         headers: CUDA headers the source includes.
+        split: how tiles are divided between thread blocks, if they are.
     """
 
     spec: Spec
@@ -176,6 +178,7 @@ class Plan:
     flops: int
     bytes: int
     headers: tuple[str, ...] = ()
+    split: Split | None = None
 
     @property
     def arch(self) -> Arch:

@@ -104,7 +104,12 @@ class AttentionSpec(SpecBase):
         description="logits become softcap * tanh(scale * q.k / softcap), before anything is hidden; beyond 1000 fp32 "
         "would lose digits that the softmax needs",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap",)
+    split_tail: bool = Field(
+        default=False,
+        description="whether tiles that would not fill a last round of thread blocks are divided between them by their "
+        "key blocks; by default where the kernel can",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "split_tail")
 
     @model_validator(mode="before")
     @classmethod
@@ -119,7 +124,9 @@ class AttentionSpec(SpecBase):
         if hopper:
             # Steps of 128 keys of such a head would not fit beside its output, neither registers nor shared memory.
             tile = {"m": 128, "n": 64 if data.get("head_dim") in (192, 256) else block.get("kv", 128)}
-        return _fill(dict(data), "attention", {"tile": tile, "stages": 2})
+        kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
+        splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
+        return _fill(dict(data), "attention", {"tile": tile, "stages": 2, "split_tail": splits})
 
 
 class BsrSpmmSpec(SpecBase):
@@ -160,6 +167,9 @@ def parse_spec(data: object) -> Spec:
     except ValidationError as error:
         raise _first_error(error) from None
     _check_combination(spec)
+    if isinstance(spec, AttentionSpec) and spec.split_tail and not (spec.arch == "sm_90a" and spec.pattern.splits):
+        message = f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out"
+        raise SpecError("split_tail", message)
     return spec
 
 

@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk32_bf16.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_bf16.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: ffedf1e07aa4271795235bde303bc7988960872fb83dc3bb0f51cf85c46b4c99
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 8fe63a8791f1f3ee6919d6f1750faceb3e55b175c6051ac343f4f3f1fb528599
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2b7b6b4f563494e84d30323bd54190d77d0cb9725e23357099638156698363fe
+// seal: sha256 e37102501a7c8d6a19388bd259ae3bdbae2e8d40b3d97626214ce5578efed290
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -14,15 +14,19 @@
 //
 // Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the number of the block in it
+//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      warpgroup w's turn on the tensor cores
 //
-// Pipeline of a consumer: S of block i and P V of block i - 1 are issued together; block i's softmax runs as soon as S
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
-// Ping-pong: the two consumers take turns issuing, so that one's softmax runs under the other's matrix products.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+//
+// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
+// part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
 //
 // Symbols
+//   step        kTileN keys: one key block
 //   s, prob     scores of 64 x kTileN pairs, and their exponentials as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     running maximum of the raw scores; row_sum: this thread's part of the running sum
@@ -55,16 +59,22 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
+constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kBlockKeys = 128;  // keys of a listed block
+constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 229496 bytes. Byte offsets:
+// Dynamic shared memory: 229520 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kEntriesOffset = 229472;  // 16 bytes: ring of tiles: number, block counts
-constexpr int kSlotsOffset = 229488;  // 8 bytes: number of the block in each stage of the K rings
+constexpr int kEntriesOffset = 229472;  // 32 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 229504;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -72,12 +82,13 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
-constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, block counts
+constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -92,6 +103,11 @@ struct Params {
   long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
   long long kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
+  float* parts;  // unfinished O and softmax state of parts of tiles
+  int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches
+  int split_tiles;  // tiles at the front that are divided between thread blocks
+  int split_blocks;  // thread blocks that they are divided between
+  int shares;  // shares of a split tile: what can be divided
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -324,7 +340,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
 struct KeyBlocks {
-  int count;        // key blocks that these queries see
+  int count;        // steps of these queries
+  int entries;      // key blocks listed for them
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
@@ -333,17 +350,28 @@ struct KeyBlocks {
     const int row = first_query / kStreamRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
-    key_blocks = (p.kv_len + kTileN - 1) / kTileN;
-    count = row < p.query_blocks ? kTopK : 0;
+    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    take(0, row < p.query_blocks ? kTopK : 0);
+  }
+  __device__ __forceinline__ void take(int first, int number) {
+    list += first;
+    entries = number;
+    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
     chunk = 0;
   }
-  // Number of the i-th key block; key_blocks, which holds no key, for an entry out of range.
+  // Restricts these queries to `number` shares from `first` on.
+  __device__ __forceinline__ void restrict_to(int first, int number) {
+    const int begin = min(first * kStepBlocks, entries);
+    take(begin, min(number * kStepBlocks, entries - begin));
+  }
+  // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32;
-    if (i % 32 == 0 && i + lane < count) chunk = __ldg(list + i + lane);
-    const int block = __shfl_sync(0xFFFFFFFF, chunk, i % 32);
-    return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
+    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
+    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
+    const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
+    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
+    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
   }
 };
 
@@ -373,10 +401,51 @@ struct RingPosition {
   }
 };
 
-// All tiles are equally long: each thread block has every gridDim.x-th one.
-__device__ __forceinline__ int next_tile(const Params& p, int index) { return index + gridDim.x; }
+// A piece of work: a tile, or a part of one.
+struct Piece {
+  int index;  // number of the tile
+  int begin, end;  // the part has the tile's shares from begin to the one before end; end is 0 for a whole tile
+};
 
-// The number of a key block, and whether the pattern hides some of its pairs, in one word.
+// The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
+// as many of them in a row as any other, or one more: those from first_share(p, its number) on.
+__device__ __forceinline__ int first_share(const Params& p, int thread_block) {
+  return static_cast<int>(static_cast<int64>(thread_block) * p.split_tiles * p.shares / p.split_blocks);
+}
+
+// The thread block that has a share: the last one whose first share does not come after it.
+__device__ __forceinline__ int holder_of(const Params& p, int share) {
+  return static_cast<int>((static_cast<int64>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares));
+}
+
+// What a thread block does of a tile, from `share` on, if it has the shares before `end`.
+__device__ __forceinline__ Piece part_from(const Params& p, int share, int end) {
+  const int begin = share % p.shares;
+  return {share / p.shares, begin, min(p.shares, begin + end - share)};
+}
+
+// Parts of split tiles come first. The whole tiles are all equally long: each thread block has every gridDim.x-th one.
+__device__ __forceinline__ Piece first_piece(const Params& p) {
+  const int block = blockIdx.x;
+  if (block < p.split_blocks) return part_from(p, first_share(p, block), first_share(p, block + 1));
+  return {p.split_tiles + block, 0, 0};
+}
+
+__device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
+  const int block = blockIdx.x;
+  if (piece.end == 0) return {piece.index + static_cast<int>(gridDim.x), 0, 0};
+  const int next = piece.index * p.shares + piece.end, end = first_share(p, block + 1);
+  return next < end ? part_from(p, next, end) : Piece{p.split_tiles + block, 0, 0};
+}
+
+// The key blocks of one stream of a piece.
+__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
+  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
+  if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
+  return blocks;
+}
+
+// The number of a load of kLoadKeys keys, and whether the pattern hides some of its pairs, in one word.
 __device__ __forceinline__ int slot_of(int block, bool masked) { return block * 2 + masked; }
 
 // Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
@@ -385,22 +454,24 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Puts a tile into its ring, once the consumers have left the place: its number, the block counts of its streams, and Q
-// (nothing but the number for the end of the tiles). One thread.
-__device__ __forceinline__ void announce_tile(const Params& p, int* entries, uint32 base,
-    const RingPosition<kTileStages>& position, int index) {
+// Puts a piece into the ring of tiles, once the consumers have left the place: its number, the numbers of steps of its
+// streams, and Q (nothing but the number for the end of the tiles). One thread.
+__device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
+    const RingPosition<kTileStages>& position, const Piece& piece) {
   const uint32 full = base + kQFullBarrier + 8 * position.stage;
   int* entry = entries + position.stage * kEntryWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  entry[0] = index;
-  if (index >= p.tiles) {
+  entry[0] = piece.index;
+  if (piece.index >= p.tiles) {
     mbarrier_arrive(full);
     return;
   }
-  const Tile tile(p, index);
+  entry[1] = piece.begin;
+  entry[2] = piece.end;
+  const Tile tile(p, piece.index);
 #pragma unroll
   for (int stream = 0; stream < kStreams; ++stream) {
-    entry[1 + stream] = KeyBlocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows).count;
+    entry[kEntryWords - kStreams + stream] = key_blocks_of(p, piece, tile, stream).count;
   }
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
@@ -410,64 +481,76 @@ __device__ __forceinline__ void announce_tile(const Params& p, int* entries, uin
   }
 }
 
-// Copies one block of K or V to shared memory.
-__device__ __forceinline__ void load_block(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
-    int batch) {
+// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, const int (&blocks)[kStepBlocks],
+    int kv_head, int batch) {
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
+  for (int load = 0; load < kStepBlocks; ++load) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
+          blocks[load] * kLoadKeys, kv_head, batch);
+    }
   }
 }
 
-// Producer: one warp fills the rings of one stream, tile after tile. Warp 0 also hands out the tiles, one ahead.
+// Producer: one warp fills the rings of one stream, piece after piece. Warp 0 also hands out the pieces, one ahead.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
-  int* block_slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages;
+  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  int index = blockIdx.x;
-  if (stream == 0 && leader) announce_tile(p, entries, base, tile_position, index);
+  Piece piece = first_piece(p);
+  if (stream == 0 && leader) announce(p, entries, base, tile_position, piece);
 
   while (true) {
     tile_position.advance();
-    if (index >= p.tiles) break;
-    const Tile tile(p, index);
+    if (piece.index >= p.tiles) break;
+    const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
-    KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
+    KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
 
-    // K of block i goes ahead of V of block i - 1: the order in which the consumers use them.
-    int previous = 0;
+    // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
+    int loads[kStepBlocks] = {}, previous[kStepBlocks];
     for (int i = 0; i <= blocks.count; ++i) {
-      const int block = i < blocks.count ? blocks.at(i) : 0;
+#pragma unroll
+      for (int load = 0; load < kStepBlocks; ++load) {
+        previous[load] = loads[load];
+        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
+      }
       if (leader && i < blocks.count) {
         const uint32 full = barriers + kKFullBarrier + 8 * k_position.stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * k_position.stage, k_position.parity ^ 1);
-        block_slots[k_position.stage] = slot_of(block, false);
+#pragma unroll
+        for (int load = 0; load < kStepBlocks; ++load) {
+          slots[k_position.stage * kStepBlocks + load] = slot_of(loads[load], false);
+        }
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_block(&p.k_map, k_ring + k_position.stage * kKvBytes, full, block, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + k_position.stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
       if (leader && i > 0) {
         const uint32 full = barriers + kVFullBarrier + 8 * v_position.stage;
         mbarrier_wait(barriers + kVEmptyBarrier + 8 * v_position.stage, v_position.parity ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_block(&p.v_map, v_ring + v_position.stage * kKvBytes, full, previous, kv_head, tile.batch);
+        load_step(&p.v_map, v_ring + v_position.stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
-      // Early in a tile, as soon as the consumers have left the tile before: the next tile.
+      // Early in a piece, as soon as the consumers have left the one before: the next piece.
       if (stream == 0 && i == min(blocks.count, kStages)) {
         if (leader) {
-          index = next_tile(p, index);
-          announce_tile(p, entries, base, tile_position, index);
+          piece = next_piece(p, piece);
+          announce(p, entries, base, tile_position, piece);
         }
-        index = __shfl_sync(0xFFFFFFFF, index, 0);
+        piece.index = __shfl_sync(0xFFFFFFFF, piece.index, 0);
+        piece.begin = __shfl_sync(0xFFFFFFFF, piece.begin, 0);
+        piece.end = __shfl_sync(0xFFFFFFFF, piece.end, 0);
       }
       __syncwarp();
       if (i < blocks.count) k_position.advance();
       if (i > 0) v_position.advance();
-      previous = block;
     }
   }
 }
@@ -500,43 +583,72 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// Hides the pairs of a block that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, int slot, int query) {
-  const int first_key = slot / 2 * kTileN + threadIdx.x % 4 * 2;
+// What a consumer needs to know of the pairs of a step: one slot for each load.
+struct StepSlots {
+  int slot[kStepBlocks];
+
+  __device__ __forceinline__ StepSlots(const int* slots, int stage) {
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) slot[load] = read_by_leader(slots + stage * kStepBlocks + load);
+  }
+  // Whether the pattern or the end of the keys hides some pair.
+  __device__ __forceinline__ bool hide_some(const Params& p) const {
+    bool some = false;
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) {
+      some |= slot[load] % 2 || (slot[load] / 2 + 1) * kLoadKeys > p.kv_len;
+    }
+    return some;
+  }
+};
+
+// Hides the pairs of a step that the pattern or the end of the keys excludes.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
-    const int key = first_key + i / 4 * 8 + i % 2;
+    const int column = i / 4 * 8 + i % 2, slot = slots.slot[column / kLoadKeys];
+    const int key = slot / 2 * kLoadKeys + column % kLoadKeys + threadIdx.x % 4 * 2;
     const bool seen = key < p.kv_len;
     if (!seen) s[i] = kMinusInfinity;
   }
 }
 
-// Online softmax of one block: s becomes 2^(scale_log2 (s - row_max)), and `rescale` what o must be multiplied by.
-// Returns whether any row of the warp has a new maximum: if not, o need not be multiplied.
-__device__ __forceinline__ bool softmax(float (&s)[kTileN / 2], float (&row_max)[2], float (&row_sum)[2],
+// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`;
+// `rescale` is what everything relative to the maxima before must be multiplied by, exactly 1 where they have not moved.
+__device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
     float (&rescale)[2], float scale_log2) {
-  bool moved = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float maximum = row_max[row];
-#pragma unroll
-    for (int i = row * 2; i < kTileN / 2; i += 4) maximum = fmaxf(maximum, fmaxf(s[i], s[i + 1]));
-    maximum = quad_max(maximum);
-    moved |= maximum > row_max[row];
-    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
-    const float shift = maximum == kMinusInfinity ? 0.0f : maximum * scale_log2;
-    rescale[row] = ex2(row_max[row] * scale_log2 - shift);
-    row_max[row] = maximum;
-    float sum = 0.0f;
+    float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
 #pragma unroll
     for (int i = row * 2; i < kTileN / 2; i += 4) {
-      s[i] = ex2(s[i] * scale_log2 - shift);
-      s[i + 1] = ex2(s[i + 1] * scale_log2 - shift);
-      sum += s[i] + s[i + 1];
+      maximum = fmaxf(maximum, s[i]);
+      other = fmaxf(other, s[i + 1]);
     }
-    row_sum[row] = row_sum[row] * rescale[row] + sum;
+    maximum = quad_max(fmaxf(maximum, other));
+    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
+    const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
+    rescale[row] = ex2((row_max[row] - reference) * scale_log2);
+    shift[row] = reference * scale_log2;
+    row_max[row] = maximum;
   }
-  return __any_sync(0xFFFFFFFF, moved);
+}
+
+// Second half: s becomes 2^(scale_log2 s - shift), and row_sum takes it in.
+__device__ __forceinline__ void exponentiate(float (&s)[kTileN / 2], const float (&shift)[2], const float (&rescale)[2],
+    float (&row_sum)[2], float scale_log2) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float sum = row_sum[row] * rescale[row], other = 0.0f;
+#pragma unroll
+    for (int i = row * 2; i < kTileN / 2; i += 4) {
+      s[i] = ex2(s[i] * scale_log2 - shift[row]);
+      s[i + 1] = ex2(s[i + 1] * scale_log2 - shift[row]);
+      sum += s[i];
+      other += s[i + 1];
+    }
+    row_sum[row] = sum + other;
+  }
 }
 
 // The accumulator layout of S, packed to 16 bits, is the A-operand layout of P.
@@ -548,20 +660,86 @@ __device__ __forceinline__ void pack_probabilities(uint32 (&prob)[kTileN / 16][4
   }
 }
 
-// What a consumer knows of a tile: its number, the key blocks of its stream, and the most that a stream of it has.
+// What a consumer knows of a piece: the number of its tile, the steps of its stream, and the most that a stream has.
 struct Entry {
-  int index, count, turns;
+  Piece piece;
+  int count, turns;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
     int stream) {
   mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
   const int* words = entries + position.stage * kEntryWords;
+  const int* counts = words + kEntryWords - kStreams;
   Entry entry;
-  entry.index = read_by_leader(words);
-  entry.count = read_by_leader(words + 1 + stream);
+  entry.piece.index = read_by_leader(words);
+  entry.piece.begin = read_by_leader(words + 1);
+  entry.piece.end = read_by_leader(words + 2);
+  entry.count = read_by_leader(counts + stream);
   entry.turns = entry.count;
   return entry;
+}
+
+// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of: for each
+// thread its part of o, then its row_max and row_sum, four floats at a time.
+__device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
+  const int second = tile != first_share(p, thread_block) / p.shares;
+  float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
+  return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
+}
+
+// Leaves a part of a tile in global memory. If all other parts of these rows are there, takes them together and returns
+// true. That is done in the order of the parts, so it does not matter which one comes last.
+__device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, int warpgroup, int* is_last,
+    float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2], float scale_log2) {
+  float4* place = part_place(p, blockIdx.x, piece.index, warpgroup);
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
+  }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+
+  // Counts the shares that are there; the last thread block leaves the counter at 0 for the next launch.
+  __threadfence();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    int* const counter = p.shares_done + piece.index * kConsumerWarpgroups + warpgroup;
+    const int shares = piece.end - piece.begin;
+    *is_last = atomicAdd(counter, shares) + shares == p.shares;
+    if (*is_last) *counter = 0;
+    __threadfence();
+  }
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (!*is_last) return false;
+
+  const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
+  row_max[0] = row_max[1] = kMinusInfinity;
+  for (int block = first; block <= last; ++block) {
+    const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
+    row_max[0] = fmaxf(row_max[0], state.x);
+    row_max[1] = fmaxf(row_max[1], state.y);
+  }
+  const float reference[2] = {row_max[0] == kMinusInfinity ? 0.0f : row_max[0],
+                              row_max[1] == kMinusInfinity ? 0.0f : row_max[1]};
+  row_sum[0] = row_sum[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+  for (int block = first; block <= last; ++block) {
+    const float4* from = part_place(p, block, piece.index, warpgroup);
+    const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
+    const float weight[2] = {ex2((state.x - reference[0]) * scale_log2), ex2((state.y - reference[1]) * scale_log2)};
+    row_sum[0] += state.z * weight[0];
+    row_sum[1] += state.w * weight[1];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 8; ++i) {
+      const float4 part = __ldcg(from + i * kWarpgroupThreads);
+      o[i * 4] += part.x * weight[0];
+      o[i * 4 + 1] += part.y * weight[0];
+      o[i * 4 + 2] += part.z * weight[1];
+      o[i * 4 + 3] += part.w * weight[1];
+    }
+  }
+  return true;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
@@ -614,64 +792,71 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
-  const int* block_slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages;
+  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
   const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
+  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
   // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kConsumerWarpgroups * kWarpgroupThreads);
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
-    if (entry.index >= p.tiles) break;
-    const Tile tile(p, entry.index);
+    if (entry.piece.index >= p.tiles) break;
+    const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, rescale[2];
+    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
+    const int first_query = tile.first_query + first_row;
 
     if (entry.count > 0) {
-      // First block: scores and softmax.
+      // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      int slot = read_by_leader(block_slots + k_position.stage);
+      StepSlots step(slots, k_position.stage);
       issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, tile.first_query + first_row);
-      softmax(s, row_max, row_sum, rescale, p.scale_log2);
+      if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+      update_maxima(s, row_max, shift, rescale, p.scale_log2);
+      exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
+      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
-      // Scores of block i together with the output of block i - 1.
+      // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
-        mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-        slot = read_by_leader(block_slots + k_position.stage);
-        bar_sync(my_turn, kConsumerWarpgroups * kWarpgroupThreads);
+        step = StepSlots(slots, k_position.stage);
+        bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kConsumerWarpgroups * kWarpgroupThreads);
+        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (slot % 2 || (slot / 2 + 1) * kTileN > p.kv_len) hide_pairs(s, p, slot, tile.first_query + first_row);
-        const bool moved = softmax(s, row_max, row_sum, rescale, p.scale_log2);
+        if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+        update_maxima(s, row_max, shift, rescale, p.scale_log2);
+        keep_in_place(s);
+        // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,
+        // ahead of the maxima: it moves it over straight code, but not over a loop.
+        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        if (moved) {
-#pragma unroll
-          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
-        }
+        exponentiate(s, shift, rescale, row_sum, p.scale_log2);
         pack_probabilities(prob, s);
+        // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
       }
 
       // The last scores are there: Q's place is free for the tile after the next.
@@ -687,10 +872,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
-    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    if (entry.piece.end == 0 ||
+        join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum, p.scale_log2)) {
+      store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    }
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kConsumerWarpgroups * kWarpgroupThreads);  // takes the turn that was left over
+  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 

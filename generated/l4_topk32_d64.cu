@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 1f09a626d00df677a03af334fc793ffb8132f86c966c1006f9ed1e0a9b71b3e1
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b0b0e5916140ae86302dc1dd4443c290e693f88906866b48f94e8d59935fb2cd
+// seal: sha256 62c4f5949e3b7258589bcfe4922184c61c9419f56ff5e5371bd6f2b426b8e098
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -42,6 +42,9 @@ constexpr int kRowChunks = 8;  // 16-byte chunks of a row
 constexpr int kPassRows = 16;  // rows that all threads copy at a time, one chunk each
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of a K or V block
+constexpr int kBlockKeys = 64;  // keys of a listed block
+constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kStepBlocks = 1;  // listed blocks of a step
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 32768 bytes. Byte offsets:
@@ -158,7 +161,8 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
 struct KeyBlocks {
-  int count;        // key blocks that these queries see
+  int count;        // steps of these queries
+  int entries;      // key blocks listed for them
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
@@ -167,17 +171,23 @@ struct KeyBlocks {
     const int row = first_query / kStreamRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
-    key_blocks = (p.kv_len + kTileN - 1) / kTileN;
-    count = row < p.query_blocks ? kTopK : 0;
+    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    take(0, row < p.query_blocks ? kTopK : 0);
+  }
+  __device__ __forceinline__ void take(int first, int number) {
+    list += first;
+    entries = number;
+    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
     chunk = 0;
   }
-  // Number of the i-th key block; key_blocks, which holds no key, for an entry out of range.
+  // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32;
-    if (i % 32 == 0 && i + lane < count) chunk = __ldg(list + i + lane);
-    const int block = __shfl_sync(0xFFFFFFFF, chunk, i % 32);
-    return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
+    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
+    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
+    const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
+    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
+    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
   }
 };
 

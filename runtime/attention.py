@@ -22,17 +22,26 @@ from runtime.arguments import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
-from runtime.workspace import scheduler_counters
+from runtime.workspace import SCHEDULER_COUNTERS, counters, scratch
 
 _SIGNATURES_KEPT = 64
 _LOG2_E = math.log2(math.e)
 
 
 class _Outputs(NamedTuple):
-    """What a signature knows of the outputs: whether a new ``out`` is allocated like q, and the shape of the LSE."""
+    """What a signature knows of what the kernel writes.
+
+    Attributes:
+        keeps_layout: whether a new ``out`` is allocated like q.
+        lse_shape: shape of the LSE.
+        counters: counters of divided tiles, 0 without such tiles, and
+        part_bytes: global memory for their parts.
+    """
 
     keeps_layout: bool
     lse_shape: tuple[int, ...]
+    counters: int = 0
+    part_bytes: int = 0
 
 
 class AttentionKernel:
@@ -52,6 +61,7 @@ class AttentionKernel:
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._split = compiled.plan.split
         self._takes_counters = any(param.name == "scheduler" for param in compiled.plan.params)
         self._returns_lse = self.spec.lse
         self._indices = self.spec.pattern.index_tensors
@@ -132,7 +142,11 @@ class AttentionKernel:
         # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self._takes_counters:
-            addresses["scheduler"] = scheduler_counters(device, stream).data_ptr()
+            addresses["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS).data_ptr()
+        if self._split is not None:
+            needed = signature.extra
+            addresses["shares_done"] = counters(device, stream, needed.counters).data_ptr() if needed.counters else 0
+            addresses["parts"] = scratch(device, stream, needed.part_bytes).data_ptr() if needed.counters else 0
         self._loaded.launch(signature, addresses, stream)
 
     @staticmethod
@@ -201,6 +215,15 @@ class AttentionKernel:
             values["scale"] = factor
         if values["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {self.spec.tile.m} queries")
+        outputs = _Outputs(keeps_layout, tuple(q.shape[:3]))
+        if self._split is not None:
+            tile = self.spec.tile
+            rows = tile.m // int(self.compiled.plan.values["streams"])
+            shares = self.spec.pattern.shares(kv_len, rows, tile.n)
+            slots = self._loaded.slots(q.device.index)
+            values["shares"] = shares
+            values["split_tiles"], values["split_blocks"] = divided = self._split.divide(values["tiles"], shares, slots)
+            outputs = _Outputs(*outputs[:2], *self._split.workspace(*divided))
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self.compiled.plan.tensor_maps:
             for name, tensor in tensors.items():
@@ -211,7 +234,7 @@ class AttentionKernel:
             int(values["tiles"]),
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()},
-            extra=_Outputs(keeps_layout, tuple(q.shape[:3])),
+            extra=outputs,
         )
 
     def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:

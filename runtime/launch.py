@@ -176,6 +176,10 @@ class LoadedKernel:
             self._sm_counts[device] = call(cuda.cuDeviceGetAttribute, count, handle)
         return self._sm_counts[device]
 
+    def slots(self, device: int) -> int:
+        """Return how many thread blocks run at once."""
+        return self.sm_count(device) * self.plan.blocks_per_sm
+
     def signature(
         self,
         device: int,
@@ -201,7 +205,6 @@ class LoadedKernel:
             shape, strides = tensors[name.removesuffix("_map")]
             encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
             maps.append((name.removesuffix("_map"), view[offsets[name] : offsets[name] + 128], encoder))
-        slots = self.sm_count(device) * self.plan.blocks_per_sm
         return Signature(
             block=block,
             pointers=tuple(
@@ -210,7 +213,7 @@ class LoadedKernel:
                 if kind == "pointer"
             ),
             maps=tuple(maps),
-            grid=min(tiles, slots) if self.plan.persistent else tiles,
+            grid=min(tiles, self.slots(device)) if self.plan.persistent else tiles,
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
         )

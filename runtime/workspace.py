@@ -1,21 +1,39 @@
-"""Small device memory that kernels need between launches."""
+"""Device memory that kernels need beside their arguments, kept from launch to launch."""
 
 from __future__ import annotations
 
 import torch
 
+SCHEDULER_COUNTERS = 2  # tiles handed out, thread blocks that ended
+
 _counters: dict[tuple[int, int], torch.Tensor] = {}
+_scratch: dict[tuple[int, int], torch.Tensor] = {}
 
 
-def scheduler_counters(device: torch.device, stream: int) -> torch.Tensor:
-    """Return the two counters that hand out tiles, both 0.
+def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
+    """Return ``number`` counters, all 0.
 
-    A kernel leaves them at 0, and launches on one stream follow each other, so each stream needs one pair. A CUDA graph
-    may run beside anything: a launch that is being captured gets its own pair, cleared by the graph.
+    A kernel leaves them at 0, and launches on one stream follow each other, so each stream needs one set. A CUDA graph
+    may run beside anything: a launch that is being captured gets its own, cleared by the graph.
     """
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(2, dtype=torch.int32, device=device)
+        return torch.zeros(number, dtype=torch.int32, device=device)
     key = (device.index, stream)
-    if key not in _counters:
-        _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
-    return _counters[key]
+    found = _counters.get(key)
+    if found is None or found.numel() < number:
+        found = _counters[key] = torch.zeros(number, dtype=torch.int32, device=device)
+    return found
+
+
+def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
+    """Return ``size`` bytes or more whose content nobody relies on before a launch or after it.
+
+    As with counters, the launches of a stream share them, and a launch that is being captured gets its own.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    key = (device.index, stream)
+    found = _scratch.get(key)
+    if found is None or found.numel() < size:
+        found = _scratch[key] = torch.empty(size, dtype=torch.uint8, device=device)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -62,6 +62,8 @@ class PatternBase(Frozen):
     """
 
     kind: str
+    splits: ClassVar[bool] = False
+    """Whether a tile can be divided between thread blocks: then ``KeyBlocks`` has ``restrict_to``."""
 
     @property
     def fixed_block(self) -> Block | None:
@@ -82,6 +84,16 @@ class PatternBase(Frozen):
     def uneven(self) -> bool:
         """Whether query blocks differ in how many key blocks they see."""
         return False
+
+    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+        """Return into how many shares a tile can be divided: steps or listed blocks, the most that any tile has.
+
+        Args:
+            kv_len: keys of a head.
+            rows: queries of a stream of the tile.
+            keys: keys of a step.
+        """
+        raise NotImplementedError
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k`` inside a listed block.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from codegen.patterns.base import PatternBase
 
@@ -10,7 +10,13 @@ from codegen.patterns.base import PatternBase
 class Dense(PatternBase):
     """Every query sees every key."""
 
+    splits: ClassVar[bool] = True
     kind: Literal["dense"]
+
+    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+        """Return the number of steps."""
+        del rows
+        return -(-kv_len // keys)
 
     def describe(self) -> str:
         """Return the pattern in words."""

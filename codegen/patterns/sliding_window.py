@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from codegen.patterns.base import PatternBase
 class SlidingWindow(PatternBase):
     """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size)."""
 
+    splits: ClassVar[bool] = True
     kind: Literal["sliding_window"]
     left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
     right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")
@@ -25,6 +26,10 @@ class SlidingWindow(PatternBase):
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)
         return super().visible(q, k, q_len, kv_len) & (k >= centre - self.left) & (k <= centre + self.right)
+
+    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+        """Return the most steps that the windows of neighbouring queries touch."""
+        return min(-(-kv_len // keys), (self.left + rows + self.right + keys - 2) // keys + 1)
 
     def constants(self) -> dict[str, tuple[int, str]]:
         """Return the reach of the window."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from codegen.patterns.base import Block, IndexTensor, PatternBase
 class TopK(PatternBase):
     """Each query block sees the k key blocks listed for it; a block counts as often as it is listed."""
 
+    splits: ClassVar[bool] = True
     kind: Literal["topk"]
     k: int = Field(ge=1, le=1 << 16, description="key blocks per query block")
     block: Block = Field(description="shape of a block")
@@ -32,6 +33,11 @@ class TopK(PatternBase):
                 upper="key_blocks",
             ),
         )
+
+    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+        """Return the number of listed blocks, or of steps where they hold more than one."""
+        del kv_len, rows
+        return -(-self.k // max(1, keys // self.block.kv))
 
     def constants(self) -> dict[str, tuple[int, str]]:
         """Return the length of the lists."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.spec import AttentionSpec
 
@@ -43,6 +44,14 @@ def index_params(spec: AttentionSpec) -> list[Param]:
     if spec.pattern.index_tensors:
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
     return params
+
+
+def list_constants(block: Block, block_steps: int) -> list[Constant]:
+    """Return what the index lists count in."""
+    return [
+        Constant("kBlockKeys", block.kv, "keys of a listed block"),
+        Constant("kBlockSteps", block_steps, "steps in a listed block; 1 too where a step holds more than one"),
+    ]
 
 
 def softcap_constants(spec: AttentionSpec) -> list[Constant]:

@@ -16,7 +16,7 @@ from codegen.plan import (
     pointer,
     require,
 )
-from codegen.plans.attention_params import index_params, lse_params, size_params
+from codegen.plans.attention_params import index_params, list_constants, lse_params, size_params
 from codegen.spec import AttentionSpec
 
 WARP = 32  # threads
@@ -26,6 +26,7 @@ CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatr
 RESERVED = 1 * KIB
 # Addresses, loop state, softmax state, operands in flight. The compiler takes a few more where they are free.
 REGISTER_OVERHEAD = 56
+ONE_LOAD = Constant("kStepBlocks", 1, "listed blocks of a step")
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -89,6 +90,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kPassRows", threads // chunks, "rows that all threads copy at a time, one chunk each"),
         Constant("kWarpPassRows", WARP // chunks, "rows that a warp stores at a time"),
         Constant("kSlotBytes", slot_bytes, "bytes of a K or V block"),
+        *([*list_constants(block, 1), ONE_LOAD] if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
     ]
     params = [
@@ -113,7 +115,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={},
         constants=tuple(constants),
-        values={"pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2", "block_steps": 1},
+        values={"pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2", "splits": False},
         summary=(
             ("pattern", pattern.describe()),
             ("tile", f"{m} queries x {n} keys"),

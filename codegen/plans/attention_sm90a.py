@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import (
@@ -11,23 +13,39 @@ from codegen.plan import (
     SharedLayout,
     TensorMap,
     check_budget,
+    i32,
     pointer,
     require,
     tensor_map,
 )
-from codegen.plans.attention_params import index_params, lse_params, options_summary, size_params, softcap_constants
+from codegen.plans.attention_params import (
+    index_params,
+    list_constants,
+    lse_params,
+    options_summary,
+    size_params,
+    softcap_constants,
+)
 from codegen.spec import AttentionSpec
+from codegen.split import Split
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 SWIZZLE = 128  # bytes: width of one column group in shared memory
-# Registers of a producer and of a consumer thread; the first split that fits is taken. 65536 over 3 warpgroups: the
-# producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills.
-REGISTER_SPLITS = ((56, 224), (40, 232))
-REGISTER_OVERHEAD = 40  # addresses, loop state, softmax state
+# By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
+# producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills a few words.
+REGISTER_SPLITS = {2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
+# Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it.
+REGISTER_OVERHEAD = {2: 40, 3: 24, 4: 24}
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
-OWN_STAGING_DIM = 128  # O of longer heads is staged where Q was: there is no room for both
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
+SPLIT_PARAMS = (
+    pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
+    pointer("shares_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
+    i32("split_tiles", "tiles at the front that are divided between thread blocks"),
+    i32("split_blocks", "thread blocks that they are divided between"),
+    i32("shares", "shares of a split tile: what can be divided"),
+)
 L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes to Q, O and to what is on its way out
 
 
@@ -36,39 +54,44 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
-    require(m == 128, "tile.m", f"is {m}; this kernel has two consumer warpgroups of 64 rows: 128")
-    require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
+    allowed = tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS)
+    require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
+    require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
     if block is not None:
         require(block.q in (64, 128), "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 64, 128")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
-        reason = f"is {n}; a step is one listed block or an equal part of it: pattern.block.kv is {block.kv}"
-        require(block.kv % n == 0, "tile.n", reason)
+        reason = f"is {n}; a step is a listed block, an equal part of one, or two: pattern.block.kv is {block.kv}"
+        require(block.kv % n == 0 or n == 2 * block.kv, "tile.n", reason)
+        require(m % block.q == 0, "tile.m", f"is {m}, not a multiple of pattern.block.q, which is {block.q}")
     # Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream.
     streams = 1 if block is None else m // block.q
     consumers = m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
     groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
     q_bytes, kv_bytes = (rows * groups * SWIZZLE for rows in (m, n))
-    block_steps = 1 if block is None else block.kv // n
+    block_steps = 1 if block is None else max(1, block.kv // n)
+    step_blocks = 1 if block is None else max(1, n // block.kv)
 
-    shares_staging = d > OWN_STAGING_DIM
-    tile_stages = TILE_STAGES
-    shared = _shared(spec, streams, tile_stages, q_bytes, kv_bytes)
-    if shares_staging and shared.size > arch.shared_memory_per_block:
-        tile_stages = 1
-        shared = _shared(spec, streams, tile_stages, q_bytes, kv_bytes)
+    # The best arrangement that fits: the next tile's Q arrives early, and O has a place of its own to leave from.
+    for tile_stages, shares_staging in ((TILE_STAGES, False), (TILE_STAGES, True), (1, True)):
+        ring = Ring(tile_stages, shares_staging, streams, step_blocks, q_bytes, kv_bytes)
+        shared = _shared(spec, ring)
+        if shared.size <= arch.shared_memory_per_block:
+            break
     scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
     accumulators = scores + scores // 2 + output
-    fitting = [split for split in REGISTER_SPLITS if accumulators + REGISTER_OVERHEAD <= split[1]]
-    producer_registers, consumer_registers = (fitting or REGISTER_SPLITS[-1:])[0]
-    registers = Registers(accumulators=accumulators, overhead=REGISTER_OVERHEAD, limit=consumer_registers)
+    overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
+    fitting = [split for split in splits if accumulators + overhead <= split[1]]
+    producer_registers, consumer_registers = (fitting or splits[-1:])[0]
+    registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer_registers)
     check_budget(spec, shared.size, registers)
 
     scheduling = [
         Constant("kKeyBytes", 2 * d * dtype.bytes, "bytes of a key: a row of K and one of V"),
         Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once"),
     ]
-    steps = [Constant("kBlockSteps", block_steps, "steps of kTileN keys in a listed block")]
+    part_floats = WARPGROUP * (output + 4)  # O, two maxima and two sums of each thread
+    parts = [Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of a part of a tile")]
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
     if shares_staging:  # a warpgroup's rows of O lie where its rows of Q were
         o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
@@ -92,7 +115,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         o_group,
         Constant("kQBytes", q_bytes, "bytes of a Q tile"),
         Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
-        *(steps if block_steps > 1 else []),
+        Constant("kStepBlocks", step_blocks, "loads of a step: listed blocks, if it holds more than one"),
+        Constant("kLoadKeys", n // step_blocks, "keys of one load"),
+        *(list_constants(block, block_steps) if block is not None else []),
+        *(parts if spec.split_tail else []),
         *(scheduling if pattern.uneven else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
@@ -105,6 +131,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *lse_params(spec),
         *index_params(spec),
         *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
+        *(SPLIT_PARAMS if spec.split_tail else ()),
         *size_params(spec),
     ]
     rows = f"{m // streams} queries" + (f" in each of {streams} streams" if streams > 1 else "")
@@ -121,8 +148,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={
             "q_map": TensorMap((columns, m, 1, 1), SWIZZLE),
-            "k_map": TensorMap((columns, n, 1, 1), SWIZZLE),
-            "v_map": TensorMap((columns, n, 1, 1), SWIZZLE),
+            "k_map": TensorMap((columns, n // step_blocks, 1, 1), SWIZZLE),
+            "v_map": TensorMap((columns, n // step_blocks, 1, 1), SWIZZLE),
             "o_map": TensorMap((columns, WARPGROUP_ROWS, 1, 1), SWIZZLE),
         },
         constants=tuple(constants),
@@ -132,6 +159,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "block_steps": block_steps,
+            "step_blocks": step_blocks,
+            "splits": spec.split_tail,
+            "rescales_always": consumers == 2,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },
@@ -142,24 +172,41 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ("schedule", f"{spec.schedule}: one producer warp a stream (TMA), {consumers} consumer warpgroups (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight for each stream"),
             ("grid", "one thread block per SM, looping over tiles (persistent)"),
+            *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
         ),
+        split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
         flops=4 * m * n * d,
         bytes=2 * kv_bytes * streams,
     )
 
 
-def _shared(spec: AttentionSpec, streams: int, tile_stages: int, q_bytes: int, kv_bytes: int) -> SharedLayout:
-    """Lay out the shared memory of ``tile_stages`` Q tiles and ``spec.stages`` blocks of K and of V for each stream."""
-    shares_staging = spec.head_dim > OWN_STAGING_DIM
+@dataclass(frozen=True)
+class Ring:
+    """What decides how much shared memory a kernel takes."""
+
+    tile_stages: int
+    shares_staging: bool  # O leaves from where its tile's Q was
+    streams: int
+    step_blocks: int
+    q_bytes: int
+    kv_bytes: int
+
+
+def _shared(spec: AttentionSpec, ring: Ring) -> SharedLayout:
+    """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
     columns = SWIZZLE // DTYPES[spec.dtype].bytes
+    depth = ring.streams * spec.stages
     held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {columns}"
     shared = SharedLayout()
-    shared.add("Q", tile_stages * q_bytes, held + (", then O" if shares_staging else ""))
-    shared.add("K", streams * spec.stages * kv_bytes, "K ring of each stream")
-    shared.add("V", streams * spec.stages * kv_bytes, "V ring of each stream")
-    if not shares_staging:
-        shared.add("O", q_bytes, "O tile on its way out")
-    shared.add("Barriers", 8 * (2 * tile_stages + 4 * streams * spec.stages), "mbarriers", align=8)
-    shared.add("Entries", 4 * tile_stages * (1 + streams), "ring of tiles: number, block counts", align=4)
-    shared.add("Slots", 4 * streams * spec.stages, "number of the block in each stage of the K rings", align=4)
+    shared.add("Q", ring.tile_stages * ring.q_bytes, held + (", then O" if ring.shares_staging else ""))
+    shared.add("K", depth * ring.kv_bytes, "K ring of each stream")
+    shared.add("V", depth * ring.kv_bytes, "V ring of each stream")
+    if not ring.shares_staging:
+        shared.add("O", ring.q_bytes, "O tile on its way out")
+    shared.add("Barriers", 8 * (2 * ring.tile_stages + 4 * depth), "mbarriers", align=8)
+    words = (3 if spec.split_tail else 1) + ring.streams
+    shared.add("Entries", 4 * ring.tile_stages * words, "ring of tiles: number, numbers of steps", align=4)
+    shared.add("Slots", 4 * depth * ring.step_blocks, "numbers of the loads in the K rings", align=4)
+    if spec.split_tail:
+        shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

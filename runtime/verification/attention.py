@@ -292,8 +292,9 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
     group = case.heads // case.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scale = softmax_scale(spec, case)
     weight = multiplicity(spec, case, inputs)
-    scores = (q @ k.transpose(2, 3)) * softmax_scale(spec, case)
+    scores = (q @ k.transpose(2, 3)) * scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.masked_fill(weight == 0, -torch.inf)

@@ -42,14 +42,38 @@ def spec_of(fields: dict[str, Any]) -> AttentionSpec:
 
 def record(name: str, **tflops: float) -> dict[str, Any]:
     results = {label: {"milliseconds": 1.0, "tflops": value, "error": 1e-3} for label, value in tflops.items()}
-    return {"name": name, "target_tflops": 700.0, "results": results, "failed": {"FA4": "ImportError: [no] FA4"}}
+    return {
+        "name": name,
+        "groups": ["main"],
+        "target_tflops": 700.0,
+        "results": results,
+        "failed": {"FA4": "ImportError: [no] FA4"},
+    }
 
 
 def test_every_row_is_a_kernel_that_can_be_built(script: ModuleType) -> None:
-    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 20
+    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 47
     for row in script.ROWS:
         assert render(find_spec(row.fields))
         assert set(row.peers) <= set(script.PEERS)
+        assert row.groups and set(row.groups) <= set(script.GROUPS)
+        assert (row.target is not None) == ("main" in row.groups)
+
+
+def test_groups_have_the_shapes_they_are_for(script: ModuleType) -> None:
+    def group(name: str) -> list[Any]:
+        return [row for row in script.ROWS if name in row.groups]
+
+    assert len(group("main")) == 20
+    assert sorted(row.fields["pattern"]["k"] for row in group("k")) == [8, 16, 32, 64, 128]
+    assert {(row.heads, row.length, row.fields["head_dim"]) for row in group("k")} == {(16, 32768, 128)}
+    assert sorted(row.length for row in group("length")) == [2**power for power in range(12, 18)]
+    assert {(row.heads, row.fields["pattern"]["k"]) for row in group("length")} == {(8, 32)}
+    short = {(row.fields["pattern"]["kind"], row.length, row.heads, row.fields["head_dim"]) for row in group("short")}
+    positional = {
+        (kind, s, h, d) for kind in ("dense", "causal") for s in (1024, 4096) for h in (8, 16) for d in (64, 128)
+    }
+    assert short == positional | {("topk", 4096, h, d) for h in (8, 16) for d in (64, 128)}
 
 
 def test_work_counts_visible_pairs(script: ModuleType) -> None:
@@ -102,6 +126,7 @@ def test_what_a_row_says(script: ModuleType) -> None:
         *("x", "1.000", "630", "700", "600", "FA4", "1.05", "1e-03"),
     ]
     assert script.cells(record("x", ours=630.0)) == ["x", "1.000", "630", "700", "-", "-", "-", "1e-03"]
+    assert script.cells(record("x", ours=630.0) | {"target_tflops": None})[3] == "-"
     assert script.cells(record("x", FA4=600.0)) == ["x", "-", "-", "700", "600", "FA4", "-", "-"]
 
 
@@ -109,18 +134,132 @@ def test_shows_an_earlier_run(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.json"
-    path.write_text(json.dumps({"device": "a device", "driver": "580.0", "rows": [record("x", ours=1.0)]}))
+    report = {"device": "a device", "driver": "580.0", "rows": [record("x", ours=1.0)], "not_run": ["y", "z"]}
+    path.write_text(json.dumps(report))
     monkeypatch.setattr("sys.argv", ["attention.py", "--from", str(path)])
     script.main()
     out = capsys.readouterr().out
     assert "a device, driver 580.0" in out
     assert "x: FA4 has no time: ImportError: [no] FA4" in out
+    assert "rows not run: y, z" in out
 
 
 def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     options = script.parse_arguments(["--rows", "dense", "causal", "--peers", "fa4,sdpa", "--quick"])
     assert (options.rows, options.peers, options.quick) == (["dense", "causal"], ["fa4", "sdpa"], True)
-    for wrong in (["--rows", "nothing"], ["--peers", "fa4,nothing"]):
+    assert script.parse_arguments([]).peers == ["sdpa", "flex", "fa3", "fa4", "cudnn_bsa", "flashinfer"]
+    for wrong in (["--rows", "nothing"], ["--peers", "fa4,nothing"], ["--groups", "nothing"]):
         with pytest.raises(SystemExit, match="2"):
             script.parse_arguments(wrong)
         assert "nothing" in capsys.readouterr().err
+
+
+def test_rows_are_chosen_by_name_group_or_quick(script: ModuleType) -> None:
+    def names(*arguments: str) -> list[str]:
+        return [row.name for row in script.chosen_rows(script.parse_arguments([*arguments]))]
+
+    assert len(names()) == len(script.ROWS)
+    assert names("--groups", "k") == ["topk16", "topk32", "topk64", "topk8", "topk128"]
+    assert names("--groups", "k", "--rows", "dense") == ["topk16", "topk32", "topk64", "dense", "topk8", "topk128"]
+    assert names("--quick") == [row.name for row in script.ROWS if row.quick]
+
+
+@pytest.mark.parametrize(("budget", "run"), [(None, 3), (25.0, 3), (15.0, 2), (0.0, 1)])
+def test_rows_beyond_the_budget_are_listed(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, run: int
+) -> None:
+    clock = [0.0]
+
+    def run_row(row: Any, peers: list[str], quick: bool) -> dict[str, Any]:
+        assert peers == ["sdpa", "flex"]  # what is not installed is not asked
+        clock[0] += 10.0
+        return record(row.name, ours=1.0)
+
+    monkeypatch.setattr(script.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(script, "run_row", run_row)
+    monkeypatch.setattr(script, "environment", lambda: {"device": "a device"})
+    monkeypatch.setattr(script, "free_memory", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    path = tmp_path / "run.json"
+    arguments = ["--rows", "topk16", "topk32", "topk64", "--json", str(path), "--peers", "sdpa,flex,fa4"]
+    arguments += [] if budget is None else ["--budget", str(budget)]
+    report = script.measure(script.parse_arguments(arguments))
+    names = ["topk16", "topk32", "topk64"]
+    assert [row["name"] for row in report["rows"]] == names[:run]
+    assert report["not_run"] == names[run:] and report["not_installed"] == ["fa4"]
+    assert json.loads(path.read_text()) == report
+
+
+def test_a_sweep_is_a_line_for_each_label(script: ModuleType) -> None:
+    def at(length: int, **tflops: float) -> dict[str, Any]:
+        return record("x", **tflops) | {"length": length, "spec": {"pattern": {"k": length // 1024}}}
+
+    records = [at(8192, ours=2.0, FA4=3.0), at(4096, ours=1.0)]
+    assert script.sweep_lines("length", records) == {"ours": ([4096, 8192], [1.0, 2.0]), "FA4": ([8192], [3.0])}
+    assert script.sweep_lines("k", records)["ours"] == ([4, 8], [1.0, 2.0])
+
+
+def test_plots_are_drawn(script: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        record("x", ours=2.0, FA4=3.0) | {"length": length, "groups": ["main", "length"]} for length in (4096, 8192)
+    ]
+    script.plot({"device": "a device", "driver": "580.0", "rows": rows}, tmp_path / "run")
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["run.png", "run.svg", "run_sweeps.png", "run_sweeps.svg"]
+
+
+def test_lists_of_a_pack_are_repeated_for_peers(script: ModuleType) -> None:
+    q, k = torch.zeros(1, 8, 128, 64), torch.zeros(1, 2, 128, 64)
+    lists = torch.arange(4, dtype=torch.int32).reshape(1, 4, 1, 1).expand(1, 4, 2, 3)
+    problem = script.Problem(None, q, k, k, (lists,))
+    (found,) = problem.head_lists
+    assert found.shape == (1, 8, 2, 3) and found.is_contiguous()
+    assert found[0, :, 0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_exact_reads_the_list_of_the_heads_pack(script: ModuleType) -> None:
+    torch.manual_seed(0)
+    spec = spec_of(script.fields(128, script.topk(2, 64, 64)))
+    q, k, v = (torch.randn(1, heads, 512, 128, dtype=torch.float16) for heads in (4, 2, 2))
+    packs = torch.rand(1, 2, 8, 8).argsort(-1)[..., :2].int()
+    one = script.Problem(spec, q, k, v, (packs,))
+    each = script.Problem(spec, q, k, v, one.head_lists)
+    for head in range(4):
+        assert torch.equal(script.exact(one, head, slice(64, 128)), script.exact(each, head, slice(64, 128)))
+
+
+def test_flashinfer_gets_heads_one_after_the_other(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper that multiplies blocks as it is told to, in place of the package."""
+    planned: dict[str, Any] = {}
+
+    class Wrapper:
+        def __init__(self, workspace: Any, backend: str) -> None:
+            pass
+
+        def reset_workspace_buffer(self, *workspaces: Any) -> None:
+            pass
+
+        def plan(self, indptr: Any, indices: Any, m: int, n: int, r: int, c: int, **options: Any) -> None:
+            planned.update(indptr=indptr, indices=indices, m=m, n=n, r=r, c=c)
+
+        def run(self, q: Any, k: Any, v: Any) -> Any:
+            assert q.shape[:2] == (planned["m"], 1) and k.shape[:2] == (planned["n"], 1)
+            seen = torch.zeros(planned["m"] // planned["r"], planned["n"] // planned["c"], dtype=torch.bool)
+            for row, (first, last) in enumerate(zip(planned["indptr"], planned["indptr"][1:], strict=False)):
+                seen[row, planned["indices"][first:last].long()] = True
+            mask = seen.repeat_interleave(planned["r"], 0).repeat_interleave(planned["c"], 1)
+            scores = (q[:, 0].double() @ k[:, 0].double().T * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+            return (scores.softmax(-1) @ v[:, 0].double())[:, None]
+
+    class Package(ModuleType):
+        BlockSparseAttentionWrapper = Wrapper
+
+    monkeypatch.setitem(sys.modules, "flashinfer", Package("flashinfer"))
+    torch.manual_seed(0)
+    spec = spec_of(script.fields(128, script.topk(2, 64, 64)))
+    q, k, v = (torch.randn(1, heads, 256, 128, dtype=torch.float16) for heads in (4, 2, 2))
+    lists = torch.rand(1, 4, 4, 4).argsort(-1)[..., :2].int()
+    problem = script.Problem(spec, q, k, v, (lists,))
+    (call,) = script.PEERS["flashinfer"].make(problem).values()
+    assert script.largest_error(problem, call()) < 1e-12

@@ -41,7 +41,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
-    monkeypatch.setattr(attention, "scheduler_counters", lambda device, stream: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(attention, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
 
     def make(name: str) -> tuple[attention.AttentionKernel, Driver]:
         named = find_spec(name)

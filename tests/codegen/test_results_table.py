@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from codegen.library import NamedSpec, find_spec
-from codegen.receipts import Receipt, receipt_path
+from codegen.receipts import Receipt, receipt_path, source_sha256
 from codegen.render import render
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -104,27 +104,116 @@ def test_caption_names_device_and_what_ptx_means(named: NamedSpec, write: Callab
     assert "sm_89 kernels (`l4_*`) ran there through compute_89 PTX" in caption
 
 
+def record(name: str, spec: str = "h100_topk32", **changes: Any) -> dict[str, Any]:
+    """A row of the attention benchmark whose kernel has not changed since."""
+    named = find_spec(spec)
+    return {
+        "name": name,
+        "groups": ["main"],
+        "batch": 1,
+        "heads": 16,
+        "kv_heads": 16,
+        "length": 32768,
+        "spec": json.loads(named.spec.canonical_json()),
+        "source_sha256": source_sha256(render(find_spec(named.spec))),
+        "results": {
+            "ours": {"milliseconds": 2.0, "tflops": 600.0, "error": 4e-4},
+            "slow": {"milliseconds": 4.0, "tflops": 300.0, "error": 5e-4},
+            "fast": {"milliseconds": 1.0, "tflops": 1200.0, "error": 3e-4},
+        },
+        "failed": {},
+        **changes,
+    }
+
+
+def report(*records: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"device": "a device", "driver": "580.0", "rows": list(records), **more}
+
+
+SHAPE = "B1 H16 S32768 d128, topk32 of 128x128"
+
+
+def test_compact_table_has_main_rows_beside_their_best_peer_and_then_receipts(
+    named: NamedSpec, write: Callable[..., None], tmp_path: Path
+) -> None:
+    write(named, measurement=[timed("long", "dense", 4.0, 900.0)])
+    unverified = find_spec("h100_bsr_spmm_b64")
+    others = record("a", groups=["main", "k"]), record("b", groups=["k"])
+    found = rows(script.compact_table(report(*others), [named, unverified], tmp_path))
+    assert list(found)[2:] == ["a", named.stem, unverified.stem]
+    assert found["a"] == [SHAPE, "600", "fast", "1200", "0.50"]
+    assert found[named.stem] == ["long", "600", "dense", "300", "2.00"]
+    assert found[unverified.stem] == ["unverified", "-", "-", "-", "-"]
+
+
+def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
+    failed = record("b", groups=["short"], results={}, failed={"FA4": "ImportError: no"}, heads=64, kv_heads=8)
+    text = script.full_table(report(record("a"), failed, not_run=["c"], not_installed=["fa3"]))
+    found = rows(text)
+    assert found["a"] == [SHAPE, "2.000", "600", "4e-04", "fast 1200 (3e-04), slow 300 (5e-04)", "0.50"]
+    assert found["b"] == [SHAPE.replace("H16", "H64:8"), "-", "-", "-", "-", "-"]
+    assert text.splitlines()[-3:] == [
+        "- `b`: FA4 has no time: ImportError: no",
+        "- `c`: not run",
+        "- peer not installed: `fa3`",
+    ]
+    assert "has no time" not in script.full_table(report(record("a")))
+
+
+@pytest.mark.parametrize(
+    "change", [{"source_sha256": "0" * 64}, {"source_sha256": None}, {"spec": {"op": "attention", "gone": 1}}]
+)
+def test_a_kernel_that_changed_since_is_marked(change: dict[str, Any], tmp_path: Path) -> None:
+    older = record("a")
+    older["spec"] = older["spec"] | change.pop("spec", {})
+    text = script.full_table(report(older | change))
+    assert rows(text)["a"][2] == "600†"
+    assert "†: measured with an earlier source" in text.splitlines()[0]
+    assert "†" not in script.full_table(report(record("a")))
+
+
+def test_workloads_are_told_as_in_receipts() -> None:
+    def told(spec: str) -> str:
+        return script.workload(record("a", spec)).partition(", ")[2]
+
+    assert told("h100_causal") == "causal"
+    assert told("h100_window2k") == "window2047_0"
+
+
 def test_rewrites_only_what_is_between_the_markers(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(README)
-    assert script.update(path, script.shipped_specs(), tmp_path, check=True) == 1
+    assert script.update(path, {"results": "new"}, check=True) == 1
     assert path.read_text() == README
-    assert script.update(path, script.shipped_specs(), tmp_path) == 0
-    text = path.read_text()
-    assert text.startswith("above\n<!-- results:begin -->\n")
-    assert text.endswith("|\n<!-- results:end -->\nbelow\n")
-    assert "old" not in text
-    assert script.update(path, script.shipped_specs(), tmp_path, check=True) == 0
+    assert script.update(path, {"results": "new"}) == 0
+    assert path.read_text() == README.replace("old", "new")
+    assert script.update(path, {"results": "new"}, check=True) == 0
+
+
+def test_a_page_may_have_several_tables(tmp_path: Path) -> None:
+    path = tmp_path / "results.md"
+    path.write_text(README + README.replace("results", "attention"))
+    assert script.update(path, {"attention": "first", "results": "second"}) == 0
+    assert path.read_text() == README.replace("old", "second") + README.replace("results", "attention").replace(
+        "old", "first"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "<!-- results:end --><!-- results:begin -->", README + README])
 def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "README.md"
     path.write_text(text)
-    assert script.update(path, script.shipped_specs(), tmp_path) == 1
+    assert script.update(path, {"results": "new"}) == 1
     assert path.read_text() == text
     assert "must be there once each" in capsys.readouterr().out
 
 
 def test_the_readme_shows_kernels_that_exist() -> None:
     assert set(script.HEADLINE) <= {named.stem for named in script.shipped_specs()}
+
+
+def test_the_pages_have_the_markers_that_are_written() -> None:
+    for page, names in {"README.md": ["results"], "docs/results.md": ["attention", "results"]}.items():
+        text = (PROJECT / page).read_text(encoding="utf-8")
+        for name in names:
+            assert "\nnew\n" in script.rewritten(text, name, "new")

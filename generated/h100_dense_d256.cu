@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c169eefdbb0a03672a40de80f2fd3f290c553e6875d65a1c4225e6713b8d734b
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8a0528c7ad5c38d6a4ce70d39c3124adc147eab022feb1719c74c6a628a89ddb
+// seal: sha256 022f916932c58d328efbb5d10d1f9e6e423862a94cb97bb449eb2ce12cdd4462
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -312,10 +312,13 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
-// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
 }
 
 // Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
@@ -461,8 +464,8 @@ __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 b
 }
 
 // Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, const int (&blocks)[kStepBlocks],
-    int kv_head, int batch) {
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
 #pragma unroll
@@ -592,10 +595,11 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`;
-// `rescale` is what everything relative to the maxima before must be multiplied by, exactly 1 where they have not moved.
+// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`.
+// What is relative to the maxima before must be multiplied by `rescale`: exactly 1 where they have not moved.
 __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
     float (&rescale)[2], float scale_log2) {
+  float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
@@ -604,7 +608,12 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
-    maximum = quad_max(fmaxf(maximum, other));
+    maxima[row] = fmaxf(maximum, other);
+  }
+  quad_max(maxima);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float maximum = maxima[row];
     // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
     const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
     rescale[row] = ex2((row_max[row] - reference) * scale_log2);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a7148f81987e757d69f5b9f0f134f92007421d9bafefd0984fd6d5b5e1df3fcf
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f91cc95afcdc5be6e771fc8b1bdbb4ae151dd1fe27fc7c98ac3661cdd990c2fe
+// seal: sha256 bd21ff11447361d3a6fc602d4ac3d4bf9079da4720571db1b232f9c18bf3d69c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -301,10 +301,13 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
-// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
 }
 
 // Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
@@ -450,8 +453,8 @@ __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 b
 }
 
 // Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, const int (&blocks)[kStepBlocks],
-    int kv_head, int batch) {
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
 #pragma unroll
@@ -581,10 +584,11 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`;
-// `rescale` is what everything relative to the maxima before must be multiplied by, exactly 1 where they have not moved.
+// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`.
+// What is relative to the maxima before must be multiplied by `rescale`: exactly 1 where they have not moved.
 __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
     float (&rescale)[2], float scale_log2) {
+  float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
@@ -593,7 +597,12 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
-    maximum = quad_max(fmaxf(maximum, other));
+    maxima[row] = fmaxf(maximum, other);
+  }
+  quad_max(maxima);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float maximum = maxima[row];
     // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
     const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
     rescale[row] = ex2((row_max[row] - reference) * scale_log2);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 8fe63a8791f1f3ee6919d6f1750faceb3e55b175c6051ac343f4f3f1fb528599
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e37102501a7c8d6a19388bd259ae3bdbae2e8d40b3d97626214ce5578efed290
+// seal: sha256 2ee989456f48834a362fa2c468a369f835b2aeab9edd4dcf000d7008b2607576
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -313,10 +313,13 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
-// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
 }
 
 // Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
@@ -482,8 +485,8 @@ __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 b
 }
 
 // Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, const int (&blocks)[kStepBlocks],
-    int kv_head, int batch) {
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
 #pragma unroll
@@ -613,10 +616,11 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`;
-// `rescale` is what everything relative to the maxima before must be multiplied by, exactly 1 where they have not moved.
+// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`.
+// What is relative to the maxima before must be multiplied by `rescale`: exactly 1 where they have not moved.
 __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
     float (&rescale)[2], float scale_log2) {
+  float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
@@ -625,7 +629,12 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
-    maximum = quad_max(fmaxf(maximum, other));
+    maxima[row] = fmaxf(maximum, other);
+  }
+  quad_max(maxima);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float maximum = maxima[row];
     // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
     const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
     rescale[row] = ex2((row_max[row] - reference) * scale_log2);

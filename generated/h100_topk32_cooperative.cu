@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d548d1c7054110f15c2b012e033ebe7b2d65d2a930d53fec055042299ba70874
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4d6460c5febaa7aa613ea97880bf419e3d50b327e0b179e072233465d28396d7
+// seal: sha256 21733df6a6ab308b09979b4c6e04de9db493be5bfa3a43452264d046b1ea0192
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -305,10 +305,13 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
-// Maximum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
 }
 
 // Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
@@ -474,8 +477,8 @@ __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 b
 }
 
 // Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, const int (&blocks)[kStepBlocks],
-    int kv_head, int batch) {
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
 #pragma unroll
@@ -605,10 +608,11 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`;
-// `rescale` is what everything relative to the maxima before must be multiplied by, exactly 1 where they have not moved.
+// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`.
+// What is relative to the maxima before must be multiplied by `rescale`: exactly 1 where they have not moved.
 __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
     float (&rescale)[2], float scale_log2) {
+  float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
@@ -617,7 +621,12 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
-    maximum = quad_max(fmaxf(maximum, other));
+    maxima[row] = fmaxf(maximum, other);
+  }
+  quad_max(maxima);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float maximum = maxima[row];
     // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
     const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
     rescale[row] = ex2((row_max[row] - reference) * scale_log2);

@@ -231,7 +231,7 @@ class AttentionKernel:
                     values[f"{name}_{axis}_stride"] = tensor.stride(dim)
         return self._loaded.signature(
             q.device.index,
-            int(values["tiles"]),
+            max(int(values["tiles"]), int(values.get("split_blocks", 0))),
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()},
             extra=outputs,

@@ -192,7 +192,7 @@ class LoadedKernel:
 
         Args:
             device: CUDA device number.
-            tiles: tiles of work.
+            tiles: tiles of work, or parts of them if these are more: what can run at once.
             values: every number parameter by name.
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.

@@ -104,7 +104,11 @@ class AttentionSpec(SpecBase):
         description="logits become softcap * tanh(scale * q.k / softcap), before anything is hidden; beyond 1000 fp32 "
         "would lose digits that the softmax needs",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap",)
+    sink: bool = Field(
+        default=False,
+        description="whether the caller passes a sink, a logit of each head that joins the sum in each of its rows",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "sink")
 
     @model_validator(mode="before")
     @classmethod

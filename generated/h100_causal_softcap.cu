@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 29de67207dcc83b28db1796494eef5a1b1e942605ceebc55fcc5e838d3ae0b6a
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 796188b8ce80a90f7281ea2a8291fdf29165a8760f4f7f627d1f1ffdffcf9ebc
+// seal: sha256 55b4bef6b6add4d620dd1aed74eb479cc402f12118b9521080c3ed38903f0390
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -58,7 +58,7 @@ constexpr int kKvBytes = 32768;  // bytes of a K or V block
 constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 constexpr float kCapArgument = 0.06666666666666667f;  // 2 / softcap, for 2^x instead of tanh
-constexpr float kCap = 43.2808512266689f;  // softcap * log2(e): the cap, 30, for 2^x instead of e^x
+constexpr float kCap = 43.2808512266689f;  // softcap * log2(e): the cap 30, for 2^x
 constexpr float kCappedScale = 1.0f;  // capped logits are those of 2^x already
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:

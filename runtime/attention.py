@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from codegen.patterns import IndexTensor
+from codegen.plans.attention_params import needs_scale
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -15,6 +16,8 @@ from runtime.arguments import (
     check_output,
     check_scale,
     check_shape,
+    check_sink,
+    check_sink_values,
     check_strides,
     check_tensor,
 )
@@ -60,6 +63,7 @@ class AttentionKernel:
         *indices: torch.Tensor | None,
         scale: float | None = None,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
         validate: bool = False,
         **named_indices: torch.Tensor | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -76,27 +80,30 @@ class AttentionKernel:
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
             named_indices: index tensors by name.
             scale: softmax scale, > 0; by default 1 / sqrt(head_dim).
+            sink: float32 (heads,), finite, if the spec says ``sink: true``: a logit that joins the sum of each row of
+                its head, as a key without a value would.
             out: where to write the result: q's shape and dtype; allocated like q by default.
-            validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
+            validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
 
         Returns:
             out, or (out, lse) if the spec says ``lse: true``; lse is (batch, heads, q_len) float32, the natural
             logarithm of each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that
-            sees no key has out 0 and lse -inf.
+            sees no key has out 0 and lse -inf; with a sink, lse is then the sink.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
         tensors = self._gather(indices, named_indices) if named_indices else indices
-        key = self._key((q, k, v, out), tensors, scale)
+        key = self._key((q, k, v, out, sink), tensors, scale)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out)
+            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
             if len(self._signatures) >= _SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
         if validate:
             self._check_values(q, k, tensors)
+            check_sink_values(sink)
         if out is None:
             out = torch.empty_like(q) if signature.extra else q.new_empty(q.shape)
         addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
@@ -107,6 +114,7 @@ class AttentionKernel:
             addresses[spec.name] = 0 if tensor is None else tensor.data_ptr()
         for spec in self._indices[len(tensors) :]:
             addresses[spec.name] = 0
+        addresses["sink"] = 0 if sink is None else sink.data_ptr()
         lse = None
         if self.spec.lse:
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -145,13 +153,13 @@ class AttentionKernel:
         names = [tensor.name for tensor in self._indices]
         for name in named:
             if name not in names:
-                allowed = ", ".join([*names, "scale", "out", "validate"])
+                allowed = ", ".join([*names, "scale", "out", "sink", "validate"])
                 raise ArgumentError(name, f"is not an argument of {self.compiled.named.stem}; allowed: {allowed}")
             if name in names[: len(indices)]:
                 raise ArgumentError(name, "is given twice")
         return (*indices, *(named.get(name) for name in names[len(indices) :]))
 
-    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any) -> Signature:
+    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any, sink: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         d = self.spec.head_dim
         check_tensor("q", q, self._dtype, 4)
@@ -177,6 +185,10 @@ class AttentionKernel:
             check_strides("out", out)
             check_output("out", out)
             written = out
+        if self.spec.sink:
+            check_sink(sink, heads, q.device)
+        elif sink is not None:
+            raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         query_tiles = -(-q_len // self.spec.tile.m)
@@ -190,7 +202,7 @@ class AttentionKernel:
             "scale_log2": factor * _LOG2_E,
             **index_values,
         }
-        if self.spec.softcap is None:
+        if needs_scale(self.spec):
             values["scale"] = factor
         if values["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {self.spec.tile.m} queries")

@@ -6,6 +6,7 @@ counted). Of BSR: 2 * stored elements * N.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,12 +102,16 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     )
     indices = () if positional else _lists(spec, heads, length)
     out = torch.empty_like(q)
+    sink = torch.randn(heads, device="cuda") if spec.sink else None
+    peers = sdpa_calls(spec, q, k, v)
+    if not peers:
+        mask = flex_mask(spec, length, indices)
+        peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *indices, out=out),
-        peers=sdpa_calls(spec, q, k, v)
-        or {"FlexAttention": flex_call(q, k, v, flex_mask(spec, length, indices), score_mod=score_mod(spec))},
+        call=lambda: kernel(q, k, v, *indices, out=out, sink=sink),
+        peers=peers,
         peer_flops={},
     )
 
@@ -150,7 +155,7 @@ def pairs_of_head(
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
-    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None:
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink:
         return {}
 
     def through(backend: SDPBackend) -> Call:
@@ -204,13 +209,29 @@ def flex_call(
     options: dict[str, Any] | None = None,
     *,
     score_mod: Callable[..., torch.Tensor] | None = None,
+    sink: torch.Tensor | None = None,
 ) -> Call:
-    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options."""
+    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options.
+
+    A sink, (heads,), is worked in afterwards: it takes its part of each row's sum.
+    """
     if options is None and min(mask.BLOCK_SIZE) < 128:  # the default tile does not divide such blocks
         options = dict(zip(("BLOCK_M", "BLOCK_N"), mask.BLOCK_SIZE, strict=True))
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = q.shape[1] != k.shape[1]
-    return lambda: compiled(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped, kernel_options=options)
+    call = functools.partial(
+        compiled, q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped, kernel_options=options
+    )
+    if sink is None:
+        return call
+    logits = sink[None, :, None]
+
+    def with_sink() -> torch.Tensor:
+        out, lse = call(return_lse=True)
+        result: torch.Tensor = out * torch.sigmoid(lse - logits)[..., None].to(out.dtype)
+        return result
+
+    return with_sink
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:

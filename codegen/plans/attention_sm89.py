@@ -35,6 +35,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
     require(d in (64, 128), "head_dim", f"is {d}; allowed on {arch.name}: 64, 128")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}; {arch.name} has no kernel with it: leave it out")
+    require(not spec.sink, "sink", f"is true; {arch.name} has no kernel with it: leave it out")
     if block is not None:
         require(block.q >= WARP_ROWS, "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 16, 32, 64, 128")
         require(block.kv in (32, 64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 32, 64, 128")

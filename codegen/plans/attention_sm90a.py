@@ -15,7 +15,14 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.attention_params import index_params, lse_params, options_summary, size_params, softcap_constants
+from codegen.plans.attention_params import (
+    index_params,
+    lse_params,
+    options_summary,
+    sink_params,
+    size_params,
+    softcap_constants,
+)
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
@@ -103,6 +110,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         tensor_map("v_map", "V, as K"),
         tensor_map("o_map", "O, as Q"),
         *lse_params(spec),
+        *sink_params(spec),
         *index_params(spec),
         *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
         *size_params(spec),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ class Case:
         expanded: k and v are one batch, expanded (stride 0).
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
+        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
     """
 
     name: str
@@ -44,6 +46,7 @@ class Case:
     expanded: bool = False
     spread: float = 1.0
     scale: float | None = None
+    sinks: str = "normal"
 
     def describe(self) -> str:
         """Return the parameters that differ from a plain case."""
@@ -57,6 +60,7 @@ class Case:
             f"scale {self.scale}": self.scale is not None,
             f"counts {self.counts}": self.counts != "random",
             "one list only": not self.full_lists,
+            f"{self.sinks} sinks": self.sinks != "normal",
         }
         return ", ".join([text, *(word for word, said in extras.items() if said)])
 
@@ -86,10 +90,15 @@ CASES = (
 # Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
 SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
 
+SINK_CASES = (
+    Case("huge_sinks", heads=4, kv_heads=2, q_len=200, kv_len=300, sinks="huge"),
+    Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
+)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel, and those of its options."""
-    return CASES + (SOFTCAP_CASES if spec.softcap is not None else ())
+    return (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,7 @@ class Inputs:
     k: torch.Tensor
     v: torch.Tensor
     indices: tuple[torch.Tensor | None, ...]
+    sink: torch.Tensor | None
 
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
@@ -117,7 +127,15 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     q = tensor(case.batch, case.heads, case.q_len) * case.spread
     stored = 1 if case.expanded else case.batch
     k, v = (tensor(stored, case.kv_heads, case.kv_len).expand(case.batch, -1, -1, -1) for _ in range(2))
-    return Inputs(q, k, v, _make_lists(spec, case, device, random))
+    lists = _make_lists(spec, case, device, random)
+    return Inputs(q, k, v, lists, _make_sink(case, device, random) if spec.sink else None)
+
+
+def _make_sink(case: Case, device: torch.device, random: torch.Generator) -> torch.Tensor:
+    if case.sinks == "huge":
+        return torch.tensor([1e4, -1e4], device=device).repeat(case.heads)[: case.heads].contiguous()
+    drawn = torch.randn(case.heads, generator=random, device=device, dtype=torch.float32)
+    return math.log(case.kv_len) + 2.0 * drawn
 
 
 def _make_lists(
@@ -200,17 +218,21 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.masked_fill(weight == 0, -torch.inf)
-    top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    top = scores.amax(-1, keepdim=True)
+    sink = None if inputs.sink is None else inputs.sink.double()[:, None, None]
+    top = (top if sink is None else torch.maximum(top, sink)).nan_to_num(neginf=0.0)
     weighted = weight * torch.exp(scores - top)
     total = weighted.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
     out = torch.where(total > 0, weighted / total, 0.0) @ v
     return out, (total.log() + top).squeeze(-1), weight
 
 
 def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
     """Return torch's own attention in the kernel's type; None for what torch cannot say: a pair that counts twice, a
-    softcap."""
-    if spec.softcap is not None or bool((weight > 1).any()):
+    softcap, a sink."""
+    if spec.softcap is not None or spec.sink or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
     k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)
@@ -227,7 +249,9 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     for _ in range(2):
         out = torch.full_like(inputs.q, float("nan"))
         with poisoned_memory():
-            returned = kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out)
+            returned = kernel(
+                inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink
+            )
         results.append(returned if isinstance(returned, tuple) else (returned, None))
     (out, lse), (again, lse_again) = results
     if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):

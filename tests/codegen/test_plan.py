@@ -225,7 +225,15 @@ def test_softcap(attention: dict[str, Any]) -> None:
     assert literals["kTileM"] == ("int", "128")
 
 
-@pytest.mark.parametrize(("option", "value"), [("softcap", 30.0)])
+def test_sink(attention: dict[str, Any]) -> None:
+    params = {param.name: param for param in plan_of(attention | {"sink": True}).params}
+    assert params["sink"].ctype == "const float*"
+    # Beside a sink, as where it is capped, the row's largest logit is known in units of log2(e) only.
+    assert "scale" not in params and "scale_log2" in params
+    assert "sink" not in {param.name for param in plan_of(attention).params}
+
+
+@pytest.mark.parametrize(("option", "value"), [("softcap", 30.0), ("sink", True)])
 def test_options_that_sm_89_has_no_kernel_for(option: str, value: object) -> None:
     fields = {"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": {"kind": "dense"}, option: value}
     with pytest.raises(SpecError, match=rf"^{option}: is .*; sm_89 has no kernel with it"):

@@ -66,6 +66,7 @@ attention = st.fixed_dictionaries(
         "tile": st.fixed_dictionaries({"m": size, "n": size}),
         "lse": st.booleans(),
         "softcap": st.none() | st.floats(0, 2000),
+        "sink": st.booleans(),
     },
 )
 spmm = st.fixed_dictionaries(

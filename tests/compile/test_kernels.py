@@ -23,6 +23,14 @@ OTHERS = [
     {
         "op": "attention",
         "arch": "sm_90a",
+        "head_dim": 192,
+        "softcap": 50.0,
+        "sink": True,
+        "pattern": {"kind": "causal"},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
         "head_dim": 64,
         "schedule": "cooperative",
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}},

@@ -157,6 +157,7 @@ class Plan:
         flops: floating-point operations of one tile step, and
         bytes: the bytes it loads: their ratio bounds what the memory system allows.
         headers: CUDA headers the source includes.
+        tile_queries: queries of a tile, in attention.
     """
 
     spec: Spec
@@ -176,6 +177,7 @@ class Plan:
     flops: int
     bytes: int
     headers: tuple[str, ...] = ()
+    tile_queries: int = 0
 
     @property
     def arch(self) -> Arch:

@@ -108,7 +108,11 @@ class AttentionSpec(SpecBase):
         default=False,
         description="whether the caller passes a sink, a logit of each head that joins the sum in each of its rows",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "sink")
+    packed_heads: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Integral] = Field(
+        default=1,
+        description="query heads of a K/V head that share keys and the rows of a tile: those of one query together",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads")
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"stages":4,"tile":{"m":128,"n":128}}
 // spec hash: abb330d61714e3a7eca3f9f4d4d7dfdb2893410552924634b9978c32a67114fc
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c2c92c585f983d68e0c3c2dbe33442533e516c5afb935666e04bf16120731277
+// seal: sha256 9d6d10f76554772aea2b977a45ba58c7914e081004323c58a5b21aacff6816a9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -558,6 +558,13 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   return entry;
 }
 
+// Stores the LSE of a row of a warpgroup, if it is that of a query.
+__device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const int query = first_query + row;
+  const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
+  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+}
+
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
 // A row without keys has O = 0, and the sink as its LSE.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
@@ -565,9 +572,9 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float inverse[2];
-  const float sink = __ldg(p.sink + tile.head) * kLog2E;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
+    const float sink = __ldg(p.sink + tile.head) * kLog2E;
     // The sink joins the row once, as a key with this logit and no value. The larger of the two logits becomes the
     // maximum, so that neither power overflows; a row without keys has -inf, hence 2^-inf = 0 beside the sink's 1.
     const float logit = row_max[row] * p.scale_log2;
@@ -575,9 +582,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float rescale = ex2(logit - top);
     const float sum = quad_sum(row_sum[row]) * rescale + ex2(sink - top);
     inverse[row] = rescale / sum;
-    const int query = first_query + warp_row + lane / 4 + row * 8;
-    if (lane % 4 == 0 && query < p.q_len) {
-      p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] = (top + lg2(sum)) * kLn2;
+    if (lane % 4 == 0) {
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, (top + lg2(sum)) * kLn2);
     }
   }
 

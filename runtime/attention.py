@@ -78,6 +78,7 @@ class AttentionKernel:
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+                Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads.
             named_indices: index tensors by name.
             scale: softmax scale, > 0; by default 1 / sqrt(head_dim).
             sink: float32 (heads,), finite, if the spec says ``sink: true``: a logit that joins the sum of each row of
@@ -174,6 +175,11 @@ class AttentionKernel:
         )
         if heads % kv_heads:
             raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+        packed, group = self.spec.packed_heads, heads // kv_heads
+        if group % packed:
+            raise ArgumentError(
+                "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
+            )
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_strides(name, tensor)
         # empty_like keeps q's layout only where TMA can write it.
@@ -191,21 +197,22 @@ class AttentionKernel:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        query_tiles = -(-q_len // self.spec.tile.m)
+        tile_queries = self.compiled.plan.tile_queries
+        query_tiles = -(-q_len // tile_queries)
         values: dict[str, int | float] = {
             "q_len": q_len,
             "kv_len": kv_len,
-            "heads": heads,
-            "heads_per_kv_head": heads // kv_heads,
+            "heads": heads // packed,
+            "heads_per_kv_head": group // packed,
             "query_tiles": query_tiles,
-            "tiles": batch * heads * query_tiles,
+            "tiles": batch * (heads // packed) * query_tiles,
             "scale_log2": factor * _LOG2_E,
             **index_values,
         }
         if needs_scale(self.spec):
             values["scale"] = factor
         if values["tiles"] >= 2**31:
-            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {self.spec.tile.m} queries")
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {tile_queries} queries")
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self.compiled.plan.tensor_maps:
             for name, tensor in tensors.items():
@@ -215,9 +222,20 @@ class AttentionKernel:
             q.device.index,
             int(values["tiles"]),
             values,
-            {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()},
+            {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
             extra=keeps_layout,
         )
+
+    def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors as the tensor maps address them.
+
+        Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
+        """
+        maps = self.compiled.plan.tensor_maps
+        if not maps or len(maps["q_map"].box) < 5:
+            return tensors
+        sizes = (-1, self.spec.packed_heads)
+        return tensors | {name: tensors[name].unflatten(1, sizes).transpose(2, 3) for name in ("q", "o")}
 
     def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
         """Check the index tensors' types and shapes; return the kernel parameters that describe them."""
@@ -263,11 +281,12 @@ class AttentionKernel:
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
             "batch": tuple(sorted({1, q.shape[0]})),
-            "heads": tuple(sorted({1, q.shape[1]})),
+            "heads": tuple(sorted({1, q.shape[1] // self.spec.packed_heads})),
             "query_blocks": (self._query_blocks(q),),
             "any": None,
         }
-        return [("k", (dim,)) if isinstance(dim, int) else (dim, sizes[dim]) for dim in spec.dims]
+        labels = {"heads": f"heads / {self.spec.packed_heads}"} if self.spec.packed_heads > 1 else {}
+        return [("k", (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
 
     def _query_blocks(self, q: torch.Tensor) -> int:
         block = self.spec.pattern.fixed_block

@@ -28,6 +28,7 @@ Call = Callable[[], Any]
 SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
 LONGEST_SLEEP = 20_000_000  # a call that waits for the GPU is not slept over
 CYCLES_PER_SECOND = 2e9  # no less than the clock of any GPU here
+FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: kernels with smaller ones have no peer
 LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
 
 
@@ -97,14 +98,17 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     heads = heads or (16 if spec.head_dim == 128 else 8)
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
+    packs = heads // spec.packed_heads  # each has K and V of its own
     q, k, v = (
-        torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype]) for _ in range(3)
+        torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
+        for count in (heads, packs, packs)
     )
-    indices = () if positional else _lists(spec, heads, length)
+    indices = () if positional else _lists(spec, packs, length)
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     peers = sdpa_calls(spec, q, k, v)
-    if not peers:
+    block = spec.pattern.fixed_block
+    if not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
         mask = flex_mask(spec, length, indices)
         peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
     return Workload(
@@ -155,7 +159,7 @@ def pairs_of_head(
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
-    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink:
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink or spec.packed_heads > 1:
         return {}
 
     def through(backend: SDPBackend) -> Call:
@@ -181,6 +185,7 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
     if block is None:
         return create_block_mask(sees, None, None, length, length, device="cuda")
     columns = length // block.kv
+    indices = tuple(tensor.repeat_interleave(spec.packed_heads, 1) for tensor in indices)
 
     def padded(lists: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()

@@ -32,9 +32,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
     return [
         i32("q_len", "queries of a head"),
         i32("kv_len", "keys of a head"),
-        i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("query_tiles", "tiles of kTileM queries of a head"),
+        *(_pack_sizes() if spec.packed_heads > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
         *([f32("scale", "softmax scale")] if needs_scale(spec) else []),
         f32("scale_log2", "scale * log2(e)"),
@@ -56,6 +54,22 @@ def index_params(spec: AttentionSpec) -> list[Param]:
     if spec.pattern.index_tensors:
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
     return params
+
+
+def _head_sizes() -> list[Param]:
+    return [
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("query_tiles", "tiles of kTileM queries of a head"),
+    ]
+
+
+def _pack_sizes() -> list[Param]:
+    return [
+        i32("heads", "packs of kPackedHeads query heads"),
+        i32("heads_per_kv_head", "packs that share one K/V head"),
+        i32("query_tiles", "tiles of kTileQueries queries of a pack"),
+    ]
 
 
 def softcap_constants(spec: AttentionSpec) -> list[Constant]:
@@ -80,4 +94,7 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
     if spec.sink:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
+    if spec.packed_heads > 1:
+        heads = spec.packed_heads
+        lines.append(("packed heads", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
     return lines

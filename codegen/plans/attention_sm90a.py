@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
+from codegen.patterns.base import Block
 from codegen.plan import (
     Constant,
     Plan,
@@ -32,6 +35,8 @@ SWIZZLE = 128  # bytes: width of one column group in shared memory
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills.
 REGISTER_SPLITS = ((56, 224), (40, 232))
 REGISTER_OVERHEAD = 40  # addresses, loop state, softmax state
+QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
 OWN_STAGING_DIM = 128  # O of longer heads is staged where Q was: there is no room for both
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
@@ -46,16 +51,17 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     require(m == 128, "tile.m", f"is {m}; this kernel has two consumer warpgroups of 64 rows: 128")
     require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
     if block is not None:
-        require(block.q in (64, 128), "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 64, 128")
+        sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
+        allowed = f"allowed on {arch.name} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
+        require(block.q in sizes, "pattern.block.q", f"is {block.q}; {allowed}")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
         reason = f"is {n}; a step is one listed block or an equal part of it: pattern.block.kv is {block.kv}"
         require(block.kv % n == 0, "tile.n", reason)
-    # Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream.
-    streams = 1 if block is None else m // block.q
-    consumers = m // WARPGROUP_ROWS
+    rows = _Rows.of(spec)
+    streams, consumers = rows.streams, m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
     groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
-    q_bytes, kv_bytes = (rows * groups * SWIZZLE for rows in (m, n))
+    q_bytes, kv_bytes = (length * groups * SWIZZLE for length in (m, n))
     block_steps = 1 if block is None else block.kv // n
 
     shares_staging = d > OWN_STAGING_DIM
@@ -81,12 +87,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
-        Constant("kTileM", m, "query rows of a thread block"),
+        *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a thread block")]),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         Constant("kTileStages", tile_stages, "depth of the ring of tiles, and of Q"),
         Constant("kStreams", streams, "query blocks in a tile, each with its own key blocks and K/V rings"),
-        Constant("kStreamRows", m // streams, "query rows of a stream"),
+        Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kStreamWarpgroups", consumers // streams, "warpgroups that share a stream"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
@@ -105,7 +111,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *softcap_constants(spec),
     ]
     params = [
-        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
+        tensor_map("q_map", f"Q ({rows.dims}, batch)"),
         tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
         tensor_map("v_map", "V, as K"),
         tensor_map("o_map", "O, as Q"),
@@ -115,7 +121,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
         *size_params(spec),
     ]
-    rows = f"{m // streams} queries" + (f" in each of {streams} streams" if streams > 1 else "")
+    heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
+    shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if streams > 1 else "")
     return Plan(
         spec=spec,
         stem=stem,
@@ -128,15 +135,16 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         registers=registers,
         params=tuple(params),
         tensor_maps={
-            "q_map": TensorMap((columns, m, 1, 1), SWIZZLE),
+            "q_map": TensorMap((columns, *rows.box(rows.box_queries)), SWIZZLE),
             "k_map": TensorMap((columns, n, 1, 1), SWIZZLE),
             "v_map": TensorMap((columns, n, 1, 1), SWIZZLE),
-            "o_map": TensorMap((columns, WARPGROUP_ROWS, 1, 1), SWIZZLE),
+            "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
         },
         constants=tuple(constants),
         values={
             "ping_pong": spec.schedule == "ping_pong",
             "streams": streams,
+            "packed": rows.packed,
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "block_steps": block_steps,
@@ -146,14 +154,87 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
-            ("tile", f"{m} queries x {n} keys: {rows}"),
+            ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
             ("schedule", f"{spec.schedule}: one producer warp a stream (TMA), {consumers} consumer warpgroups (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight for each stream"),
             ("grid", "one thread block per SM, looping over tiles (persistent)"),
         ),
-        flops=4 * m * n * d,
+        flops=4 * rows.tile_queries * spec.packed_heads * n * d,
         bytes=2 * kv_bytes * streams,
+        tile_queries=rows.tile_queries,
     )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Whose queries a tile's rows are.
+
+    Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream. Where a
+    query block fills less than a warpgroup, the rest of the warpgroup's rows is padding.
+
+    Attributes:
+        heads: query heads packed into the rows of a query.
+        streams: query blocks of a tile that follow lists of their own.
+        stream_queries: queries of a stream.
+        warpgroup_queries: queries of a warpgroup.
+        boxes: copies that a column group of Q takes: one, or where there is padding one a stream.
+        packed: whether rows are anything but consecutive queries of one head.
+    """
+
+    heads: int
+    streams: int
+    stream_queries: int
+    warpgroup_queries: int
+    boxes: int
+    packed: bool
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> _Rows:
+        """Share out the rows of a tile."""
+        block, heads, m = spec.pattern.fixed_block, spec.packed_heads, spec.tile.m
+        block_rows = m if block is None else min(m, block.q * heads)
+        streams = 1 if block_rows == m else m // WARPGROUP_ROWS
+        padded = block_rows < WARPGROUP_ROWS
+        return cls(
+            heads=heads,
+            streams=streams,
+            stream_queries=block_rows // heads,
+            warpgroup_queries=min(block_rows, WARPGROUP_ROWS) // heads,
+            boxes=streams if padded else 1,
+            packed=heads > 1 or padded,
+        )
+
+    @property
+    def dims(self) -> str:
+        """Dimensions of the tensor maps of Q and O, less the last."""
+        return "head_dim, heads of a pack, q_len, packs" if self.packed else "head_dim, q_len, heads"
+
+    @property
+    def tile_queries(self) -> int:
+        """Queries of a tile."""
+        return self.streams * self.stream_queries
+
+    @property
+    def box_queries(self) -> int:
+        """Queries of one copy of Q."""
+        return self.tile_queries // self.boxes
+
+    def box(self, queries: int) -> tuple[int, ...]:
+        """Return the box of ``queries`` queries in a tensor map, without its columns."""
+        return (self.heads, queries, 1, 1) if self.packed else (queries, 1, 1)
+
+    def constants(self, groups: int, block: Block | None) -> list[Constant]:
+        """Return the constants of packed rows."""
+        load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
+        listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
+        return [
+            Constant("kPackedHeads", self.heads, "query heads of a pack: row = query * kPackedHeads + head"),
+            Constant("kTileQueries", self.tile_queries, "queries of a tile"),
+            Constant("kWarpgroupQueries", self.warpgroup_queries, "queries of a warpgroup; its other rows are padding"),
+            Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one warpgroup's rows apart"),
+            Constant("kQLoadBytes", load_bytes, "bytes that the copies of a Q tile bring"),
+            *listed,
+        ]
 
 
 def _shared(spec: AttentionSpec, streams: int, tile_stages: int, q_bytes: int, kv_bytes: int) -> SharedLayout:

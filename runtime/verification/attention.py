@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Case:
         lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
             replacement), ``out_of_range`` (some entries name no block).
         counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all).
+        heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
         full_lists: whether block_lists gets its second list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
@@ -87,6 +88,7 @@ CASES = (
     Case("one_key_wins", heads=2, kv_heads=2, q_len=512, kv_len=512, spread=40.0),
     Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
 )
+LARGEST_PAIRS = 2 * 8192 * 8192  # of a case, all heads counted: the oracle's matrices of them are float64
 # Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
 SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
 
@@ -97,8 +99,16 @@ SINK_CASES = (
 
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
-    """Return the cases of a kernel: those of every kernel, and those of its options."""
-    return (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
+    """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
+    cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
+    return tuple(fitted(case, spec) for case in cases)
+
+
+def fitted(case: Case, spec: AttentionSpec) -> Case:
+    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold."""
+    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.packed_heads)
+    most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
+    return replace(case, heads=heads, q_len=min(case.q_len, most))
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,7 @@ def _make_lists(
     block = spec.pattern.fixed_block
     if block is None:
         return ()
-    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads)
+    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads // spec.packed_heads)
     rows, key_blocks = -(-case.q_len // block.q), -(-case.kv_len // block.kv)
 
     def draw(length: int) -> torch.Tensor:
@@ -197,6 +207,8 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
         total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
         total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
         pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
+        if pairs.shape[1] > 1:  # one list for each pack
+            pairs = pairs.repeat_interleave(spec.packed_heads, 1)
         return pairs.expand(case.batch, case.heads, -1, -1)
 
     given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))

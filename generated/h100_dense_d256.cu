@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6a771248baebbfdceff1a68632f5149e2297c114c762541c150603f084dca6c8
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e7e117411105d14905228c331876c37773ed4d55fe1577252a444148dbf95d3a
+// seal: sha256 228995585a21304fe8b0e23901466ffc9c252ec33d50aa08716f89f2719dba3d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -56,13 +56,13 @@ constexpr int kOGroupBytes = 16384;  // bytes from one column group of a warpgro
 constexpr int kQBytes = 65536;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of a K or V block
 
-// Dynamic shared memory: 196704 bytes. Byte offsets:
+// Dynamic shared memory: 196712 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kEntriesOffset = 196688;  // 8 bytes: ring of tiles: number, block counts
-constexpr int kSlotsOffset = 196696;  // 8 bytes: number of the block in each stage of the K rings
+constexpr int kEntriesOffset = 196688;  // 16 bytes: ring of tiles: number, block counts
+constexpr int kSlotsOffset = 196704;  // 8 bytes: number of the block in each stage of the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -70,6 +70,8 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+// Q has one place, but entries alternate between two. As long as their address changes with the tile, ptxas keeps the
+// descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
 constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, block counts
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -377,7 +379,7 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 __device__ __forceinline__ void announce_tile(const Params& p, int* entries, uint32 base,
     const RingPosition<kTileStages>& position, int index) {
   const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.stage * kEntryWords;
+  int* entry = entries + position.parity * kEntryWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   entry[0] = index;
   if (index >= p.tiles) {
@@ -543,7 +545,7 @@ struct Entry {
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
     int stream) {
   mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
+  const int* words = entries + position.parity * kEntryWords;
   Entry entry;
   entry.index = read_by_leader(words);
   entry.count = read_by_leader(words + 1 + stream);

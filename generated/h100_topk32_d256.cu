@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: be460cbe365f1daa502f4d114b0504dca817cdabe4e2765ae7438393ef950a57
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 082aafe6af8b1c4b094037e82b2ed0aa3723d178a18d20c5ee9efff421543ca9
+// seal: sha256 50cbbfa9891315590f12761f87fc39e7935eba5556dab3ea04f7e98e259753c0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -58,13 +58,13 @@ constexpr int kKvBytes = 32768;  // bytes of a K or V block
 constexpr int kBlockSteps = 2;  // steps of kTileN keys in a listed block
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 196704 bytes. Byte offsets:
+// Dynamic shared memory: 196712 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kEntriesOffset = 196688;  // 8 bytes: ring of tiles: number, block counts
-constexpr int kSlotsOffset = 196696;  // 8 bytes: number of the block in each stage of the K rings
+constexpr int kEntriesOffset = 196688;  // 16 bytes: ring of tiles: number, block counts
+constexpr int kSlotsOffset = 196704;  // 8 bytes: number of the block in each stage of the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -72,6 +72,8 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+// Q has one place, but entries alternate between two. As long as their address changes with the tile, ptxas keeps the
+// descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
 constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, block counts
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -399,7 +401,7 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 __device__ __forceinline__ void announce_tile(const Params& p, int* entries, uint32 base,
     const RingPosition<kTileStages>& position, int index) {
   const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.stage * kEntryWords;
+  int* entry = entries + position.parity * kEntryWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   entry[0] = index;
   if (index >= p.tiles) {
@@ -565,7 +567,7 @@ struct Entry {
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
     int stream) {
   mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
+  const int* words = entries + position.parity * kEntryWords;
   Entry entry;
   entry.index = read_by_leader(words);
   entry.count = read_by_leader(words + 1 + stream);

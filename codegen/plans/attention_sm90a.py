@@ -38,6 +38,7 @@ REGISTER_OVERHEAD = 40  # addresses, loop state, softmax state
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
+LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 OWN_STAGING_DIM = 128  # O of longer heads is staged where Q was: there is no room for both
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes to Q, O and to what is on its way out
@@ -249,6 +250,7 @@ def _shared(spec: AttentionSpec, streams: int, tile_stages: int, q_bytes: int, k
     if not shares_staging:
         shared.add("O", q_bytes, "O tile on its way out")
     shared.add("Barriers", 8 * (2 * tile_stages + 4 * streams * spec.stages), "mbarriers", align=8)
-    shared.add("Entries", 4 * tile_stages * (1 + streams), "ring of tiles: number, block counts", align=4)
+    entries = max(tile_stages, LEAST_ENTRIES)
+    shared.add("Entries", 4 * entries * (1 + streams), "ring of tiles: number, block counts", align=4)
     shared.add("Slots", 4 * streams * spec.stages, "number of the block in each stage of the K rings", align=4)
     return shared

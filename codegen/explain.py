@@ -98,7 +98,8 @@ def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
     title.append(", int32, beside q, k and v", style="not bold")
     rows = []
     for tensor in tensors:
-        dims = ", ".join(str(dim) for dim in tensor.dims)
+        packs = "heads" if spec.packed_heads == 1 else f"heads / {spec.packed_heads}"
+        dims = ", ".join(packs if dim == "heads" else str(dim) for dim in tensor.dims)
         rows.append((tensor.name, f"({dims}){' optional' if tensor.optional else ''}: {tensor.doc}"))
     return [title, _rows(rows)]
 

@@ -159,6 +159,7 @@ class Plan:
         bytes: the bytes it loads: their ratio bounds what the memory system allows.
         headers: CUDA headers the source includes.
         split: how tiles are divided between thread blocks, if they are.
+        tile_queries: queries of a tile, in attention.
     """
 
     spec: Spec
@@ -179,6 +180,7 @@ class Plan:
     bytes: int
     headers: tuple[str, ...] = ()
     split: Split | None = None
+    tile_queries: int = 0
 
     @property
     def arch(self) -> Arch:

@@ -109,7 +109,15 @@ class AttentionSpec(SpecBase):
         description="whether tiles that would not fill a last round of thread blocks are divided between them by their "
         "key blocks; by default where the kernel can",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "split_tail")
+    sink: bool = Field(
+        default=False,
+        description="whether the caller passes a sink, a logit of each head that joins the sum in each of its rows",
+    )
+    packed_heads: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Integral] = Field(
+        default=1,
+        description="query heads of a K/V head that share keys and the rows of a tile: those of one query together",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail")
 
     @model_validator(mode="before")
     @classmethod

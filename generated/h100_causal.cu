@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a98305e4b2aee51fb53f37a4f34bf748f099b4ed6fc83b24c1e86be8309aa371
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d02a3bc3d66334bf3bd442468ec00e5d5b1bf6c2df1dc15853837d3139a2f757
+// seal: sha256 a501dcac0987d8f437cfdbd967a835167566b1ff08630f2f9a0591e651c3fa2c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -716,7 +716,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
-    const int first_query = tile.first_query + first_row;
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -727,7 +726,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
@@ -745,7 +744,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, p.scale_log2);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 29de67207dcc83b28db1796494eef5a1b1e942605ceebc55fcc5e838d3ae0b6a
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 950806db271271b68b62b97bdaeae81d2adfc210d15b7a66f100d27175b2862a
+// seal: sha256 7d2285373912be11ddae21625d247a4d5e495bc4cd59e9062dd441a3541ba7fa
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -61,7 +61,7 @@ constexpr int kLoadKeys = 128;  // keys of one load
 constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 constexpr float kCapArgument = 0.06666666666666667f;  // 2 / softcap, for 2^x instead of tanh
-constexpr float kCap = 43.2808512266689f;  // softcap * log2(e): the cap, 30, for 2^x instead of e^x
+constexpr float kCap = 43.2808512266689f;  // softcap * log2(e): the cap 30, for 2^x
 constexpr float kCappedScale = 1.0f;  // capped logits are those of 2^x already
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
@@ -733,7 +733,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
-    const int first_query = tile.first_query + first_row;
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -745,7 +744,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       cap_scores(s, p.scale_log2);
-      if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, kCappedScale);
       exponentiate(s, shift, rescale, row_sum, kCappedScale);
       pack_probabilities(prob, s);
@@ -764,7 +763,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         cap_scores(s, p.scale_log2);
-        if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, kCappedScale);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,

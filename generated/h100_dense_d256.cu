@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c169eefdbb0a03672a40de80f2fd3f290c553e6875d65a1c4225e6713b8d734b
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 022f916932c58d328efbb5d10d1f9e6e423862a94cb97bb449eb2ce12cdd4462
+// seal: sha256 2fd9ccca9663e3f75a01beb52edc8eb79852c92b6ce998db7b30e0eb07a033a7
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -63,14 +63,14 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kPartFloats = 16896;  // floats that a warpgroup leaves of a part of a tile
 
-// Dynamic shared memory: 196720 bytes. Byte offsets:
+// Dynamic shared memory: 196736 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kEntriesOffset = 196688;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 196704;  // 8 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 196712;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kEntriesOffset = 196688;  // 32 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 196720;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 196728;  // 8 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -78,6 +78,8 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+// Q has one place, but entries alternate between two. As long as their address changes with the tile, ptxas keeps the
+// descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
 constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -441,7 +443,7 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
     const RingPosition<kTileStages>& position, const Piece& piece) {
   const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.stage * kEntryWords;
+  int* entry = entries + position.parity * kEntryWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   entry[0] = piece.index;
   if (piece.index >= p.tiles) {
@@ -657,7 +659,7 @@ struct Entry {
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
     int stream) {
   mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
+  const int* words = entries + position.parity * kEntryWords;
   const int* counts = words + kEntryWords - kStreams;
   Entry entry;
   entry.piece.index = read_by_leader(words);
@@ -800,7 +802,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
-    const int first_query = tile.first_query + first_row;
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -811,7 +812,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
@@ -829,7 +830,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, p.scale_log2);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,

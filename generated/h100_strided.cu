@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7ba1ac5fdc7083d4a5843e384c1531ef50133bee95202f8f6f31fd3c5b563b2c
 // templates: attention/patterns/strided.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d07c7c2701f0f58452bc68181c3d1d021d4a0ffb7c1ee636f43acf1cc3efc00
+// seal: sha256 266acea9dea67891e1150c22bff3f1d7c07414f8feefb0134f7dbd5c1deadf12
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -754,7 +754,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
-    const int first_query = tile.first_query + first_row;
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -765,7 +764,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
@@ -783,7 +782,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some(p)) hide_pairs(s, p, step, first_query);
+        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, p.scale_log2);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,

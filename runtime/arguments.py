@@ -98,6 +98,31 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, t
         raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({words})")
 
 
+def check_sink(tensor: Any, heads: int, device: torch.device) -> None:
+    """Check the sink logits: a contiguous float32 tensor (heads,) on ``device``.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if tensor is None:
+        raise ArgumentError("sink", f"is missing: float32 (heads {heads},)")
+    check_tensor("sink", tensor, torch.float32, 1, device)
+    check_shape("sink", tensor.shape, [("heads", (heads,))])
+    if heads > 1 and tensor.stride(0) != 1:
+        raise ArgumentError("sink", f"has stride {tensor.stride(0)}, expected 1")
+
+
+def check_sink_values(tensor: torch.Tensor | None) -> None:
+    """Check that all sinks, if there are any, are finite (synchronises).
+
+    Raises:
+        ArgumentError: with the first one that is not.
+    """
+    wrong = [] if tensor is None else tensor[~tensor.isfinite()].tolist()
+    if wrong:
+        raise ArgumentError("sink", f"has {wrong[0]}, expected finite numbers")
+
+
 def check_scale(scale: Any) -> float:
     """Return the softmax scale as a float.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.patterns import IndexTensor
+from codegen.plans.attention_params import needs_scale
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -16,6 +17,8 @@ from runtime.arguments import (
     check_output,
     check_scale,
     check_shape,
+    check_sink,
+    check_sink_values,
     check_strides,
     check_tensor,
 )
@@ -80,6 +83,7 @@ class AttentionKernel:
         *indices: torch.Tensor | None,
         scale: float | None = None,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
         validate: bool = False,
         **named_indices: torch.Tensor | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -94,29 +98,33 @@ class AttentionKernel:
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+                Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads.
             named_indices: index tensors by name.
             scale: softmax scale, > 0; by default 1 / sqrt(head_dim).
+            sink: float32 (heads,), finite, if the spec says ``sink: true``: a logit that joins the sum of each row of
+                its head, as a key without a value would.
             out: where to write the result: q's shape and dtype; allocated like q by default.
-            validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
+            validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
 
         Returns:
             out, or (out, lse) if the spec says ``lse: true``; lse is (batch, heads, q_len) float32, the natural
             logarithm of each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that
-            sees no key has out 0 and lse -inf.
+            sees no key has out 0 and lse -inf; with a sink, lse is then the sink.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
         tensors = self._gather(indices, named_indices) if named_indices else indices
-        key = self._key((q, k, v, out, *tensors), scale)
+        key = self._key((q, k, v, out, sink, *tensors), scale)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out)
+            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
             if len(self._signatures) >= _SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
         if validate:
             self._check_values(q, k, tensors)
+            check_sink_values(sink)
         if out is None:
             out = torch.empty_like(q) if signature.extra.keeps_layout else q.new_empty(q.shape)
         addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
@@ -125,6 +133,7 @@ class AttentionKernel:
                 check_address("out" if name == "o" else name, address)
         for name, tensor in zip_longest(self._index_names, tensors):
             addresses[name] = 0 if tensor is None else tensor.data_ptr()
+        addresses["sink"] = 0 if sink is None else sink.data_ptr()
         lse = None
         if self._returns_lse:
             lse = q.new_empty(signature.extra.lse_shape, dtype=torch.float32)
@@ -166,13 +175,13 @@ class AttentionKernel:
         names = self._index_names
         for name in named:
             if name not in names:
-                allowed = ", ".join([*names, "scale", "out", "validate"])
+                allowed = ", ".join([*names, "scale", "out", "sink", "validate"])
                 raise ArgumentError(name, f"is not an argument of {self.compiled.named.stem}; allowed: {allowed}")
             if name in names[: len(indices)]:
                 raise ArgumentError(name, "is given twice")
         return (*indices, *(named.get(name) for name in names[len(indices) :]))
 
-    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any) -> Signature:
+    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any, sink: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         d = self.spec.head_dim
         check_tensor("q", q, self._dtype, 4)
@@ -187,6 +196,11 @@ class AttentionKernel:
         )
         if heads % kv_heads:
             raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+        packed, group = self.spec.packed_heads, heads // kv_heads
+        if group % packed:
+            raise ArgumentError(
+                "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
+            )
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_strides(name, tensor)
         # empty_like keeps q's layout only where TMA can write it.
@@ -198,28 +212,32 @@ class AttentionKernel:
             check_strides("out", out)
             check_output("out", out)
             written = out
+        if self.spec.sink:
+            check_sink(sink, heads, q.device)
+        elif sink is not None:
+            raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        query_tiles = -(-q_len // self.spec.tile.m)
+        tile_queries = self.compiled.plan.tile_queries
+        query_tiles = -(-q_len // tile_queries)
         values: dict[str, int | float] = {
             "q_len": q_len,
             "kv_len": kv_len,
-            "heads": heads,
-            "heads_per_kv_head": heads // kv_heads,
+            "heads": heads // packed,
+            "heads_per_kv_head": group // packed,
             "query_tiles": query_tiles,
-            "tiles": batch * heads * query_tiles,
+            "tiles": batch * (heads // packed) * query_tiles,
             "scale_log2": factor * _LOG2_E,
             **index_values,
         }
-        if self.spec.softcap is None:
+        if needs_scale(self.spec):
             values["scale"] = factor
         if values["tiles"] >= 2**31:
-            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {self.spec.tile.m} queries")
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {tile_queries} queries")
         outputs = _Outputs(keeps_layout, tuple(q.shape[:3]))
         if self._split is not None:
-            tile = self.spec.tile
-            rows = tile.m // int(self.compiled.plan.values["streams"])
-            shares = self.spec.pattern.shares(kv_len, rows, tile.n)
+            rows = tile_queries // int(self.compiled.plan.values["streams"])
+            shares = self.spec.pattern.shares(kv_len, rows, self.spec.tile.n)
             slots = self._loaded.slots(q.device.index)
             values["shares"] = shares
             values["split_tiles"], values["split_blocks"] = divided = self._split.divide(values["tiles"], shares, slots)
@@ -233,9 +251,20 @@ class AttentionKernel:
             q.device.index,
             max(int(values["tiles"]), int(values.get("split_blocks", 0))),
             values,
-            {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()},
+            {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
             extra=outputs,
         )
+
+    def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors as the tensor maps address them.
+
+        Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
+        """
+        maps = self.compiled.plan.tensor_maps
+        if not maps or len(maps["q_map"].box) < 5:
+            return tensors
+        sizes = (-1, self.spec.packed_heads)
+        return tensors | {name: tensors[name].unflatten(1, sizes).transpose(2, 3) for name in ("q", "o")}
 
     def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
         """Check the index tensors' types and shapes; return the kernel parameters that describe them."""
@@ -281,11 +310,12 @@ class AttentionKernel:
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
             "batch": tuple(sorted({1, q.shape[0]})),
-            "heads": tuple(sorted({1, q.shape[1]})),
+            "heads": tuple(sorted({1, q.shape[1] // self.spec.packed_heads})),
             "query_blocks": (self._query_blocks(q),),
             "any": None,
         }
-        return [("k", (dim,)) if isinstance(dim, int) else (dim, sizes[dim]) for dim in spec.dims]
+        labels = {"heads": f"heads / {self.spec.packed_heads}"} if self.spec.packed_heads > 1 else {}
+        return [("k", (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
 
     def _query_blocks(self, q: torch.Tensor) -> int:
         block = self.spec.pattern.fixed_block

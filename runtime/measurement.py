@@ -6,6 +6,7 @@ counted). Of BSR: 2 * stored elements * N.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ Call = Callable[[], Any]
 SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
 LONGEST_SLEEP = 20_000_000  # a call that waits for the GPU is not slept over
 CYCLES_PER_SECOND = 2e9  # no less than the clock of any GPU here
+FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: kernels with smaller ones have no peer
 LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
 
 
@@ -96,17 +98,24 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     heads = heads or (16 if spec.head_dim == 128 else 8)
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
+    packs = heads // spec.packed_heads  # each has K and V of its own
     q, k, v = (
-        torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype]) for _ in range(3)
+        torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
+        for count in (heads, packs, packs)
     )
-    indices = () if positional else _lists(spec, heads, length)
+    indices = () if positional else _lists(spec, packs, length)
     out = torch.empty_like(q)
+    sink = torch.randn(heads, device="cuda") if spec.sink else None
+    peers = sdpa_calls(spec, q, k, v)
+    block = spec.pattern.fixed_block
+    if not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
+        mask = flex_mask(spec, length, indices)
+        peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *indices, out=out),
-        peers=sdpa_calls(spec, q, k, v)
-        or {"FlexAttention": flex_call(q, k, v, flex_mask(spec, length, indices), score_mod=score_mod(spec))},
+        call=lambda: kernel(q, k, v, *indices, out=out, sink=sink),
+        peers=peers,
         peer_flops={},
     )
 
@@ -150,7 +159,7 @@ def pairs_of_head(
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
-    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None:
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink or spec.packed_heads > 1:
         return {}
 
     def through(backend: SDPBackend) -> Call:
@@ -176,6 +185,7 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
     if block is None:
         return create_block_mask(sees, None, None, length, length, device="cuda")
     columns = length // block.kv
+    indices = tuple(tensor.repeat_interleave(spec.packed_heads, 1) for tensor in indices)
 
     def padded(lists: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()
@@ -204,13 +214,29 @@ def flex_call(
     options: dict[str, Any] | None = None,
     *,
     score_mod: Callable[..., torch.Tensor] | None = None,
+    sink: torch.Tensor | None = None,
 ) -> Call:
-    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options."""
+    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options.
+
+    A sink, (heads,), is worked in afterwards: it takes its part of each row's sum.
+    """
     if options is None and min(mask.BLOCK_SIZE) < 128:  # the default tile does not divide such blocks
         options = dict(zip(("BLOCK_M", "BLOCK_N"), mask.BLOCK_SIZE, strict=True))
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = q.shape[1] != k.shape[1]
-    return lambda: compiled(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped, kernel_options=options)
+    call = functools.partial(
+        compiled, q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped, kernel_options=options
+    )
+    if sink is None:
+        return call
+    logits = sink[None, :, None]
+
+    def with_sink() -> torch.Tensor:
+        out, lse = call(return_lse=True)
+        result: torch.Tensor = out * torch.sigmoid(lse - logits)[..., None].to(out.dtype)
+        return result
+
+    return with_sink
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:

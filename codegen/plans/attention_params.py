@@ -15,16 +15,27 @@ def lse_params(spec: AttentionSpec) -> list[Param]:
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
+def sink_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of the sinks, if the spec has them."""
+    return [pointer("sink", "float", "logit that joins each row's sum, (heads)")] if spec.sink else []
+
+
+def needs_scale(spec: AttentionSpec) -> bool:
+    """Return whether the kernel takes the softmax scale itself, beside scale * log2(e).
+
+    The LSE needs it, unless the logits are capped or a sink joined them: those are in units of log2(e) already.
+    """
+    return spec.softcap is None and not spec.sink
+
+
 def size_params(spec: AttentionSpec) -> list[Param]:
-    """Return the sizes of a problem and its softmax scale; the LSE of capped logits needs no scale of its own."""
+    """Return the sizes of a problem and its softmax scale."""
     return [
         i32("q_len", "queries of a head"),
         i32("kv_len", "keys of a head"),
-        i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("query_tiles", "tiles of kTileM queries of a head"),
+        *(_pack_sizes() if spec.packed_heads > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
-        *([f32("scale", "softmax scale")] if spec.softcap is None else []),
+        *([f32("scale", "softmax scale")] if needs_scale(spec) else []),
         f32("scale_log2", "scale * log2(e)"),
     ]
 
@@ -54,6 +65,22 @@ def list_constants(block: Block, block_steps: int) -> list[Constant]:
     ]
 
 
+def _head_sizes() -> list[Param]:
+    return [
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("query_tiles", "tiles of kTileM queries of a head"),
+    ]
+
+
+def _pack_sizes() -> list[Param]:
+    return [
+        i32("heads", "packs of kPackedHeads query heads"),
+        i32("heads_per_kv_head", "packs that share one K/V head"),
+        i32("query_tiles", "tiles of kTileQueries queries of a pack"),
+    ]
+
+
 def softcap_constants(spec: AttentionSpec) -> list[Constant]:
     """Return the constants of softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap))."""
     if spec.softcap is None:
@@ -63,7 +90,7 @@ def softcap_constants(spec: AttentionSpec) -> list[Constant]:
         Constant(
             "kCap",
             spec.softcap * math.log2(math.e),
-            f"softcap * log2(e): the cap, {spec.softcap:g}, for 2^x instead of e^x",
+            f"softcap * log2(e): the cap {spec.softcap:g}, for 2^x",
         ),
         Constant("kCappedScale", 1.0, "capped logits are those of 2^x already"),
     ]
@@ -74,4 +101,9 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     lines = []
     if spec.softcap is not None:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
+    if spec.sink:
+        lines.append(("sink", "a logit of each head joins the sum of its rows"))
+    if spec.packed_heads > 1:
+        heads = spec.packed_heads
+        lines.append(("packed heads", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
     return lines

@@ -36,6 +36,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
     require(d in (64, 128), "head_dim", f"is {d}; allowed on {arch.name}: 64, 128")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}; {arch.name} has no kernel with it: leave it out")
+    require(not spec.sink, "sink", f"is true; {arch.name} has no kernel with it: leave it out")
+    packed = spec.packed_heads
+    require(packed == 1, "packed_heads", f"is {packed}; {arch.name} has no kernel with it: leave it out")
     if block is not None:
         require(block.q >= WARP_ROWS, "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 16, 32, 64, 128")
         require(block.kv in (32, 64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 32, 64, 128")
@@ -115,7 +118,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={},
         constants=tuple(constants),
-        values={"pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2", "splits": False},
+        values={
+            "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
+            "splits": False,
+            "packed": False,
+        },
         summary=(
             ("pattern", pattern.describe()),
             ("tile", f"{m} queries x {n} keys"),
@@ -125,6 +132,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         flops=4 * m * n * d,
         bytes=2 * slot_bytes,
+        tile_queries=m,
     )
 
 

@@ -23,21 +23,24 @@ from codegen.plans.attention_params import (
     list_constants,
     lse_params,
     options_summary,
+    sink_params,
     size_params,
     softcap_constants,
 )
+from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.spec import AttentionSpec
 from codegen.split import Split
 
 WARPGROUP = 128  # threads
-WARPGROUP_ROWS = 64  # rows of one wgmma
-SWIZZLE = 128  # bytes: width of one column group in shared memory
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills a few words.
 REGISTER_SPLITS = {2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it.
 REGISTER_OVERHEAD = {2: 40, 3: 24, 4: 24}
+QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
+LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 SPLIT_PARAMS = (
     pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
@@ -58,24 +61,26 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
     require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
     if block is not None:
-        require(block.q in (64, 128), "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 64, 128")
+        sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
+        allowed = f"allowed on {arch.name} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
+        require(block.q in sizes, "pattern.block.q", f"is {block.q}; {allowed}")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
         reason = f"is {n}; a step is a listed block, an equal part of one, or two: pattern.block.kv is {block.kv}"
         require(block.kv % n == 0 or n == 2 * block.kv, "tile.n", reason)
-        require(m % block.q == 0, "tile.m", f"is {m}, not a multiple of pattern.block.q, which is {block.q}")
-    # Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream.
-    streams = 1 if block is None else m // block.q
-    consumers = m // WARPGROUP_ROWS
+        reason = f"is {m}, not a multiple of the {block.q * spec.packed_heads} rows of a query block"
+        require(m % min(m, block.q * spec.packed_heads) == 0, "tile.m", reason)
+    rows = Rows.of(spec)
+    streams, consumers = rows.streams, m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
     groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
-    q_bytes, kv_bytes = (rows * groups * SWIZZLE for rows in (m, n))
+    q_bytes, kv_bytes = (length * groups * SWIZZLE for length in (m, n))
     block_steps = 1 if block is None else max(1, block.kv // n)
     step_blocks = 1 if block is None else max(1, n // block.kv)
 
     # The best arrangement that fits: the next tile's Q arrives early, and O has a place of its own to leave from.
     for tile_stages, shares_staging in ((TILE_STAGES, False), (TILE_STAGES, True), (1, True)):
-        ring = Ring(tile_stages, shares_staging, streams, step_blocks, q_bytes, kv_bytes)
-        shared = _shared(spec, ring)
+        rings = _Rings(tile_stages, shares_staging, streams, step_blocks, q_bytes, kv_bytes)
+        shared = _shared(spec, rings)
         if shared.size <= arch.shared_memory_per_block:
             break
     scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
@@ -97,12 +102,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
-        Constant("kTileM", m, "query rows of a thread block"),
+        *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a thread block")]),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         Constant("kTileStages", tile_stages, "depth of the ring of tiles, and of Q"),
         Constant("kStreams", streams, "query blocks in a tile, each with its own key blocks and K/V rings"),
-        Constant("kStreamRows", m // streams, "query rows of a stream"),
+        Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kStreamWarpgroups", consumers // streams, "warpgroups that share a stream"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
@@ -124,17 +129,19 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *softcap_constants(spec),
     ]
     params = [
-        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
+        tensor_map("q_map", f"Q ({rows.dims}, batch)"),
         tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
         tensor_map("v_map", "V, as K"),
         tensor_map("o_map", "O, as Q"),
         *lse_params(spec),
+        *sink_params(spec),
         *index_params(spec),
         *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
         *(SPLIT_PARAMS if spec.split_tail else ()),
         *size_params(spec),
     ]
-    rows = f"{m // streams} queries" + (f" in each of {streams} streams" if streams > 1 else "")
+    heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
+    shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if streams > 1 else "")
     return Plan(
         spec=spec,
         stem=stem,
@@ -147,15 +154,16 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         registers=registers,
         params=tuple(params),
         tensor_maps={
-            "q_map": TensorMap((columns, m, 1, 1), SWIZZLE),
+            "q_map": TensorMap((columns, *rows.box(rows.box_queries)), SWIZZLE),
             "k_map": TensorMap((columns, n // step_blocks, 1, 1), SWIZZLE),
             "v_map": TensorMap((columns, n // step_blocks, 1, 1), SWIZZLE),
-            "o_map": TensorMap((columns, WARPGROUP_ROWS, 1, 1), SWIZZLE),
+            "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
         },
         constants=tuple(constants),
         values={
             "ping_pong": spec.schedule == "ping_pong",
             "streams": streams,
+            "packed": rows.packed,
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "block_steps": block_steps,
@@ -168,20 +176,21 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
-            ("tile", f"{m} queries x {n} keys: {rows}"),
+            ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
             ("schedule", f"{spec.schedule}: one producer warp a stream (TMA), {consumers} consumer warpgroups (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight for each stream"),
             ("grid", "one thread block per SM, looping over tiles (persistent)"),
             *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
         ),
         split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
-        flops=4 * m * n * d,
+        flops=4 * rows.tile_queries * spec.packed_heads * n * d,
         bytes=2 * kv_bytes * streams,
+        tile_queries=rows.tile_queries,
     )
 
 
 @dataclass(frozen=True)
-class Ring:
+class _Rings:
     """What decides how much shared memory a kernel takes."""
 
     tile_stages: int
@@ -192,21 +201,23 @@ class Ring:
     kv_bytes: int
 
 
-def _shared(spec: AttentionSpec, ring: Ring) -> SharedLayout:
+def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
     """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
     columns = SWIZZLE // DTYPES[spec.dtype].bytes
-    depth = ring.streams * spec.stages
+    depth = rings.streams * spec.stages
     held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {columns}"
     shared = SharedLayout()
-    shared.add("Q", ring.tile_stages * ring.q_bytes, held + (", then O" if ring.shares_staging else ""))
-    shared.add("K", depth * ring.kv_bytes, "K ring of each stream")
-    shared.add("V", depth * ring.kv_bytes, "V ring of each stream")
-    if not ring.shares_staging:
-        shared.add("O", ring.q_bytes, "O tile on its way out")
-    shared.add("Barriers", 8 * (2 * ring.tile_stages + 4 * depth), "mbarriers", align=8)
-    words = (3 if spec.split_tail else 1) + ring.streams
-    shared.add("Entries", 4 * ring.tile_stages * words, "ring of tiles: number, numbers of steps", align=4)
-    shared.add("Slots", 4 * depth * ring.step_blocks, "numbers of the loads in the K rings", align=4)
+    shared.add("Q", rings.tile_stages * rings.q_bytes, held + (", then O" if rings.shares_staging else ""))
+    shared.add("K", depth * rings.kv_bytes, "K ring of each stream")
+    shared.add("V", depth * rings.kv_bytes, "V ring of each stream")
+    if not rings.shares_staging:
+        shared.add("O", rings.q_bytes, "O tile on its way out")
+    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth), "mbarriers", align=8)
+    words = (3 if spec.split_tail else 1) + rings.streams
+    shared.add(
+        "Entries", 4 * max(rings.tile_stages, LEAST_ENTRIES) * words, "ring of tiles: number, numbers of steps", align=4
+    )
+    shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.split_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Case:
             that name none where a list is longer than there are blocks; otherwise such a list repeats some).
         counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all), ``mixed`` (each
             row 0 or all; of topk, about half the rows then name no block).
+        heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
         full_lists: whether block_lists gets its second list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
@@ -34,6 +36,7 @@ class Case:
             in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling).
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
+        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
     """
 
     name: str
@@ -51,6 +54,7 @@ class Case:
     values: str = "normal"
     spread: float = 1.0
     scale: float | None = None
+    sinks: str = "normal"
 
     def describe(self) -> str:
         """Return the parameters that differ from a plain case."""
@@ -65,6 +69,7 @@ class Case:
             f"scale {self.scale}": self.scale is not None,
             f"counts {self.counts}": self.counts != "random",
             "one list only": not self.full_lists,
+            f"{self.sinks} sinks": self.sinks != "normal",
         }
         return ", ".join([text, *(word for word, said in extras.items() if said)])
 
@@ -112,13 +117,27 @@ CASES = (
     ),
     Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
 )
+LARGEST_PAIRS = 2 * 8192 * 8192  # of a case, all heads counted: the oracle's matrices of them are float64
 # Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
 SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
 
+SINK_CASES = (
+    Case("huge_sinks", heads=4, kv_heads=2, q_len=200, kv_len=300, sinks="huge"),
+    Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
+)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
-    """Return the cases of a kernel: those of every kernel, and those of its options."""
-    return CASES + (SOFTCAP_CASES if spec.softcap is not None else ())
+    """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
+    cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
+    return tuple(fitted(case, spec) for case in cases)
+
+
+def fitted(case: Case, spec: AttentionSpec) -> Case:
+    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold."""
+    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.packed_heads)
+    most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
+    return replace(case, heads=heads, q_len=min(case.q_len, most))
 
 
 RANDOM_SHAPES = 100
@@ -166,6 +185,7 @@ class Inputs:
     k: torch.Tensor
     v: torch.Tensor
     indices: tuple[torch.Tensor | None, ...]
+    sink: torch.Tensor | None
 
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
@@ -185,7 +205,8 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     k, v = (tensor(stored, case.kv_heads, case.kv_len) for _ in range(2))
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
-    return Inputs(q, k, v, _make_lists(spec, case, device, source))
+    lists = _make_lists(spec, case, device, source)
+    return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
 
 
 def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -211,13 +232,20 @@ def softmax_scale(spec: AttentionSpec, case: Case) -> float:
     return spec.head_dim**-0.5 if case.scale is None else case.scale
 
 
+def _make_sink(case: Case, device: torch.device, source: torch.Generator) -> torch.Tensor:
+    if case.sinks == "huge":
+        return torch.tensor([1e4, -1e4], device=device).repeat(case.heads)[: case.heads].contiguous()
+    drawn = torch.randn(case.heads, generator=source, device=device, dtype=torch.float32)
+    return math.log(case.kv_len) + 2.0 * drawn
+
+
 def _make_lists(
     spec: AttentionSpec, case: Case, device: torch.device, source: torch.Generator
 ) -> tuple[torch.Tensor | None, ...]:
     block = spec.pattern.fixed_block
     if block is None:
         return ()
-    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads)
+    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads // spec.packed_heads)
     rows, key_blocks = -(-case.q_len // block.q), -(-case.kv_len // block.kv)
 
     def draw(length: int) -> torch.Tensor:
@@ -277,6 +305,8 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
         total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
         total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
         pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
+        if pairs.shape[1] > 1:  # one list for each pack
+            pairs = pairs.repeat_interleave(spec.packed_heads, 1)
         return pairs.expand(case.batch, case.heads, -1, -1)
 
     given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
@@ -298,17 +328,21 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.masked_fill(weight == 0, -torch.inf)
-    top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    top = scores.amax(-1, keepdim=True)
+    sink = None if inputs.sink is None else inputs.sink.double()[:, None, None]
+    top = (top if sink is None else torch.maximum(top, sink)).nan_to_num(neginf=0.0)
     weighted = weight * torch.exp(scores - top)
     total = weighted.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
     out = torch.where(total > 0, weighted / total, 0.0) @ v
     return out, (total.log() + top).squeeze(-1), weight
 
 
 def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
     """Return torch's own attention in the kernel's type; None for what torch cannot say: a pair that counts twice, a
-    softcap."""
-    if spec.softcap is not None or bool((weight > 1).any()):
+    softcap, a sink."""
+    if spec.softcap is not None or spec.sink or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
     k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)
@@ -325,7 +359,9 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     for _ in range(2):
         out = torch.full_like(inputs.q, float("nan"))
         with poisoned_memory():
-            returned = kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out)
+            returned = kernel(
+                inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink
+            )
         results.append(returned if isinstance(returned, tuple) else (returned, None))
     (out, lse), (again, lse_again) = results
     if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):

@@ -184,7 +184,9 @@ def test_explain(run: Run, named: NamedSpec) -> None:
     assert "FLOP/byte" in out
     if isinstance(named.spec, AttentionSpec):
         for tensor in named.spec.pattern.index_tensors:
-            assert f"({', '.join(map(str, tensor.dims))})" in out
+            heads = "heads" if named.spec.packed_heads == 1 else f"heads / {named.spec.packed_heads}"
+            dims = ", ".join(heads if dim == "heads" else str(dim) for dim in tensor.dims)
+            assert f"({dims})" in out
 
 
 def test_schema(run: Run) -> None:

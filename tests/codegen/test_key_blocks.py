@@ -21,7 +21,14 @@ from codegen.plans import plan_for
 from codegen.render import environment, render_plan
 from codegen.spec import AttentionSpec
 
-TILES = [("sm_90a", 128, 128), ("sm_90a", 128, 64), ("sm_89", 16, 32), ("sm_89", 64, 128)]
+# (architecture, rows, keys, packed heads)
+TILES = [
+    ("sm_90a", 128, 128, 1),
+    ("sm_90a", 128, 64, 1),
+    ("sm_90a", 128, 64, 8),
+    ("sm_89", 16, 32, 1),
+    ("sm_89", 64, 128, 1),
+]
 LENGTHS = [
     *[(1, 1), (1, 50), (1, 1000), (17, 50), (128, 128), (129, 127), (64, 320), (256, 256), (300, 300)],
     *[(70, 701), (130, 640), (9, 3000), (300, 40), (700, 129), (260, 1)],
@@ -90,9 +97,9 @@ int main(int count, char** words) {
 """
 
 
-def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int) -> Plan:
-    tile = {"m": m, "n": n}
-    return plan_for(find_spec({"op": "attention", "arch": arch, "head_dim": 64, "tile": tile, "pattern": pattern}))
+def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, packed_heads: int) -> Plan:
+    fields = {"op": "attention", "arch": arch, "head_dim": 64, "pattern": pattern, "packed_heads": packed_heads}
+    return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}}))
 
 
 PLANS = [plan_of(fields, *tile) for fields in [*(p.model_dump() for p in POSITIONAL), *VARIANTS] for tile in TILES]
@@ -140,7 +147,7 @@ def definition(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
 @pytest.mark.parametrize(
     "index",
     range(len(PLANS)),
-    ids=[f"{pattern_of(plan).stem()}-{plan.spec.arch}-{plan.spec.tile.m}x{plan.spec.tile.n}" for plan in PLANS],
+    ids=[f"{pattern_of(plan).stem()}-{plan.spec.arch}-{plan.tile_queries}x{plan.spec.tile.n}" for plan in PLANS],
 )
 def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> None:
     plan = PLANS[index]

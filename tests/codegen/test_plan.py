@@ -156,7 +156,7 @@ def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> No
         ("tile.m", {"tile": {"m": 64, "n": 128}}),
         ("tile.n", {"tile": {"m": 128, "n": 32}}),
         ("tile.n", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 64}}}),
-        ("pattern.block.q", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 32, "kv": 128}}}),
+        ("pattern.block.q", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 8, "kv": 128}}}),
         ("pattern.block.kv", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 32}}}),
     ],
 )
@@ -225,8 +225,76 @@ def test_softcap(attention: dict[str, Any]) -> None:
     assert literals["kTileM"] == ("int", "128")
 
 
-@pytest.mark.parametrize(("option", "value"), [("softcap", 30.0)])
+def test_sink(attention: dict[str, Any]) -> None:
+    params = {param.name: param for param in plan_of(attention | {"sink": True}).params}
+    assert params["sink"].ctype == "const float*"
+    # Beside a sink, as where it is capped, the row's largest logit is known in units of log2(e) only.
+    assert "scale" not in params and "scale_log2" in params
+    assert "sink" not in {param.name for param in plan_of(attention).params}
+
+
+@pytest.mark.parametrize(("option", "value"), [("softcap", 30.0), ("sink", True), ("packed_heads", 8)])
 def test_options_that_sm_89_has_no_kernel_for(option: str, value: object) -> None:
     fields = {"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": {"kind": "dense"}, option: value}
     with pytest.raises(SpecError, match=rf"^{option}: is .*; sm_89 has no kernel with it"):
         plan_of(fields)
+
+
+@pytest.mark.parametrize(
+    ("block_q", "heads", "streams", "stream_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
+    [
+        (None, 8, 1, 16, 16, 1, (8, 16, 1, 1), (8, 8, 1, 1)),
+        (None, 64, 1, 2, 2, 1, (64, 2, 1, 1), (64, 1, 1, 1)),
+        (64, 8, 1, 16, 16, 1, (8, 16, 1, 1), (8, 8, 1, 1)),  # a block is four tiles
+        (16, 8, 1, 16, 16, 1, (8, 16, 1, 1), (8, 8, 1, 1)),  # a block is a tile
+        (8, 8, 2, 8, 16, 1, (8, 16, 1, 1), (8, 8, 1, 1)),  # a block is a warpgroup's rows
+        (1, 64, 2, 1, 2, 1, (64, 2, 1, 1), (64, 1, 1, 1)),
+        (4, 8, 2, 4, 8, 2, (8, 4, 1, 1), (8, 4, 1, 1)),  # a block is half of them
+        (1, 16, 2, 1, 2, 2, (16, 1, 1, 1), (16, 1, 1, 1)),
+        (16, 1, 2, 16, 32, 2, (1, 16, 1, 1), (1, 16, 1, 1)),  # padding without packing
+    ],
+)
+def test_rows_of_packed_heads(
+    attention: dict[str, Any],
+    block_q: int | None,
+    heads: int,
+    streams: int,
+    stream_queries: int,
+    tile_queries: int,
+    q_boxes: int,
+    q_box: tuple[int, ...],
+    o_box: tuple[int, ...],
+) -> None:
+    if block_q is None:
+        attention["pattern"] = {"kind": "causal"}
+    else:
+        attention["pattern"]["block"] = {"q": block_q, "kv": 64}
+    attention |= {"packed_heads": heads, "tile": {"m": 128, "n": 64}}
+    plan = plan_of(attention)
+    values = constants_of(plan)
+    assert (values["kStreams"], values["kStreamRows"], plan.tile_queries) == (streams, stream_queries, tile_queries)
+    assert values["kTileQueries"] == tile_queries and "kTileM" not in values
+    assert values["kPackedHeads"] == heads and values["kQBoxes"] == q_boxes
+    assert values.get("kBlockQueries") == block_q
+    assert plan.tensor_maps["q_map"].box == (64, *q_box)
+    assert plan.tensor_maps["o_map"].box == (64, *o_box)
+    # All bytes of the copies of Q are waited for, and they stay within their warpgroup's rows.
+    assert values["kQLoadBytes"] == 2 * q_boxes * 128 * heads * q_box[1] <= values["kQBytes"]
+    assert heads * q_box[1] * q_boxes <= 128
+    assert values["kWarpgroupQueries"] * heads <= 64
+    assert values["kWarpgroupQueries"] * (128 // 64) == tile_queries
+
+
+@pytest.mark.parametrize(("block_q", "heads", "least"), [(8, 1, 16), (1, 8, 2), (2, 4, 4)])
+def test_query_blocks_that_fill_too_few_rows(attention: dict[str, Any], block_q: int, heads: int, least: int) -> None:
+    attention["pattern"]["block"]["q"] = block_q
+    attention["packed_heads"] = heads
+    message = rf"^pattern.block.q: is {block_q}; allowed on sm_90a with packed_heads {heads}: {least}, "
+    with pytest.raises(SpecError, match=message):
+        plan_of(attention)
+
+
+def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
+    plan = plan_of(attention | {"packed_heads": 1})
+    assert plan.tensor_maps["q_map"].box == (64, 128, 1, 1)
+    assert plan.tile_queries == constants_of(plan)["kTileM"] == 128

@@ -66,6 +66,8 @@ attention = st.fixed_dictionaries(
         "tile": st.fixed_dictionaries({"m": size, "n": size}),
         "lse": st.booleans(),
         "softcap": st.none() | st.floats(0, 2000),
+        "sink": st.booleans(),
+        "packed_heads": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
     },
 )
 spmm = st.fixed_dictionaries(

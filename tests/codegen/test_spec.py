@@ -19,7 +19,7 @@ from codegen.spec import AttentionSpec, BsrSpmmSpec, json_schema, parse_spec
 Fields = dict[str, Any]
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse")
 
-OPTIONS = [("softcap", None, 30.0)]
+OPTIONS = [("softcap", None, 30.0), ("sink", False, True), ("packed_heads", 1, 8)]
 
 
 def with_field(data: Fields, dotted: str, value: object) -> Fields:
@@ -105,6 +105,8 @@ def test_hash_ignores_the_order_of_fields(attention: Fields) -> None:
         ("stages", 3),
         ("lse", False),
         ("softcap", 30.0),
+        ("sink", True),
+        ("packed_heads", 8),
     ],
 )
 def test_every_field_changes_the_hash(attention: Fields, field: str, value: object) -> None:
@@ -152,6 +154,9 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("stages", True, "is True"),
         ("lse", 1, "is 1; input should be a valid boolean"),
         ("lse", "yes", "is 'yes'"),
+        ("packed_heads", 3, "is 3; allowed: 1, 2, 4, 8, 16, 32 or 64"),
+        ("packed_heads", 8.0, "is 8.0; an integer is expected"),
+        ("sink", 4.0, "is 4.0; input should be a valid boolean"),
         ("softcap", 0, "is 0; input should be greater than or equal to 0.001"),
         ("softcap", -30.0, "is -30.0; input should be greater than"),
         ("softcap", 1e9, "input should be less than or equal to 1000"),

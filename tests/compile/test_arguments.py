@@ -13,6 +13,8 @@ from runtime.arguments import (  # noqa: E402
     check_output,
     check_scale,
     check_shape,
+    check_sink,
+    check_sink_values,
     check_strides,
     check_tensor,
 )
@@ -84,6 +86,26 @@ def test_shapes_are_told_whole() -> None:
 def test_scales_that_make_no_sense(scale: Any) -> None:
     with pytest.raises(ArgumentError, match=r"scale: is .*, expected a"):
         check_scale(scale)
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (None, r"sink: is missing: float32 \(heads 4,\)"),
+        (4, "sink: is int, expected a torch.Tensor"),
+        (torch.zeros(4), "sink: is on cpu, expected a CUDA device"),
+    ],
+)
+def test_what_is_no_sink(sink: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        check_sink(sink, 4, torch.device("cuda", 0))
+
+
+def test_sinks_are_finite() -> None:
+    check_sink_values(None)
+    check_sink_values(torch.tensor([-1e4, 0.0, 1e4]))
+    with pytest.raises(ArgumentError, match="sink: has inf, expected finite numbers"):
+        check_sink_values(torch.tensor([0.0, float("inf")]))
 
 
 def test_scales_that_do() -> None:

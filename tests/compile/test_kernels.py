@@ -23,6 +23,14 @@ OTHERS = [
     {
         "op": "attention",
         "arch": "sm_90a",
+        "head_dim": 192,
+        "softcap": 50.0,
+        "sink": True,
+        "pattern": {"kind": "causal"},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
         "head_dim": 64,
         "schedule": "cooperative",
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}},
@@ -48,6 +56,23 @@ OTHERS = [
         "schedule": "cooperative",
         "stages": 1,
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 128}, "mask": "causal"},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 64,
+        "packed_heads": 4,
+        "sink": True,
+        "softcap": 30,
+        "pattern": {"kind": "block_lists", "block": {"q": 4, "kv": 128}, "mask": "causal"},
+        "tile": {"m": 128, "n": 64},
+    },
+    {"op": "attention", "arch": "sm_90a", "head_dim": 192, "packed_heads": 64, "pattern": {"kind": "causal"}},
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 64,
+        "pattern": {"kind": "topk", "k": 9, "block": {"q": 16, "kv": 64}},
     },
     {"op": "attention", "arch": "sm_89", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
     {

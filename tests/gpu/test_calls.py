@@ -207,6 +207,55 @@ def bsr(rows: int = 256, cols: int = 384, block: int = 128, dtype: Any = torch.f
     return torch.randn(rows, cols, device="cuda", dtype=dtype).to_sparse_bsr((block, block))
 
 
+def windows(**changes: Any) -> dict[str, Any]:
+    """Arguments of h100_window1k_sink."""
+    q, k, v = (torch.randn(1, heads, 300, 64, device="cuda", dtype=torch.float16) for heads in (8, 2, 2))
+    return {"q": q, "k": k, "v": v, "sink": torch.randn(8, device="cuda"), **changes}
+
+
+@HOPPER
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (lambda t: None, r"sink: is missing: float32 \(heads 8,\)"),
+        (lambda t: t[:4], r"sink: has shape \(4,\), expected \(heads 8\)"),
+        (lambda t: t.half(), r"sink: is torch\.float16, this kernel takes torch\.float32"),
+        (lambda t: torch.zeros(16, device="cuda")[::2], r"sink: has stride 2, expected 1"),
+        (lambda t: t.fill_(float("nan")), r"sink: has nan, expected finite numbers"),
+    ],
+    ids=["missing", "shape", "dtype", "stride", "value"],
+)
+def test_wrong_sinks_are_named(sink: Callable[[Any], Any], message: str) -> None:
+    arguments = windows()
+    with pytest.raises(ArgumentError, match=message):
+        load_kernel("h100_window1k_sink")(**{**arguments, "sink": sink(arguments["sink"])}, validate=True)
+
+
+def test_a_sink_is_not_ignored(attn: Any) -> None:
+    with pytest.raises(ArgumentError, match="sink: is given, but the spec of l4_topk32 says sink: false"):
+        attn(**tensors(), sink=torch.zeros(4, device="cuda"))
+
+
+@HOPPER
+def test_heads_that_cannot_be_packed_are_named() -> None:
+    kernel = load_kernel("h100_topk32_gqa8_b64")
+    with pytest.raises(ArgumentError, match=r"q: has 4 heads, 2 for each of k: this kernel packs 8"):
+        kernel(**tensors())
+    arguments = tensors(heads=16)
+    with pytest.raises(ArgumentError, match=r"kv_indices: has shape .* heads / 8 1 or 2"):
+        kernel(**arguments | {"kv_indices": arguments["kv_indices"][:, :1].repeat(1, 16, 1, 1)})
+
+
+@HOPPER
+def test_packed_heads_compute_what_single_ones_do() -> None:
+    arguments = tensors(q_len=200, heads=16)
+    lists = torch.randint(0, 64, (2, 2, 4, 32), device="cuda", dtype=torch.int32)
+    out, lse = load_kernel("h100_topk32_gqa8_b64")(**arguments | {"kv_indices": lists})
+    single, single_lse = load_kernel("h100_topk32_b64")(**arguments | {"kv_indices": lists.repeat_interleave(8, 1)})
+    torch.testing.assert_close(out, single, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(lse, single_lse)
+
+
 WRONG_SPMM: list[tuple[str, Callable[[], tuple[Any, Any, Any]], str]] = [
     ("dense a", lambda: (half(256, 384), None, None), r"a: is torch\.strided, expected a torch\.sparse_bsr"),
     (

@@ -1,0 +1,84 @@
+"""Whose queries the rows of an sm_90a attention tile are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.patterns.base import Block
+from codegen.plan import Constant
+from codegen.spec import AttentionSpec
+
+WARPGROUP_ROWS = 64  # rows of one wgmma
+SWIZZLE = 128  # bytes: width of one column group in shared memory
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whose queries a tile's rows are.
+
+    Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream. Where a
+    query block fills less than a warpgroup, the rest of the warpgroup's rows is padding.
+
+    Attributes:
+        heads: query heads packed into the rows of a query.
+        streams: query blocks of a tile that follow lists of their own.
+        stream_queries: queries of a stream.
+        warpgroup_queries: queries of a warpgroup.
+        boxes: copies that a column group of Q takes: one, or where there is padding one a stream.
+        packed: whether rows are anything but consecutive queries of one head.
+    """
+
+    heads: int
+    streams: int
+    stream_queries: int
+    warpgroup_queries: int
+    boxes: int
+    packed: bool
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Rows:
+        """Share out the rows of a tile."""
+        block, heads, m = spec.pattern.fixed_block, spec.packed_heads, spec.tile.m
+        block_rows = m if block is None else min(m, block.q * heads)
+        streams = m // max(block_rows, WARPGROUP_ROWS)
+        padded = block_rows < WARPGROUP_ROWS
+        return cls(
+            heads=heads,
+            streams=streams,
+            stream_queries=block_rows // heads,
+            warpgroup_queries=min(block_rows, WARPGROUP_ROWS) // heads,
+            boxes=streams if padded else 1,
+            packed=heads > 1 or padded,
+        )
+
+    @property
+    def dims(self) -> str:
+        """Dimensions of the tensor maps of Q and O, less the last."""
+        return "head_dim, heads of a pack, q_len, packs" if self.packed else "head_dim, q_len, heads"
+
+    @property
+    def tile_queries(self) -> int:
+        """Queries of a tile."""
+        return self.streams * self.stream_queries
+
+    @property
+    def box_queries(self) -> int:
+        """Queries of one copy of Q."""
+        return self.tile_queries // self.boxes
+
+    def box(self, queries: int) -> tuple[int, ...]:
+        """Return the box of ``queries`` queries in a tensor map, without its columns."""
+        return (self.heads, queries, 1, 1) if self.packed else (queries, 1, 1)
+
+    def constants(self, groups: int, block: Block | None) -> list[Constant]:
+        """Return the constants of packed rows."""
+        load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
+        listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
+        return [
+            Constant("kPackedHeads", self.heads, "query heads of a pack: row = query * kPackedHeads + head"),
+            Constant("kTileQueries", self.tile_queries, "queries of a tile"),
+            Constant("kWarpgroupQueries", self.warpgroup_queries, "queries of a warpgroup; its other rows are padding"),
+            Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one warpgroup's rows apart"),
+            Constant("kQLoadBytes", load_bytes, "bytes that the copies of a Q tile bring"),
+            *listed,
+        ]

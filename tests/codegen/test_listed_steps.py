@@ -1,0 +1,121 @@
+"""The steps of listed blocks, run on the host: each entry of a row's lists gives its block's steps, in order.
+
+As in test_key_blocks, a host program is made of the pattern's part of the source. A warp's 32 lanes are 32 copies of
+KeyBlocks that call `at` one after the other, twice: the first round leaves what each shuffles, the second reads it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from codegen.render import environment
+
+KV_LEN, ROWS, LENGTH = 1000, 5, 70
+PATTERNS: list[dict[str, Any]] = [{"kind": "topk", "k": LENGTH}, {"kind": "block_lists", "mask": "causal"}]
+SHAPES = [(128, 128, 128, 1), (128, 128, 64, 1), (64, 128, 64, 1), (64, 64, 64, 8), (1, 128, 64, 16), (16, 64, 64, 1)]
+
+PROGRAM = """\
+#include <algorithm>
+#include <cstdio>
+
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+using uint32 = unsigned int;
+using int64 = long long;
+struct { int x; } threadIdx;
+struct Params {
+  const int* kv_indices; const int* full_kv_indices; const int* kv_num_blocks; const int* full_kv_num_blocks;
+  int64 kv_indices_batch_stride, kv_indices_head_stride, kv_indices_row_stride;
+  int64 full_kv_indices_batch_stride, full_kv_indices_head_stride, full_kv_indices_row_stride;
+  int64 kv_num_blocks_batch_stride, kv_num_blocks_head_stride, kv_num_blocks_row_stride;
+  int64 full_kv_num_blocks_batch_stride, full_kv_num_blocks_head_stride, full_kv_num_blocks_row_stride;
+  int kv_indices_length, full_kv_indices_length, query_blocks, q_len, kv_len;
+};
+int shuffled[32];
+int __ldg(const int* word) { return *word; }
+int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; return shuffled[lane]; }
+%(constants)s
+%(pattern)s
+int main() {
+  static int lists[2][%(rows)d][%(length)d], counts[2][%(rows)d];
+  for (int full = 0; full < 2; ++full)
+    for (int row = 0; row < %(rows)d; ++row) {
+      counts[full][row] = full ? 3 * row : %(length)d - 7 * row;
+      for (int i = 0; i < %(length)d; ++i) lists[full][row][i] = (5 * i + 3 * row + full) %% 12 - 1;
+    }
+  Params p = {};
+  p.kv_indices = lists[0][0], p.full_kv_indices = lists[1][0];
+  p.kv_num_blocks = counts[0], p.full_kv_num_blocks = counts[1];
+  p.kv_indices_row_stride = p.full_kv_indices_row_stride = %(length)d;
+  p.kv_num_blocks_row_stride = p.full_kv_num_blocks_row_stride = 1;
+  p.kv_indices_length = p.full_kv_indices_length = %(length)d;
+  p.query_blocks = %(rows)d, p.q_len = %(rows)d * %(block_q)d, p.kv_len = %(kv_len)d;
+  for (int first = 0; first < p.q_len + kStreamRows; first += kStreamRows) {
+    KeyBlocks one(p, 0, 0, first), lanes[32] = {%(copies)s};
+    for (int i = 0; i < one.count; ++i) {
+      int block = 0;
+      for (int round = 0; round < 2; ++round)
+        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) block = lanes[threadIdx.x].at(i);
+      std::printf("%%d%%s ", block, %(masked)s ? "*" : "");
+    }
+    std::puts("");
+  }
+}
+"""
+
+
+def program(plan: Plan, block_q: int) -> str:
+    assert plan.spec.op == "attention"
+    template = environment().get_template(str(plan.values["pattern_template"]))
+    pattern = plan.spec.pattern
+    return PROGRAM % {
+        "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "pattern": template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values),
+        "rows": ROWS,
+        "length": LENGTH,
+        "kv_len": KV_LEN,
+        "block_q": block_q,
+        "copies": ", ".join(["one"] * 32),
+        "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
+    }
+
+
+def expected(kind: str, row: int, block_kv: int, steps: int) -> list[str]:
+    """The steps of a row's lists; behind the last key for an entry that names no block."""
+    key_blocks = -(-KV_LEN // block_kv)
+    lists = [[(5 * i + 3 * row + full) % 12 - 1 for i in range(LENGTH)] for full in range(2)]
+    if kind == "topk":
+        entries = [(entry, "") for entry in lists[0]]
+    else:
+        entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
+    known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
+    return [f"{entry * steps + step}{mark}" for entry, mark in known for step in range(steps)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "_".join(map(str, shape)))
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: str(pattern["kind"]))
+def test_steps_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    block_q, block_kv, n, heads = shape
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "packed_heads": heads, "tile": {"m": 128, "n": n}}
+    plan = plan_for(find_spec({**fields, "pattern": {**pattern, "block": {"q": block_q, "kv": block_kv}}}))
+    (tmp_path / "main.cpp").write_text(program(plan, block_q), encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    lines = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout.splitlines()
+    stream = next(constant.value for constant in plan.constants if constant.name == "kStreamRows")
+    firsts = range(0, ROWS * block_q + int(stream), int(stream))
+    assert len(lines) == len(firsts)
+    for first, line in zip(firsts, lines, strict=True):
+        row = first // block_q
+        assert line.split() == (expected(pattern["kind"], row, block_kv, block_kv // n) if row < ROWS else []), first

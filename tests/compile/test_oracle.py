@@ -1,0 +1,116 @@
+"""The oracle of the attention kernels against the definition, row by row, on the CPU; and what cases are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from codegen.library import find_spec, shipped_specs  # noqa: E402
+from codegen.spec import AttentionSpec, parse_spec  # noqa: E402
+from runtime.attention import AttentionKernel  # noqa: E402
+from runtime.compiler import compile_spec  # noqa: E402
+from runtime.verification.attention import CASES, Case, cases_of, fitted, make_inputs, oracle  # noqa: E402
+
+CPU = torch.device("cpu")
+TOPK = {"kind": "topk", "k": 3, "block": {"q": 4, "kv": 64}}
+LISTS = {"kind": "block_lists", "block": {"q": 4, "kv": 64}, "mask": "causal"}
+
+
+def spec_of(pattern: dict[str, Any], **options: Any) -> AttentionSpec:
+    spec = parse_spec({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, **options})
+    assert isinstance(spec, AttentionSpec)
+    return spec
+
+
+def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengths: tuple[int, int]) -> list[int]:
+    """The keys of one row, one entry each time a key counts."""
+    batch, head, query = where
+    keys = range(lengths[1])
+    shown = [key for key in keys if bool(spec.pattern.visible(query, key, *lengths))]
+    block = spec.pattern.fixed_block
+    if block is None:
+        return shown
+
+    def row(tensor: Any) -> Any:
+        b, h = (
+            0 if size == 1 else i for size, i in zip(tensor.shape, (batch, head // spec.packed_heads), strict=False)
+        )
+        return tensor[b, h, query // block.q].tolist()
+
+    names = [tensor.name for tensor in spec.pattern.index_tensors]
+    given = dict(zip(names, inputs.indices, strict=False))
+    if spec.pattern.kind == "topk":
+        return [key for entry in row(given["kv_indices"]) for key in shown if key // block.kv == entry]
+    partial = row(given["kv_indices"])[: row(given["kv_num_blocks"])]
+    full = row(given["full_kv_indices"])[: row(given["full_kv_num_blocks"])]
+    first = [key for entry in partial for key in shown if key // block.kv == entry]
+    return first + [key for entry in full for key in keys if key // block.kv == entry]
+
+
+@pytest.mark.parametrize(
+    ("spec", "lists"),
+    [
+        (spec_of(TOPK, packed_heads=4), "repeated"),
+        (spec_of(TOPK, packed_heads=4, sink=True), "out_of_range"),
+        (spec_of(LISTS, packed_heads=4, softcap=2), "random"),
+        (spec_of({"kind": "causal"}, softcap=1.5, sink=True), "random"),
+        (spec_of({"kind": "sliding_window", "left": 3, "right": 0}, sink=True, packed_heads=2), "random"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.pattern.kind,
+)
+def test_oracle(spec: AttentionSpec, lists: str) -> None:
+    # More queries than keys where the pattern is causal: the first rows see nothing.
+    case = fitted(Case("small", batch=2, heads=4, kv_heads=2, q_len=9, kv_len=7 if lists == "random" else 150), spec)
+    inputs = make_inputs(spec, Case(**{**case.__dict__, "lists": lists}), CPU)
+    out, lse, _ = oracle(spec, case, inputs)
+    group = case.heads // case.kv_heads
+    for batch, head, query in torch.cartesian_prod(*map(torch.arange, (case.batch, case.heads, case.q_len))).tolist():
+        keys = seen_by(spec, inputs, (batch, head, query), (case.q_len, case.kv_len))
+        q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
+        logits = [
+            float(q[batch, head, query] @ k[batch, head // group, key]) / math.sqrt(spec.head_dim) for key in keys
+        ]
+        if spec.softcap is not None:
+            logits = [spec.softcap * math.tanh(logit / spec.softcap) for logit in logits]
+        total = sum(map(math.exp, logits)) + (math.exp(float(inputs.sink[head])) if spec.sink else 0.0)
+        row = torch.zeros(spec.head_dim, dtype=torch.float64)
+        for key, logit in zip(keys, logits, strict=True):
+            row += math.exp(logit) / total * v[batch, head // group, key]
+        torch.testing.assert_close(out[batch, head, query], row)
+        assert float(lse[batch, head, query]) == pytest.approx(math.log(total) if total else -math.inf)
+
+
+@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+def test_every_case_has_whole_packs(named: Any) -> None:
+    if not isinstance(named.spec, AttentionSpec):
+        pytest.skip("not attention")
+    cases = cases_of(named.spec)
+    assert len({case.name for case in cases}) == len(cases) >= len(CASES)
+    for case in cases:
+        assert case.heads // case.kv_heads % named.spec.packed_heads == 0 == case.heads % case.kv_heads
+    if named.spec.packed_heads == 1:
+        assert cases[: len(CASES)] == CASES
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_packed_rows_are_queries_and_heads(transposed: bool) -> None:
+    kernel = AttentionKernel(compile_spec(find_spec("h100_topk32_gqa8_b64")), None)  # type: ignore[arg-type]
+    q = torch.arange(2 * 16 * 5 * 128).view(2, 16, 5, 128)
+    q = q.transpose(1, 2).contiguous().transpose(1, 2) if transposed else q
+    mapped = kernel._mapped({"q": q, "k": q, "v": q, "o": q})
+    assert mapped["k"] is mapped["v"] is q
+    assert mapped["q"].shape == mapped["o"].shape == (2, 2, 5, 8, 128)
+    assert mapped["q"].data_ptr() == q.data_ptr()
+    for pack, query, head in ((0, 0, 0), (1, 4, 7), (0, 3, 5)):
+        assert torch.equal(mapped["q"][1, pack, query, head], q[1, pack * 8 + head, query])
+
+
+def test_other_kernels_map_their_tensors_as_they_are() -> None:
+    tensors = {"q": torch.zeros(1, 2, 3, 128)}
+    for name in ("h100_topk32", "l4_topk32"):
+        kernel = AttentionKernel(compile_spec(find_spec(name)), None)  # type: ignore[arg-type]
+        assert kernel._mapped(tensors) is tensors

@@ -240,7 +240,9 @@ class AttentionKernel:
             shares = self.spec.pattern.shares(kv_len, rows, self.spec.tile.n)
             slots = self._loaded.slots(q.device.index)
             values["shares"] = shares
-            values["split_tiles"], values["split_blocks"] = divided = self._split.divide(values["tiles"], shares, slots)
+            values["split_tiles"], values["split_blocks"] = divided = self._split.divide(
+                int(values["tiles"]), shares, slots
+            )
             outputs = _Outputs(*outputs[:2], *self._split.workspace(*divided))
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self.compiled.plan.tensor_maps:

@@ -62,8 +62,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
     if block is not None:
         sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
-        allowed = f"allowed on {arch.name} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
-        require(block.q in sizes, "pattern.block.q", f"is {block.q}; {allowed}")
+        those = f"allowed on {arch.name} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
+        require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
         reason = f"is {n}; a step is a listed block, an equal part of one, or two: pattern.block.kv is {block.kv}"
         require(block.kv % n == 0 or n == 2 * block.kv, "tile.n", reason)

@@ -116,10 +116,15 @@ class BsrSpmmSpec(SpecBase):
         if not isinstance(data, Mapping):
             return data
         block = data.get("block")
-        rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
-        hopper = data.get("arch") == "sm_90a"
-        tile = {"m": rows, "n": 256, "k": 64} if hopper else {"m": rows, "n": 128, "k": 32}
-        stages = 3 if hopper else (1 if data.get("copy") == "ld_global" else 3)
+        block = block if isinstance(block, Mapping) else {}
+        rows = block.get("rows", 128)
+        stages = 1 if data.get("copy") == "ld_global" else 3
+        if data.get("arch") != "sm_90a":
+            tile = {"m": rows, "n": 128, "k": 32}
+        elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
+            tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 6
+        else:
+            tile = {"m": rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.errors import SpecError
 from codegen.library import NamedSpec
 from codegen.plan import Plan
-from codegen.plans import attention_sm89, attention_sm90a, bsr_spmm_sm90a, bsr_spmm_wmma
+from codegen.plans import attention_sm89, attention_sm90a, bsr_spmm_sm90a, bsr_spmm_sm90a_narrow, bsr_spmm_wmma
 from codegen.spec import AttentionSpec, Spec
 
 
@@ -25,5 +25,7 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, AttentionSpec):
         attention = attention_sm90a.plan if spec.mma == "wgmma" else attention_sm89.plan
         return attention(spec, stem)
-    bsr_spmm = bsr_spmm_sm90a.plan if spec.mma == "wgmma" else bsr_spmm_wmma.plan
-    return bsr_spmm(spec, stem)
+    if spec.mma != "wgmma":
+        return bsr_spmm_wmma.plan(spec, stem)
+    bsr_spmm = bsr_spmm_sm90a_narrow if spec.block.rows in bsr_spmm_sm90a_narrow.SIZES else bsr_spmm_sm90a
+    return bsr_spmm.plan(spec, stem)

@@ -32,8 +32,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     dtype = DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = SWIZZLE // dtype.bytes
-    for name, size in (("rows", spec.block.rows), ("cols", spec.block.cols)):
-        require(size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name}: 64, 128")
+    rows, cols = spec.block.rows, spec.block.cols
+    require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {ARCHS[spec.arch].name}: 16, 32, 64, 128")
+    require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is {rows}: 64, 128")
     require(m == spec.block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {spec.block.rows}")
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")

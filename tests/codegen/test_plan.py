@@ -163,3 +163,31 @@ def test_tile_the_kernel_is_not_written_for(attention: dict[str, Any], field: st
         plan_of(attention | change)
     assert caught.value.field == field
     assert "is " in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("block.rows", {"block": {"rows": 48, "cols": 64}}),
+        ("block.cols", {"block": {"rows": 128, "cols": 32}}),
+        ("block.cols", {"block": {"rows": 32, "cols": 64}, "tile": {"m": 32, "n": 256, "k": 64}}),
+        ("tile.m", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 64, "n": 256, "k": 32}}),
+        ("tile.n", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 64, "k": 32}}),
+        ("tile.k", {"block": {"rows": 32, "cols": 16}, "tile": {"m": 32, "n": 256, "k": 32}}),
+        ("stages", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 16}, "stages": 1}),
+    ],
+)
+def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field: str, change: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(spmm | change)
+    assert caught.value.field == field
+    assert "is " in caught.value.reason
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
+def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> None:
+    plan = plan_of({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}})
+    assert plan.template == "bsr_spmm/sm90a_narrow.cu.j2"
+    assert plan.spec.tile.model_dump() == {"m": rows, "n": 512, "k": cols}
+    assert plan.tensor_maps["a_map"].swizzle == 2 * cols
+    assert plan.spec.stages * plan.bytes >= 96 * KIB  # on their way: what the L2 takes to be busy

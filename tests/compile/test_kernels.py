@@ -59,6 +59,8 @@ OTHERS = [
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
     },
     {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}},
+    {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 32, "cols": 16}},
+    {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 128, "k": 32}},
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
 ]
 

@@ -73,10 +73,13 @@ def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[st
     """Fill in the first legal combination that agrees with what was given, then the other defaults."""
     name = data.get("arch")
     if isinstance(name, str) and name in ARCHS:
-        arch = ARCHS[name]
+        legal = ARCHS[name].of(op)
+        if not legal:
+            written = ", ".join(arch.name for arch in ARCHS.values() if arch.of(op))
+            raise SpecError("arch", f"is {name}; {op} is written for {written}")
         keys = ("mma", "copy", "schedule")
-        fits = [c for c in arch.of(op) if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in keys)]
-        choice = (fits or arch.of(op))[0]
+        fits = [c for c in legal if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in keys)]
+        choice = (fits or legal)[0]
         defaults = {**{key: getattr(choice, key) for key in keys}, **defaults}
     return {**{key: value for key, value in defaults.items() if value is not None}, **data}
 
@@ -128,8 +131,26 @@ class BsrSpmmSpec(SpecBase):
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
 
 
-OPS = ("attention", "bsr_spmm")
-Spec = AttentionSpec | BsrSpmmSpec
+class BsrSddmmSpec(SpecBase):
+    """The blocks of A @ B^T that a BSR pattern lists, A and B dense, row-major."""
+
+    op: Literal["bsr_sddmm"] = Field(description="operator")
+    block: BlockShape = Field(description="shape of a stored block of C")
+    tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        block = data.get("block")
+        rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
+        return _fill(dict(data), "bsr_sddmm", {"tile": {"m": rows, "n": 256, "k": 64}, "stages": 4})
+
+
+MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec)
+OPS = ("attention", "bsr_spmm", "bsr_sddmm")
+Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
 
@@ -200,17 +221,19 @@ FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a spec file, for editors."""
     schema = SPEC_ADAPTER.json_schema(by_alias=True)
-    for model in (AttentionSpec, BsrSpmmSpec):
+    for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
 
 __all__ = [
+    "MODELS",
     "SPEC_ADAPTER",
     "AttentionSpec",
     "AttentionTile",
     "BlockShape",
+    "BsrSddmmSpec",
     "BsrSpmmSpec",
     "GemmTile",
     "Spec",

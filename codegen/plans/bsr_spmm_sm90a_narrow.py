@@ -1,7 +1,7 @@
 """Plan of the sm_90a BSR x dense kernel for blocks of 16 and 32: the product is computed transposed.
 
-A block row of 16 or 32 rows would fill a part of a wgmma's 64 only. So the tile is C^T = B^T A^T: 64 columns of B are the
-M side of a wgmma, the block's rows its N side.
+A block row of 16 or 32 rows would fill a part of a wgmma's 64 only. So the tile is C^T = B^T A^T: 64 columns of B are
+the M side of a wgmma, the block's rows its N side.
 """
 
 from __future__ import annotations

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from codegen.library import NamedSpec
 from codegen.receipts import CaseRecord, VerificationRecord
-from runtime.attention import AttentionKernel
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
-from runtime.verification import attention, bsr_spmm
+from runtime.verification import attention, bsr_sddmm, bsr_spmm
 from runtime.verification.common import Outcome
 
+# Of each operator: CASES, and run_case(kernel, case, device).
+MODULES: dict[str, ModuleType] = {"attention": attention, "bsr_spmm": bsr_spmm, "bsr_sddmm": bsr_sddmm}
 ORACLE = {
     "attention": "float64 softmax over the same pairs, on the GPU",
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
+    "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
 }
 
 
 def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     """Run every case of the kernel's operator on the current device."""
     device = torch.device("cuda", torch.cuda.current_device())
-    if isinstance(kernel, AttentionKernel):
-        for attention_case in attention.CASES:
-            yield attention.run_case(kernel, attention_case, device)
-    else:
-        for bsr_case in bsr_spmm.CASES:
-            yield bsr_spmm.run_case(kernel, bsr_case, device)
+    module = MODULES[kernel.spec.op]
+    for case in module.CASES:
+        yield module.run_case(kernel, case, device)
 
 
 def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,9 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
-from runtime.verification import attention, bsr_spmm  # noqa: E402
+from runtime.verification.run import MODULES  # noqa: E402
 
-PAIRS = [
-    (name, case)
-    for name in shipped_names()
-    for case in (attention.CASES if find_spec(name).spec.op == "attention" else bsr_spmm.CASES)
-]
+PAIRS = [(name, case) for name in shipped_names() for case in MODULES[find_spec(name).spec.op].CASES]
 
 
 @cache
@@ -26,11 +23,10 @@ def kernel_of(name: str) -> Kernel:
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=[f"{name}-{case.name}" for name, case in PAIRS])
-def test_case(name: str, case: attention.Case | bsr_spmm.Case) -> None:
+def test_case(name: str, case: Any) -> None:
     named = find_spec(name)
     needed = plan_for(named).arch.compute_capability
     if torch.cuda.get_device_capability() < needed:
         pytest.skip(f"{name} is written for sm_{needed[0]}{needed[1]}")
-    module = attention if named.spec.op == "attention" else bsr_spmm
-    outcome = module.run_case(kernel_of(name), case, torch.device("cuda", 0))  # type: ignore[arg-type]
+    outcome = MODULES[named.spec.op].run_case(kernel_of(name), case, torch.device("cuda", 0))
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k {name}-{case.name}"

@@ -32,7 +32,14 @@ HEADLINE = (
     "l4_topk32",
     "l4_causal",
 )
-FAMILIES = (("sm_90a", "attention"), ("sm_90a", "bsr_spmm"), ("sm_89", "attention"), ("sm_89", "bsr_spmm"))
+FAMILIES = (
+    ("sm_90a", "attention"),
+    ("sm_90a", "bsr_spmm"),
+    ("sm_90a", "bsr_sddmm"),
+    ("sm_90a", "bsr_spgemm"),
+    ("sm_89", "attention"),
+    ("sm_89", "bsr_spmm"),
+)
 
 
 def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str:

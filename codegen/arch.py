@@ -73,6 +73,7 @@ ARCHS = {
                 Combination("attention", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_sddmm", "wgmma", "tma", "cooperative"),
+                Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
             ),
         ),
     )

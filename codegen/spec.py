@@ -148,9 +148,29 @@ class BsrSddmmSpec(SpecBase):
         return _fill(dict(data), "bsr_sddmm", {"tile": {"m": rows, "n": 256, "k": 64}, "stages": 4})
 
 
-MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec)
-OPS = ("attention", "bsr_spmm", "bsr_sddmm")
-Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec
+class BsrSpgemmSpec(SpecBase):
+    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major."""
+
+    op: Literal["bsr_spgemm"] = Field(description="operator")
+    block: BlockShape = Field(description="shape of a stored block of A and of B")
+    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        block = data.get("block")
+        rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
+        # As many as let several thread blocks share an SM.
+        return _fill(
+            dict(data), "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": 64}, "stages": 4 if rows == 64 else 3}
+        )
+
+
+MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec)
+OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm")
+Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
 
@@ -234,6 +254,7 @@ __all__ = [
     "AttentionTile",
     "BlockShape",
     "BsrSddmmSpec",
+    "BsrSpgemmSpec",
     "BsrSpmmSpec",
     "GemmTile",
     "Spec",

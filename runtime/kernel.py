@@ -10,17 +10,18 @@ import torch
 
 from codegen.library import NamedSpec, find_spec
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, BsrSddmmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
 from runtime.arguments import check_device
 from runtime.attention import AttentionKernel
 from runtime.bsr_sddmm import BsrSddmmKernel
+from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.bsr_spmm import BsrSpmmKernel
 from runtime.cache import KernelCache
 from runtime.compiler import compile_spec
 from runtime.errors import DeviceError
 from runtime.launch import LoadedKernel
 
-Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel
+Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel
 
 
 def load_kernel(
@@ -40,8 +41,8 @@ def load_kernel(
         cache: kernel cache; by default the user's.
 
     Returns:
-        A callable; see :class:`runtime.attention.AttentionKernel`, :class:`runtime.bsr_spmm.BsrSpmmKernel` and
-        :class:`runtime.bsr_sddmm.BsrSddmmKernel`.
+        A callable; see :class:`runtime.attention.AttentionKernel`, :class:`runtime.bsr_spmm.BsrSpmmKernel`,
+        :class:`runtime.bsr_sddmm.BsrSddmmKernel` and :class:`runtime.bsr_spgemm.BsrSpgemmKernel`.
 
     Raises:
         SpecError: for an unknown name or an illegal spec.
@@ -63,4 +64,6 @@ def load_kernel(
         return AttentionKernel(compiled, loaded)
     if isinstance(named.spec, BsrSddmmSpec):
         return BsrSddmmKernel(compiled, loaded)
+    if isinstance(named.spec, BsrSpgemmSpec):
+        return BsrSpgemmKernel(compiled, loaded)
     return BsrSpmmKernel(compiled, loaded)

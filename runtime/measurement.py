@@ -2,6 +2,7 @@
 
 Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
 counted). Of BSR x dense: 2 * stored elements * N. Of a sampled product: 2 * stored elements * K.
+Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from codegen.spec import AttentionSpec, BlockShape
 from runtime.arguments import TORCH_DTYPES
 from runtime.attention import AttentionKernel
 from runtime.bsr_sddmm import BsrSddmmKernel
+from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.bsr_spmm import BsrSpmmKernel
 from runtime.kernel import Kernel
 
@@ -71,6 +73,8 @@ def workload(kernel: Kernel) -> Workload:
         return attention_workload(kernel)
     if isinstance(kernel, BsrSddmmKernel):
         return sddmm_workload(kernel)
+    if isinstance(kernel, BsrSpgemmKernel):
+        return spgemm_workload(kernel)
     return bsr_workload(kernel)
 
 
@@ -253,4 +257,24 @@ def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 1
         call=lambda: kernel(a, b, pattern, out=out),
         peers={"torch.bmm of gathered blocks": gathered, "cuBLAS, dense C": lambda: torch.mm(a, b.T)},
         peer_flops={"cuBLAS, dense C": 2.0 * size * size * depth},
+    )
+
+
+def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int = 16) -> Workload:
+    """Return the reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks in each block row."""
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    a, b = (random_bsr(block, dtype, size, row_blocks) for _ in range(2))
+    # Every block of A meets all the blocks of one row of B.
+    flops = 2.0 * a.values().numel() * row_blocks * block.cols
+    a_dense, b_dense = (torch.randn((size, size), device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty((size, size), device="cuda", dtype=dtype)
+    return Workload(
+        shape=f"M{size} K{size} N{size}, {row_blocks} blocks {block.rows}x{block.cols} a row of A and B",
+        flops=flops,
+        call=lambda: kernel(a, b, out=out),
+        peers={"torch A @ dense B": lambda: a @ b_dense, "cuBLAS, dense": lambda: torch.mm(a_dense, b_dense)},
+        peer_flops={
+            "torch A @ dense B": 2.0 * a.values().numel() * size,
+            "cuBLAS, dense": 2.0 * size * size * size,
+        },
     )

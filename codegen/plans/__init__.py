@@ -9,11 +9,12 @@ from codegen.plans import (
     attention_sm89,
     attention_sm90a,
     bsr_sddmm_sm90a,
+    bsr_spgemm_sm90a,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_narrow,
     bsr_spmm_wmma,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
 
 
 def plan_for(named: NamedSpec) -> Plan:
@@ -34,6 +35,8 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
         return attention(spec, stem)
     if isinstance(spec, BsrSddmmSpec):
         return bsr_sddmm_sm90a.plan(spec, stem)
+    if isinstance(spec, BsrSpgemmSpec):
+        return bsr_spgemm_sm90a.plan(spec, stem)
     if spec.mma != "wgmma":
         return bsr_spmm_wmma.plan(spec, stem)
     narrow = spec.block.rows in bsr_spmm_sm90a_narrow.SIZES

@@ -12,15 +12,21 @@ from codegen.library import NamedSpec
 from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
-from runtime.verification import attention, bsr_sddmm, bsr_spmm
+from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm
 from runtime.verification.common import Outcome
 
 # Of each operator: CASES, and run_case(kernel, case, device).
-MODULES: dict[str, ModuleType] = {"attention": attention, "bsr_spmm": bsr_spmm, "bsr_sddmm": bsr_sddmm}
+MODULES: dict[str, ModuleType] = {
+    "attention": attention,
+    "bsr_spmm": bsr_spmm,
+    "bsr_sddmm": bsr_sddmm,
+    "bsr_spgemm": bsr_spgemm,
+}
 ORACLE = {
     "attention": "float64 softmax over the same pairs, on the GPU",
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
     "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
+    "bsr_spgemm": "float64 product of the dense matrices, on the GPU",
 }
 
 

@@ -184,6 +184,43 @@ def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field
     assert "is " in caught.value.reason
 
 
+@pytest.mark.parametrize(
+    ("op", "field", "change"),
+    [
+        ("sddmm", "block.rows", {"block": {"rows": 32, "cols": 64}}),
+        ("sddmm", "block.cols", {"block": {"rows": 64, "cols": 32}}),
+        ("sddmm", "tile.m", {"tile": {"m": 64, "n": 256, "k": 64}}),
+        ("sddmm", "tile.n", {"tile": {"m": 128, "n": 64, "k": 64}}),
+        ("sddmm", "tile.k", {"tile": {"m": 128, "n": 256, "k": 32}}),
+        ("sddmm", "stages", {"stages": 1}),
+        ("sddmm", "stages", {"stages": 5}),
+        ("spgemm", "block.rows", {"block": {"rows": 32, "cols": 32}}),
+        ("spgemm", "block.cols", {"block": {"rows": 128, "cols": 64}}),
+        ("spgemm", "tile.m", {"tile": {"m": 64, "n": 128, "k": 64}}),
+        ("spgemm", "tile.n", {"tile": {"m": 128, "n": 256, "k": 64}}),
+        ("spgemm", "tile.k", {"tile": {"m": 128, "n": 128, "k": 128}}),
+        ("spgemm", "stages", {"stages": 1}),
+        ("spgemm", "stages", {"stages": 7}),
+    ],
+)
+def test_what_the_other_bsr_kernels_are_not_written_for(
+    op: str, field: str, change: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(request.getfixturevalue(op) | change)
+    assert caught.value.field == field
+    assert any(character.isdigit() for character in caught.value.reason)
+
+
+@pytest.mark.parametrize(("block", "stages", "wanted"), [(128, 3, 2), (128, 4, 1), (64, 4, 3), (64, 2, 5), (64, 8, 1)])
+def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: int) -> None:
+    fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": block, "cols": block}, "stages": stages}
+    plan = plan_of(fields)
+    assert plan.blocks_per_sm == wanted
+    assert wanted <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
+    assert plan.registers.needed <= launch_registers(plan)
+
+
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
 def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> None:
     plan = plan_of({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}})

@@ -14,7 +14,7 @@ from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, BsrSpmmSpec, json_schema, parse_spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema, parse_spec
 
 Fields = dict[str, Any]
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse")
@@ -35,9 +35,11 @@ def refusal(data: object) -> SpecError:
     return caught.value
 
 
-def test_discriminators_pick_the_model(attention: Fields, spmm: Fields) -> None:
+def test_discriminators_pick_the_model(attention: Fields, spmm: Fields, sddmm: Fields, spgemm: Fields) -> None:
     assert isinstance(parse_spec(attention), AttentionSpec)
     assert isinstance(parse_spec(spmm), BsrSpmmSpec)
+    assert isinstance(parse_spec(sddmm), BsrSddmmSpec)
+    assert isinstance(parse_spec(spgemm), BsrSpgemmSpec)
 
 
 def test_a_spec_cannot_be_changed(attention: Fields) -> None:
@@ -47,9 +49,18 @@ def test_a_spec_cannot_be_changed(attention: Fields) -> None:
     assert hash(spec) == hash(parse_spec(attention))
 
 
-def test_left_out_fields_are_filled_in(attention: Fields) -> None:
-    short = {key: value for key, value in attention.items() if key not in FILLED_IN}
-    assert parse_spec(short) == parse_spec(attention)
+@pytest.mark.parametrize("op", ["attention", "spmm", "sddmm", "spgemm"])
+def test_left_out_fields_are_filled_in(op: str, request: pytest.FixtureRequest) -> None:
+    whole: Fields = request.getfixturevalue(op)
+    short = {key: value for key, value in whole.items() if key not in FILLED_IN}
+    assert parse_spec(short) == parse_spec(whole)
+
+
+@pytest.mark.parametrize("op", ["sddmm", "spgemm"])
+def test_operator_without_kernels_for_an_architecture(op: str, request: pytest.FixtureRequest) -> None:
+    error = refusal(request.getfixturevalue(op) | {"arch": "sm_89"})
+    assert error.field == "arch"
+    assert error.reason == f"is sm_89; bsr_{op} is written for sm_90a"
 
 
 def test_left_out_tile_follows_the_block(attention: Fields) -> None:
@@ -118,7 +129,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("op", "conv", "allowed: 'attention', 'bsr_spmm'"),
+        ("op", "conv", "allowed: 'attention', 'bsr_spmm', 'bsr_sddmm', 'bsr_spgemm'"),
         ("op", ["attention"], "allowed: 'attention', 'bsr_spmm'"),
         ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_89' or 'sm_90a'"),
         ("arch", ["sm_90a"], "allowed: 'sm_89' or 'sm_90a'"),
@@ -246,6 +257,8 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
     for model, required in (
         ("AttentionSpec", {"op", "arch", "head_dim", "pattern"}),
         ("BsrSpmmSpec", {"op", "arch", "block"}),
+        ("BsrSddmmSpec", {"op", "arch", "block"}),
+        ("BsrSpgemmSpec", {"op", "arch", "block"}),
     ):
         definition = schema["$defs"][model]
         assert set(definition["required"]) == required

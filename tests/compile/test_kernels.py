@@ -61,6 +61,15 @@ OTHERS = [
     {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}},
     {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 32, "cols": 16}},
     {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 128, "k": 32}},
+    {"op": "bsr_sddmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 64}},
+    {
+        "op": "bsr_sddmm",
+        "arch": "sm_90a",
+        "block": {"rows": 64, "cols": 128},
+        "tile": {"m": 64, "n": 128, "k": 64},
+    },
+    {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}, "stages": 6},
+    {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "stages": 2},
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
 ]
 

@@ -49,6 +49,19 @@ class BlockShape(Frozen):
     cols: int = Field(description="columns of a block")
 
 
+class Epilogue(Frozen):
+    """What becomes of an element of a product before it is stored: activation(x + bias), in fp32."""
+
+    bias: bool = Field(default=False, description="whether a bias is added, one element for each row of C")
+    activation: Literal["none", "relu", "gelu", "silu"] = Field(default="none", description="function applied last")
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Epilogue:
+        if not self.bias and self.activation == "none":
+            raise ValueError("does nothing: without bias and activation, leave the epilogue out")
+        return self
+
+
 class SpecBase(Frozen):
     """Fields that every kernel has."""
 
@@ -60,8 +73,14 @@ class SpecBase(Frozen):
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
 
     def canonical_json(self) -> str:
-        """Return the spec with every field, in one spelling: what the hash is taken over."""
-        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        """Return the spec with every field, in one spelling: what the hash is taken over.
+
+        A part that a spec may do without and does without is left out.
+        """
+        fields = {
+            name: value for name, value in self.model_dump(mode="json", by_alias=True).items() if value is not None
+        }
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def hash(self) -> str:
@@ -112,6 +131,7 @@ class BsrSpmmSpec(SpecBase):
     op: Literal["bsr_spmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    epilogue: Epilogue | None = Field(default=None, description="what is done to C before it is stored; sm_90a only")
 
     @model_validator(mode="before")
     @classmethod
@@ -256,6 +276,7 @@ __all__ = [
     "BsrSddmmSpec",
     "BsrSpgemmSpec",
     "BsrSpmmSpec",
+    "Epilogue",
     "GemmTile",
     "Spec",
     "SpecBase",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,9 +24,17 @@ from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+}
+"""What each activation of an epilogue is in torch."""
+
 
 class BsrSpmmKernel:
-    """C = A @ B with A in block-sparse rows.
+    """C = A @ B with A in block-sparse rows, then the spec's epilogue.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -44,7 +53,13 @@ class BsrSpmmKernel:
         return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, validate: bool = False
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        validate: bool = False,
     ) -> torch.Tensor:
         """Multiply.
 
@@ -52,21 +67,23 @@ class BsrSpmmKernel:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes.
+            bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
+                has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
             out: (M, N) to write into, same rules as b.
             validate: also check crow_indices and col_indices. Costs kernels and a synchronisation.
 
         Returns:
-            C (M, N). Block rows without blocks are 0.
+            C (M, N): A @ B, then the spec's epilogue. Block rows without blocks are those of A @ B = 0.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
         check_layout("a", a)
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
-        key = (a.shape, call_key(values, crow, col, b, out))
+        key = (a.shape, call_key(values, crow, col, b, bias, out))
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(a, b, out)
+            signature = self._check(a, b, bias, out)
             if len(self._signatures) >= SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
@@ -75,11 +92,13 @@ class BsrSpmmKernel:
         if out is None:
             out = self._empty(a.shape[0], b)
         if values.shape[0] == 0:
-            return out.zero_()
+            return self._without_blocks(bias, out)
         addresses = {"a": values.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
         for name, address in addresses.items():
             check_address({"a": "a.values()", "c": "out"}.get(name, name), address)
         addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        if bias is not None:
+            addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
             self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
         return out
@@ -91,7 +110,29 @@ class BsrSpmmKernel:
         padded = -(-columns // STORE) * STORE
         return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
 
-    def _check(self, a: torch.Tensor, b: Any, out: Any) -> Signature:
+    def _without_blocks(self, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+        """Write what the epilogue makes of zeros."""
+        if bias is None:
+            return out.zero_()  # every activation keeps 0
+        assert self.spec.epilogue is not None
+        return out.copy_(ACTIVATIONS[self.spec.epilogue.activation](bias.float())[:, None])
+
+    def _check_bias(self, bias: Any, rows: int, device: torch.device) -> None:
+        wanted = self.spec.epilogue is not None and self.spec.epilogue.bias
+        if not wanted and bias is not None:
+            raise ArgumentError("bias", f"is not an argument of {self.compiled.named.stem}: its epilogue has no bias")
+        if not wanted:
+            return
+        if bias is None:
+            raise ArgumentError(
+                "bias", f"is missing: the epilogue of {self.compiled.named.stem} adds a bias (M {rows},)"
+            )
+        check_tensor("bias", bias, self._dtype, 1, device)
+        check_shape("bias", bias.shape, [("M", (rows,))])
+        if not bias.is_contiguous():
+            raise ArgumentError("bias", f"has stride {bias.stride(0)}, expected a contiguous tensor")
+
+    def _check(self, a: torch.Tensor, b: Any, bias: Any, out: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
@@ -100,6 +141,7 @@ class BsrSpmmKernel:
         columns = b.shape[1]
         check_shape("b", b.shape, [("K", (depth,)), ("N", None)])
         check_strides("b", b)
+        self._check_bias(bias, rows, b.device)
         stride = -(-columns // STORE) * STORE
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)

@@ -24,7 +24,7 @@ from runtime.arguments import TORCH_DTYPES
 from runtime.attention import AttentionKernel
 from runtime.bsr_sddmm import BsrSddmmKernel
 from runtime.bsr_spgemm import BsrSpgemmKernel
-from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernel import Kernel
 
 Call = Callable[[], Any]
@@ -230,11 +230,21 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     # Not A itself: a matrix that is mostly zeros draws less power, so that cuBLAS runs faster than on real data.
     dense = torch.randn((size, size), device="cuda", dtype=dtype)
     out = torch.empty((size, columns), device="cuda", dtype=dtype)
+    epilogue = kernel.spec.epilogue
+    bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
+
+    def finished(product: torch.Tensor) -> torch.Tensor:
+        shifted = product if bias is None else product.add_(bias[:, None])
+        return shifted if epilogue is None else ACTIVATIONS[epilogue.activation](shifted)
+
     return Workload(
         shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
         flops=2.0 * a.values().numel() * columns,
-        call=lambda: kernel(a, b, out=out),
-        peers={"torch A @ B (BSR)": lambda: a @ b, "cuBLAS, dense A": lambda: torch.mm(dense, b)},
+        call=lambda: kernel(a, b, bias=bias, out=out),
+        peers={
+            "torch A @ B (BSR)": lambda: finished(a @ b),
+            "cuBLAS, dense A": lambda: finished(torch.mm(dense, b)),
+        },
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
     )
 

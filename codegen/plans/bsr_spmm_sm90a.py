@@ -16,6 +16,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP = 128  # threads
@@ -89,6 +90,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
         i32("block_rows", "block rows of A"),
         i32("tiles", "block_rows * column_tiles"),
+        *epilogue_params(spec),
     )
     return Plan(
         spec=spec,
@@ -107,11 +109,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": warpgroup_columns},
+        values={"mma_n": warpgroup_columns, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {warpgroup_columns}"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
             ("grid", "one thread block per SM, looping over tiles (persistent), block rows fastest"),
         ),

@@ -19,6 +19,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP = 128  # threads
@@ -82,6 +83,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
         i32("block_rows", "block rows of A"),
         i32("tiles", "block_rows * column_tiles"),
+        *epilogue_params(spec),
     )
     return Plan(
         spec=spec,
@@ -100,11 +102,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": m, "a_row_bytes": k * dtype.bytes},
+        values={"mma_n": m, "a_row_bytes": k * dtype.bytes, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{rows} x {cols}"),
             ("tile", f"{m} x {n} of C, computed transposed, a block a step; each warpgroup has {groups} groups of 64"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
             ("grid", "one thread block per SM, looping over tiles (persistent), block rows fastest"),
         ),

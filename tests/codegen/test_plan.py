@@ -13,6 +13,7 @@ from codegen.explain import blocks_by_shared_memory, blocks_by_threads, launch_r
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan, Registers, SharedLayout, check_budget
 from codegen.plans import plan_for
+from codegen.render import render_plan
 from codegen.spec import AttentionSpec, parse_spec
 
 C_TYPES = {"i32": {"int"}, "i64": {"long long"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
@@ -210,6 +211,25 @@ def test_what_the_other_bsr_kernels_are_not_written_for(
         plan_of(request.getfixturevalue(op) | change)
     assert caught.value.field == field
     assert any(character.isdigit() for character in caught.value.reason)
+
+
+@pytest.mark.parametrize("size", [128, 64, 32, 16])
+def test_an_epilogue_adds_what_it_needs_and_nothing_else(size: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    plain = plan_of(fields)
+    source = render_plan(plan_of(fields | {"epilogue": {"bias": True, "activation": "silu"}}))
+    assert "What is stored is silu(A B + bias)" in source
+    assert "const unsigned short* bias;" in source and "load_bias(p, " in source and "activate(acc" in source
+    banner, _, source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}})).partition("\n\n")
+    assert '"bias":false' in banner
+    assert "bias" not in source and "activate(acc" in source
+    assert "activate" not in render_plan(plain) and "bias" not in render_plan(plain)
+
+
+def test_an_epilogue_is_refused_where_there_is_none() -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "epilogue": {"bias": True}}
+    with pytest.raises(SpecError, match=r"^epilogue: is not written for sm_89"):
+        plan_of(fields)
 
 
 @pytest.mark.parametrize(("block", "stages", "wanted"), [(128, 3, 2), (128, 4, 1), (64, 4, 3), (64, 2, 5), (64, 8, 1)])

@@ -47,7 +47,9 @@ def test_banner(named: NamedSpec) -> None:
     banner = render(named).partition("\n\n")[0].splitlines()
     assert banner[0].startswith(f"// Generated from {named.origin}. Do not edit")
     assert banner[1].strip("/ ") == f"codegen render {named.origin}"
-    assert json.loads(banner[2].removeprefix("// spec: ")) == named.spec.model_dump(mode="json", by_alias=True)
+    fields = named.spec.model_dump(mode="json", by_alias=True)
+    given = {name: value for name, value in fields.items() if value is not None}
+    assert json.loads(banner[2].removeprefix("// spec: ")) == given
     assert banner[3] == f"// spec hash: {named.spec.hash}"
     templates = banner[4].removeprefix("// templates: ").split(", ")
     assert templates == sorted(templates)

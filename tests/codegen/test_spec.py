@@ -214,6 +214,32 @@ def test_a_model_is_checked_too(attention: Fields) -> None:
     assert refusal(smuggled).field == "mma"
 
 
+def test_an_epilogue_that_is_left_out_is_not_in_the_hash(spmm: Fields) -> None:
+    plain = parse_spec(spmm)
+    assert "epilogue" not in plain.canonical_json()
+    assert parse_spec(spmm | {"epilogue": None}).hash == plain.hash
+    with_bias = parse_spec(spmm | {"epilogue": {"bias": True}})
+    assert json.loads(with_bias.canonical_json())["epilogue"] == {"activation": "none", "bias": True}
+    assert with_bias.hash != plain.hash
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "field", "says"),
+    [
+        ({}, "epilogue", "does nothing"),
+        ({"bias": False, "activation": "none"}, "epilogue", "does nothing"),
+        ({"activation": "tanh"}, "epilogue.activation", "is 'tanh'; allowed: 'none', 'relu', 'gelu' or 'silu'"),
+        ({"bias": 1}, "epilogue.bias", "is 1"),
+        ({"beta": 1.0}, "epilogue.beta", "is not a field"),
+        (3, "epilogue", "is 3"),
+    ],
+)
+def test_epilogues_that_make_no_sense(spmm: Fields, epilogue: object, field: str, says: str) -> None:
+    error = refusal(spmm | {"epilogue": epilogue})
+    assert error.field == field
+    assert says in error.reason
+
+
 def test_shared_memory_is_refused_with_numbers(attention: Fields, write_yaml: Callable[..., Any]) -> None:
     attention["stages"] = 3
     with pytest.raises(SpecError, match=r"stages: .*need \d+ KB of shared memory, sm_90a has 227 KB"):
@@ -242,7 +268,7 @@ def test_unknown_name_gets_near_matches() -> None:
 @pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 def test_shipped_specs_spell_out_every_field(named: NamedSpec) -> None:
     assert named.lines is not None
-    assert {key for key in named.lines if "." not in key} == set(named.spec.model_dump(by_alias=True))
+    assert {key for key in named.lines if "." not in key} == set(json.loads(named.spec.canonical_json()))
     assert named.path is not None
     assert named.path.read_text().startswith("# ")
 

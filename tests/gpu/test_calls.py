@@ -240,6 +240,30 @@ def test_columns_out_of_range_are_found_on_request(spmm: Any) -> None:
 
 
 @HOPPER
+def test_bias_and_activation() -> None:
+    kernel = load_kernel("h100_bsr_spmm_b128_bias_gelu")
+    a, b, bias = bsr(), half(384, 64), half(1, 256)[0]
+    wrong = [
+        (None, r"bias: is missing"),
+        (bias[:128], r"bias: has shape .*M 256"),
+        (bias.float(), r"bias: is torch\.float32"),
+        (half(256, 2)[:, 0], r"bias: has stride 2"),
+        (bias[:, None], r"bias: has 2 dimensions"),
+    ]
+    for value, message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            kernel(a, b, bias=value)
+    values = torch.ones(0, 128, 128, device="cuda", dtype=torch.float16)
+    crow, col = torch.zeros(3, device="cuda", dtype=torch.int64), torch.zeros(0, device="cuda", dtype=torch.int64)
+    c = kernel(torch.sparse_bsr_tensor(crow, col, values, size=(256, 384)), b, bias=bias)
+    assert torch.equal(c, torch.nn.functional.gelu(torch.ones_like(c).float()).half())
+    with pytest.raises(
+        ArgumentError, match=r"bias: is not an argument of h100_bsr_spmm_b128: its epilogue has no bias"
+    ):
+        load_kernel("h100_bsr_spmm_b128")(a, b, bias=bias)
+
+
+@HOPPER
 def test_sampled_product() -> None:
     kernel = load_kernel("h100_bsr_sddmm_b128")
     a, b, pattern = half(256, 192), half(384, 192), bsr(dtype=torch.float32)

@@ -32,7 +32,14 @@ FULL_ALIGNMENT = ["---", "---", "---:", "---:", "---:", "---", "---:"]
 HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
 OLDER = "†"
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
-FAMILIES = (("sm_90a", "attention"), ("sm_90a", "bsr_spmm"), ("sm_89", "attention"), ("sm_89", "bsr_spmm"))
+FAMILIES = (
+    ("sm_90a", "attention"),
+    ("sm_90a", "bsr_spmm"),
+    ("sm_90a", "bsr_sddmm"),
+    ("sm_90a", "bsr_spgemm"),
+    ("sm_89", "attention"),
+    ("sm_89", "bsr_spmm"),
+)
 
 
 def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str:

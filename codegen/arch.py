@@ -72,6 +72,8 @@ ARCHS = {
                 Combination("attention", "wgmma", "tma", "ping_pong"),
                 Combination("attention", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
+                Combination("bsr_sddmm", "wgmma", "tma", "cooperative"),
+                Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
             ),
         ),
     )

@@ -49,6 +49,19 @@ class BlockShape(Frozen):
     cols: int = Field(description="columns of a block")
 
 
+class Epilogue(Frozen):
+    """What becomes of an element of a product before it is stored: activation(x + bias), in fp32."""
+
+    bias: bool = Field(default=False, description="whether a bias is added, one element for each row of C")
+    activation: Literal["none", "relu", "gelu", "silu"] = Field(default="none", description="function applied last")
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Epilogue:
+        if not self.bias and self.activation == "none":
+            raise ValueError("does nothing: without bias and activation, leave the epilogue out")
+        return self
+
+
 class SpecBase(Frozen):
     """Fields that every kernel has."""
 
@@ -79,10 +92,13 @@ def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[st
     """Fill in the first legal combination that agrees with what was given, then the other defaults."""
     name = data.get("arch")
     if isinstance(name, str) and name in ARCHS:
-        arch = ARCHS[name]
+        legal = ARCHS[name].of(op)
+        if not legal:
+            written = ", ".join(arch.name for arch in ARCHS.values() if arch.of(op))
+            raise SpecError("arch", f"is {name}; {op} is written for {written}")
         keys = ("mma", "copy", "schedule")
-        fits = [c for c in arch.of(op) if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in keys)]
-        choice = (fits or arch.of(op))[0]
+        fits = [c for c in legal if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in keys)]
+        choice = (fits or legal)[0]
         defaults = {**{key: getattr(choice, key) for key in keys}, **defaults}
     return {**{key: value for key, value in defaults.items() if value is not None}, **data}
 
@@ -143,6 +159,33 @@ class BsrSpmmSpec(SpecBase):
     op: Literal["bsr_spmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    epilogue: Epilogue | None = Field(default=None, description="what is done to C before it is stored; sm_90a only")
+    options: ClassVar[tuple[str, ...]] = ("epilogue",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        block = data.get("block")
+        block = block if isinstance(block, Mapping) else {}
+        rows = block.get("rows", 128)
+        stages = 1 if data.get("copy") == "ld_global" else 3
+        if data.get("arch") != "sm_90a":
+            tile = {"m": rows, "n": 128, "k": 32}
+        elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
+            tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 6
+        else:
+            tile = {"m": rows, "n": 256, "k": 64}
+        return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
+
+
+class BsrSddmmSpec(SpecBase):
+    """The blocks of A @ B^T that a BSR pattern lists, A and B dense, row-major."""
+
+    op: Literal["bsr_sddmm"] = Field(description="operator")
+    block: BlockShape = Field(description="shape of a stored block of C")
+    tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
 
     @model_validator(mode="before")
     @classmethod
@@ -151,14 +194,32 @@ class BsrSpmmSpec(SpecBase):
             return data
         block = data.get("block")
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
-        hopper = data.get("arch") == "sm_90a"
-        tile = {"m": rows, "n": 256, "k": 64} if hopper else {"m": rows, "n": 128, "k": 32}
-        stages = 3 if hopper else (1 if data.get("copy") == "ld_global" else 3)
-        return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
+        return _fill(dict(data), "bsr_sddmm", {"tile": {"m": rows, "n": 256, "k": 64}, "stages": 4})
 
 
-OPS = ("attention", "bsr_spmm")
-Spec = AttentionSpec | BsrSpmmSpec
+class BsrSpgemmSpec(SpecBase):
+    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major."""
+
+    op: Literal["bsr_spgemm"] = Field(description="operator")
+    block: BlockShape = Field(description="shape of a stored block of A and of B")
+    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        block = data.get("block")
+        rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
+        # As many as let several thread blocks share an SM.
+        return _fill(
+            dict(data), "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": 64}, "stages": 4 if rows == 64 else 3}
+        )
+
+
+MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec)
+OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm")
+Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
 
@@ -232,18 +293,22 @@ FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a spec file, for editors."""
     schema = SPEC_ADAPTER.json_schema(by_alias=True)
-    for model in (AttentionSpec, BsrSpmmSpec):
+    for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
 
 __all__ = [
+    "MODELS",
     "SPEC_ADAPTER",
     "AttentionSpec",
     "AttentionTile",
     "BlockShape",
+    "BsrSddmmSpec",
+    "BsrSpgemmSpec",
     "BsrSpmmSpec",
+    "Epilogue",
     "GemmTile",
     "Spec",
     "SpecBase",

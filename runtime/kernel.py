@@ -10,16 +10,18 @@ import torch
 
 from codegen.library import NamedSpec, find_spec
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
 from runtime.arguments import check_device
 from runtime.attention import AttentionKernel
+from runtime.bsr_sddmm import BsrSddmmKernel
+from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.bsr_spmm import BsrSpmmKernel
 from runtime.cache import KernelCache
 from runtime.compiler import compile_spec
 from runtime.errors import DeviceError
 from runtime.launch import LoadedKernel
 
-Kernel = AttentionKernel | BsrSpmmKernel
+Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel
 
 
 def load_kernel(
@@ -39,7 +41,8 @@ def load_kernel(
         cache: kernel cache; by default the user's.
 
     Returns:
-        A callable; see :class:`runtime.attention.AttentionKernel` and :class:`runtime.bsr_spmm.BsrSpmmKernel`.
+        A callable; see :class:`runtime.attention.AttentionKernel`, :class:`runtime.bsr_spmm.BsrSpmmKernel`,
+        :class:`runtime.bsr_sddmm.BsrSddmmKernel` and :class:`runtime.bsr_spgemm.BsrSpgemmKernel`.
 
     Raises:
         SpecError: for an unknown name or an illegal spec.
@@ -59,4 +62,8 @@ def load_kernel(
         loaded = LoadedKernel(compiled)
     if isinstance(named.spec, AttentionSpec):
         return AttentionKernel(compiled, loaded)
+    if isinstance(named.spec, BsrSddmmSpec):
+        return BsrSddmmKernel(compiled, loaded)
+    if isinstance(named.spec, BsrSpgemmSpec):
+        return BsrSpgemmKernel(compiled, loaded)
     return BsrSpmmKernel(compiled, loaded)

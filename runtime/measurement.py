@@ -1,7 +1,8 @@
 """Times a kernel beside peers, in one run on the same inputs.
 
 Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
-counted). Of BSR: 2 * stored elements * N.
+counted). Of BSR x dense: 2 * stored elements * N. Of a sampled product: 2 * stored elements * K.
+Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, BlockShape
 from runtime.arguments import TORCH_DTYPES
 from runtime.attention import AttentionKernel
-from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.bsr_sddmm import BsrSddmmKernel
+from runtime.bsr_spgemm import BsrSpgemmKernel
+from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernel import Kernel
 
 Call = Callable[[], Any]
 SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
@@ -65,10 +69,21 @@ class Workload:
     peer_flops: dict[str, float]
 
 
-def measure(kernel: AttentionKernel | BsrSpmmKernel) -> tuple[MeasurementRecord, ...]:
+def workload(kernel: Kernel) -> Workload:
+    """Return the reference workload of a kernel."""
+    if isinstance(kernel, AttentionKernel):
+        return attention_workload(kernel)
+    if isinstance(kernel, BsrSddmmKernel):
+        return sddmm_workload(kernel)
+    if isinstance(kernel, BsrSpgemmKernel):
+        return spgemm_workload(kernel)
+    return bsr_workload(kernel)
+
+
+def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     """Time a kernel on its reference workload, beside its peers."""
     with torch.no_grad():
-        load = attention_workload(kernel) if isinstance(kernel, AttentionKernel) else bsr_workload(kernel)
+        load = workload(kernel)
         own = kernel.compiled.named.stem
         times = median_milliseconds({own: load.call, **load.peers})
     return tuple(
@@ -239,22 +254,78 @@ def flex_call(
     return with_sink
 
 
-def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
-    """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
-    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int) -> torch.Tensor:
+    """Return a size x size BSR matrix with ``row_blocks`` blocks of random normal values in each block row."""
     rows, cols = size // block.rows, size // block.cols
     crow = torch.arange(0, rows + 1, device="cuda") * row_blocks
     col = torch.rand((rows, cols), device="cuda").argsort(-1)[:, :row_blocks].sort(-1).values.flatten()
     values = torch.randn((col.numel(), block.rows, block.cols), device="cuda", dtype=dtype)
-    a = torch.sparse_bsr_tensor(crow, col, values, size=(size, size), check_invariants=False)
+    return torch.sparse_bsr_tensor(crow, col, values, size=(size, size), check_invariants=False)
+
+
+def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
+    """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    a = random_bsr(block, dtype, size, row_blocks)
     b = torch.randn((size, columns), device="cuda", dtype=dtype)
     # Not A itself: a matrix that is mostly zeros draws less power, so that cuBLAS runs faster than on real data.
     dense = torch.randn((size, size), device="cuda", dtype=dtype)
     out = torch.empty((size, columns), device="cuda", dtype=dtype)
+    epilogue = kernel.spec.epilogue
+    bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
+
+    def finished(product: torch.Tensor) -> torch.Tensor:
+        shifted = product if bias is None else product.add_(bias[:, None])
+        return shifted if epilogue is None else ACTIVATIONS[epilogue.activation](shifted)
+
     return Workload(
         shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
-        flops=2.0 * values.numel() * columns,
-        call=lambda: kernel(a, b, out=out),
-        peers={"torch A @ B (BSR)": lambda: a @ b, "cuBLAS, dense A": lambda: torch.mm(dense, b)},
+        flops=2.0 * a.values().numel() * columns,
+        call=lambda: kernel(a, b, bias=bias, out=out),
+        peers={
+            "torch A @ B (BSR)": lambda: finished(a @ b),
+            "cuBLAS, dense A": lambda: finished(torch.mm(dense, b)),
+        },
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
+    )
+
+
+def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:
+    """Return the reference workload of a sampled product: C size x size, ``row_blocks`` random blocks a row."""
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    pattern = random_bsr(block, dtype, size, row_blocks)
+    a, b = (torch.randn((size, depth), device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(pattern.values())
+    row = torch.arange(size // block.rows, device="cuda").repeat_interleave(row_blocks)
+
+    def gathered() -> torch.Tensor:
+        a_blocks = a.unflatten(0, (-1, block.rows))[row]
+        return torch.bmm(a_blocks, b.unflatten(0, (-1, block.cols))[pattern.col_indices()].mT)
+
+    return Workload(
+        shape=f"M{size} N{size} K{depth}, {row_blocks} blocks {block.rows}x{block.cols} a row",
+        flops=2.0 * out.numel() * depth,
+        call=lambda: kernel(a, b, pattern, out=out),
+        peers={"torch.bmm of gathered blocks": gathered, "cuBLAS, dense C": lambda: torch.mm(a, b.T)},
+        peer_flops={"cuBLAS, dense C": 2.0 * size * size * depth},
+    )
+
+
+def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int = 16) -> Workload:
+    """Return the reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks in each block row."""
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    a, b = (random_bsr(block, dtype, size, row_blocks) for _ in range(2))
+    # Every block of A meets all the blocks of one row of B.
+    flops = 2.0 * a.values().numel() * row_blocks * block.cols
+    a_dense, b_dense = (torch.randn((size, size), device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty((size, size), device="cuda", dtype=dtype)
+    return Workload(
+        shape=f"M{size} K{size} N{size}, {row_blocks} blocks {block.rows}x{block.cols} a row of A and B",
+        flops=flops,
+        call=lambda: kernel(a, b, out=out),
+        peers={"torch A @ dense B": lambda: a @ b_dense, "cuBLAS, dense": lambda: torch.mm(a_dense, b_dense)},
+        peer_flops={
+            "torch A @ dense B": 2.0 * a.values().numel() * size,
+            "cuBLAS, dense": 2.0 * size * size * size,
+        },
     )

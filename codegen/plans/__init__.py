@@ -5,8 +5,16 @@ from __future__ import annotations
 from codegen.errors import SpecError
 from codegen.library import NamedSpec
 from codegen.plan import Plan
-from codegen.plans import attention_sm89, attention_sm90a, bsr_spmm_sm90a, bsr_spmm_wmma
-from codegen.spec import AttentionSpec, Spec
+from codegen.plans import (
+    attention_sm89,
+    attention_sm90a,
+    bsr_sddmm_sm90a,
+    bsr_spgemm_sm90a,
+    bsr_spmm_sm90a,
+    bsr_spmm_sm90a_narrow,
+    bsr_spmm_wmma,
+)
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
 
 
 def plan_for(named: NamedSpec) -> Plan:
@@ -25,5 +33,11 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, AttentionSpec):
         attention = attention_sm90a.plan if spec.mma == "wgmma" else attention_sm89.plan
         return attention(spec, stem)
-    bsr_spmm = bsr_spmm_sm90a.plan if spec.mma == "wgmma" else bsr_spmm_wmma.plan
-    return bsr_spmm(spec, stem)
+    if isinstance(spec, BsrSddmmSpec):
+        return bsr_sddmm_sm90a.plan(spec, stem)
+    if isinstance(spec, BsrSpgemmSpec):
+        return bsr_spgemm_sm90a.plan(spec, stem)
+    if spec.mma != "wgmma":
+        return bsr_spmm_wmma.plan(spec, stem)
+    narrow = spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
+    return bsr_spmm_sm90a_narrow.plan(spec, stem) if narrow else bsr_spmm_sm90a.plan(spec, stem)

@@ -16,6 +16,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP = 128  # threads
@@ -32,8 +33,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     dtype = DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = SWIZZLE // dtype.bytes
-    for name, size in (("rows", spec.block.rows), ("cols", spec.block.cols)):
-        require(size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name}: 64, 128")
+    rows, cols = spec.block.rows, spec.block.cols
+    require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {ARCHS[spec.arch].name}: 16, 32, 64, 128")
+    require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is {rows}: 64, 128")
     require(m == spec.block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {spec.block.rows}")
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
@@ -88,6 +90,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
         i32("block_rows", "block rows of A"),
         i32("tiles", "block_rows * column_tiles"),
+        *epilogue_params(spec),
     )
     return Plan(
         spec=spec,
@@ -106,11 +109,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": warpgroup_columns},
+        values={"mma_n": warpgroup_columns, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {warpgroup_columns}"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
             ("grid", "one thread block per SM, looping over tiles (persistent), block rows fastest"),
         ),

@@ -8,7 +8,7 @@ import torch
 
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES
-from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.verification.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 
@@ -111,27 +111,44 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
     return a, dense.transpose(1, 2).reshape(size), b
 
 
+def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) -> torch.Tensor | None:
+    """Draw a bias, if the spec's epilogue has one: small enough that C's elements keep a variance of about 1."""
+    if spec.epilogue is None or not spec.epilogue.bias:
+        return None
+    bias = torch.randn(rows, generator=generator(case.name + "bias", device), device=device) * 0.5
+    return bias.to(TORCH_DTYPES[spec.dtype])
+
+
+def finish(spec: BsrSpmmSpec, product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Apply the spec's epilogue in the type of the product."""
+    if spec.epilogue is None:
+        return product
+    shifted = product if bias is None else product + bias.to(product.dtype)[:, None]
+    return ACTIVATIONS[spec.epilogue.activation](shifted)
+
+
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
     spec = kernel.spec
     a, dense, b = make_inputs(spec, case, device)
-    reference = dense @ b.double()
+    bias = make_bias(spec, case, a.shape[0], device)
+    reference = finish(spec, dense @ b.double(), bias)
     width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
     results = []
     problem = ""
     for _ in range(2):
         if case.own_out:
             with poisoned_memory():
-                results.append(kernel(a, b))
+                results.append(kernel(a, b, bias=bias))
             continue
         whole = torch.full((a.shape[0], width), float("nan"), dtype=b.dtype, device=device)
-        results.append(kernel(a, b, out=whole[:, : case.n]))
+        results.append(kernel(a, b, bias=bias, out=whole[:, : case.n]))
         if not bool(whole[:, case.n :].isnan().all()):
             problem = "wrote beside out"
     if not torch.equal(*results):
         problem = "two runs differ"
     # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
-    torch_error = None if case.repeated else max_error(dense.to(b.dtype) @ b, reference)
+    torch_error = None if case.repeated else max_error(finish(spec, dense.to(b.dtype) @ b, bias), reference)
     return Outcome(
         name=case.name,
         description=case.describe(),

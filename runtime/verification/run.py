@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -12,12 +13,21 @@ from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.attention import AttentionKernel
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
-from runtime.verification import attention, bsr_spmm
+from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm
 from runtime.verification.common import Outcome, summary, worst
 
+# Of each operator: CASES, and run_case(kernel, case, device).
+MODULES: dict[str, ModuleType] = {
+    "attention": attention,
+    "bsr_spmm": bsr_spmm,
+    "bsr_sddmm": bsr_sddmm,
+    "bsr_spgemm": bsr_spgemm,
+}
 ORACLE = {
     "attention": "float64 softmax over the same pairs, on the GPU",
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
+    "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
+    "bsr_spgemm": "float64 product of the dense matrices, on the GPU",
 }
 
 
@@ -27,10 +37,12 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     if isinstance(kernel, AttentionKernel):
         for attention_case in attention.cases_of(kernel.spec):
             yield attention.run_case(kernel, attention_case, device)
-        yield summary("random_shapes", [attention.run_case(kernel, c, device) for c in attention.random_cases()])
-    else:
-        for bsr_case in bsr_spmm.CASES:
-            yield bsr_spmm.run_case(kernel, bsr_case, device)
+        shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
+        yield summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
+        return
+    module = MODULES[kernel.spec.op]
+    for case in module.CASES:
+        yield module.run_case(kernel, case, device)
 
 
 def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:

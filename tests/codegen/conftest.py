@@ -41,6 +41,8 @@ SPMM = {
     "schedule": "cooperative",
     "stages": 3,
 }
+SDDMM = {**SPMM, "op": "bsr_sddmm", "stages": 4}
+SPGEMM = {**SPMM, "op": "bsr_spgemm", "tile": {"m": 128, "n": 128, "k": 64}}
 
 
 @pytest.fixture
@@ -53,6 +55,18 @@ def attention() -> dict[str, Any]:
 def spmm() -> dict[str, Any]:
     """Every field of a BSR x dense spec, the test's own copy."""
     return copy.deepcopy(SPMM)
+
+
+@pytest.fixture
+def sddmm() -> dict[str, Any]:
+    """Every field of a sampled product's spec, the test's own copy."""
+    return copy.deepcopy(SDDMM)
+
+
+@pytest.fixture
+def spgemm() -> dict[str, Any]:
+    """Every field of a BSR x BSR spec, the test's own copy."""
+    return copy.deepcopy(SPGEMM)
 
 
 @pytest.fixture

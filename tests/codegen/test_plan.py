@@ -14,6 +14,7 @@ from codegen.explain import blocks_by_shared_memory, blocks_by_threads, launch_r
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan, Registers, SharedLayout, check_budget
 from codegen.plans import plan_for
+from codegen.render import render_plan
 from codegen.spec import AttentionSpec, parse_spec
 
 C_TYPES = {"i32": {"int"}, "i64": {"long long"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
@@ -298,3 +299,87 @@ def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
     plan = plan_of(attention | {"packed_heads": 1})
     assert plan.tensor_maps["q_map"].box == (64, 128, 1, 1)
     assert plan.tile_queries == constants_of(plan)["kTileM"] == 128
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("block.rows", {"block": {"rows": 48, "cols": 64}}),
+        ("block.cols", {"block": {"rows": 128, "cols": 32}}),
+        ("block.cols", {"block": {"rows": 32, "cols": 64}, "tile": {"m": 32, "n": 256, "k": 64}}),
+        ("tile.m", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 64, "n": 256, "k": 32}}),
+        ("tile.n", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 64, "k": 32}}),
+        ("tile.k", {"block": {"rows": 32, "cols": 16}, "tile": {"m": 32, "n": 256, "k": 32}}),
+        ("stages", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 16}, "stages": 1}),
+    ],
+)
+def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field: str, change: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(spmm | change)
+    assert caught.value.field == field
+    assert "is " in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("op", "field", "change"),
+    [
+        ("sddmm", "block.rows", {"block": {"rows": 32, "cols": 64}}),
+        ("sddmm", "block.cols", {"block": {"rows": 64, "cols": 32}}),
+        ("sddmm", "tile.m", {"tile": {"m": 64, "n": 256, "k": 64}}),
+        ("sddmm", "tile.n", {"tile": {"m": 128, "n": 64, "k": 64}}),
+        ("sddmm", "tile.k", {"tile": {"m": 128, "n": 256, "k": 32}}),
+        ("sddmm", "stages", {"stages": 1}),
+        ("sddmm", "stages", {"stages": 5}),
+        ("spgemm", "block.rows", {"block": {"rows": 32, "cols": 32}}),
+        ("spgemm", "block.cols", {"block": {"rows": 128, "cols": 64}}),
+        ("spgemm", "tile.m", {"tile": {"m": 64, "n": 128, "k": 64}}),
+        ("spgemm", "tile.n", {"tile": {"m": 128, "n": 256, "k": 64}}),
+        ("spgemm", "tile.k", {"tile": {"m": 128, "n": 128, "k": 128}}),
+        ("spgemm", "stages", {"stages": 1}),
+        ("spgemm", "stages", {"stages": 7}),
+    ],
+)
+def test_what_the_other_bsr_kernels_are_not_written_for(
+    op: str, field: str, change: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(request.getfixturevalue(op) | change)
+    assert caught.value.field == field
+    assert any(character.isdigit() for character in caught.value.reason)
+
+
+@pytest.mark.parametrize("size", [128, 64, 32, 16])
+def test_an_epilogue_adds_what_it_needs_and_nothing_else(size: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    plain = plan_of(fields)
+    source = render_plan(plan_of(fields | {"epilogue": {"bias": True, "activation": "silu"}}))
+    assert "What is stored is silu(A B + bias)" in source
+    assert "const unsigned short* bias;" in source and "load_bias(p, " in source and "activate(acc" in source
+    banner, _, source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}})).partition("\n\n")
+    assert '"bias":false' in banner
+    assert "bias" not in source and "activate(acc" in source
+    assert "activate" not in render_plan(plain) and "bias" not in render_plan(plain)
+
+
+def test_an_epilogue_is_refused_where_there_is_none() -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "epilogue": {"bias": True}}
+    with pytest.raises(SpecError, match=r"^epilogue: is not written for sm_89"):
+        plan_of(fields)
+
+
+@pytest.mark.parametrize(("block", "stages", "wanted"), [(128, 3, 2), (128, 4, 1), (64, 4, 3), (64, 2, 5), (64, 8, 1)])
+def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: int) -> None:
+    fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": block, "cols": block}, "stages": stages}
+    plan = plan_of(fields)
+    assert plan.blocks_per_sm == wanted
+    assert wanted <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
+    assert plan.registers.needed <= launch_registers(plan)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
+def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> None:
+    plan = plan_of({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}})
+    assert plan.template == "bsr_spmm/sm90a_narrow.cu.j2"
+    assert plan.spec.tile.model_dump() == {"m": rows, "n": 512, "k": cols}
+    assert plan.tensor_maps["a_map"].swizzle == 2 * cols
+    assert plan.spec.stages * plan.bytes >= 96 * KIB  # on their way: what the L2 takes to be busy

@@ -12,7 +12,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
 from codegen.plans import plan_for
 from codegen.render import render_plan, seal_is_intact
-from codegen.spec import AttentionSpec, BsrSpmmSpec, Spec, parse_spec
+from codegen.spec import MODELS, Spec, parse_spec
 
 block = st.fixed_dictionaries({"q": st.sampled_from([1, 4, 16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
 pattern = st.one_of(
@@ -74,17 +74,25 @@ spmm = st.fixed_dictionaries(
     {"op": st.just("bsr_spmm"), "arch": arch, "block": st.fixed_dictionaries({"rows": size, "cols": size})},
     optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size})},
 )
+other_bsr = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(["bsr_sddmm", "bsr_spgemm"]),
+        "arch": arch,
+        "block": st.fixed_dictionaries({"rows": size, "cols": size}),
+    },
+    optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size})},
+)
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
 changes = st.fixed_dictionaries({}, optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans()})
 near_a_shipped_one = st.builds(
     lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes
 )
-plausible = attention | spmm | near_a_shipped_one
+plausible = attention | spmm | other_bsr | near_a_shipped_one
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)
 )
-FIELDS = sorted({name for model in (AttentionSpec, BsrSpmmSpec) for name in model.model_json_schema()["properties"]})
+FIELDS = sorted({name for model in MODELS for name in model.model_json_schema()["properties"]})
 
 quick = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 

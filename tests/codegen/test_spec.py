@@ -14,7 +14,7 @@ from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, BsrSpmmSpec, json_schema, parse_spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema, parse_spec
 
 Fields = dict[str, Any]
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse")
@@ -37,9 +37,11 @@ def refusal(data: object) -> SpecError:
     return caught.value
 
 
-def test_discriminators_pick_the_model(attention: Fields, spmm: Fields) -> None:
+def test_discriminators_pick_the_model(attention: Fields, spmm: Fields, sddmm: Fields, spgemm: Fields) -> None:
     assert isinstance(parse_spec(attention), AttentionSpec)
     assert isinstance(parse_spec(spmm), BsrSpmmSpec)
+    assert isinstance(parse_spec(sddmm), BsrSddmmSpec)
+    assert isinstance(parse_spec(spgemm), BsrSpgemmSpec)
 
 
 def test_a_spec_cannot_be_changed(attention: Fields) -> None:
@@ -49,9 +51,18 @@ def test_a_spec_cannot_be_changed(attention: Fields) -> None:
     assert hash(spec) == hash(parse_spec(attention))
 
 
-def test_left_out_fields_are_filled_in(attention: Fields) -> None:
-    short = {key: value for key, value in attention.items() if key not in FILLED_IN}
-    assert parse_spec(short) == parse_spec(attention)
+@pytest.mark.parametrize("op", ["attention", "spmm", "sddmm", "spgemm"])
+def test_left_out_fields_are_filled_in(op: str, request: pytest.FixtureRequest) -> None:
+    whole: Fields = request.getfixturevalue(op)
+    short = {key: value for key, value in whole.items() if key not in FILLED_IN}
+    assert parse_spec(short) == parse_spec(whole)
+
+
+@pytest.mark.parametrize("op", ["sddmm", "spgemm"])
+def test_operator_without_kernels_for_an_architecture(op: str, request: pytest.FixtureRequest) -> None:
+    error = refusal(request.getfixturevalue(op) | {"arch": "sm_89"})
+    assert error.field == "arch"
+    assert error.reason == f"is sm_89; bsr_{op} is written for sm_90a"
 
 
 def test_left_out_tile_follows_the_block(attention: Fields) -> None:
@@ -139,7 +150,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("op", "conv", "allowed: 'attention', 'bsr_spmm'"),
+        ("op", "conv", "allowed: 'attention', 'bsr_spmm', 'bsr_sddmm', 'bsr_spgemm'"),
         ("op", ["attention"], "allowed: 'attention', 'bsr_spmm'"),
         ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_89' or 'sm_90a'"),
         ("arch", ["sm_90a"], "allowed: 'sm_89' or 'sm_90a'"),
@@ -235,6 +246,32 @@ def test_a_model_is_checked_too(attention: Fields) -> None:
     assert refusal(smuggled).field == "mma"
 
 
+def test_an_epilogue_that_is_left_out_is_not_in_the_hash(spmm: Fields) -> None:
+    plain = parse_spec(spmm)
+    assert "epilogue" not in plain.canonical_json()
+    assert parse_spec(spmm | {"epilogue": None}).hash == plain.hash
+    with_bias = parse_spec(spmm | {"epilogue": {"bias": True}})
+    assert json.loads(with_bias.canonical_json())["epilogue"] == {"activation": "none", "bias": True}
+    assert with_bias.hash != plain.hash
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "field", "says"),
+    [
+        ({}, "epilogue", "does nothing"),
+        ({"bias": False, "activation": "none"}, "epilogue", "does nothing"),
+        ({"activation": "tanh"}, "epilogue.activation", "is 'tanh'; allowed: 'none', 'relu', 'gelu' or 'silu'"),
+        ({"bias": 1}, "epilogue.bias", "is 1"),
+        ({"beta": 1.0}, "epilogue.beta", "is not a field"),
+        (3, "epilogue", "is 3"),
+    ],
+)
+def test_epilogues_that_make_no_sense(spmm: Fields, epilogue: object, field: str, says: str) -> None:
+    error = refusal(spmm | {"epilogue": epilogue})
+    assert error.field == field
+    assert says in error.reason
+
+
 def test_shared_memory_is_refused_with_numbers(attention: Fields, write_yaml: Callable[..., Any]) -> None:
     attention["stages"] = 3
     with pytest.raises(SpecError, match=r"stages: .*need \d+ KB of shared memory, sm_90a has 227 KB"):
@@ -278,6 +315,8 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
     for model, required in (
         ("AttentionSpec", {"op", "arch", "head_dim", "pattern"}),
         ("BsrSpmmSpec", {"op", "arch", "block"}),
+        ("BsrSddmmSpec", {"op", "arch", "block"}),
+        ("BsrSpgemmSpec", {"op", "arch", "block"}),
     ):
         definition = schema["$defs"][model]
         assert set(definition["required"]) == required

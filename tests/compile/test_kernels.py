@@ -94,6 +94,32 @@ OTHERS = [
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
     },
     {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}},
+    {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 32, "cols": 16}},
+    {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 128, "k": 32}},
+    {"op": "bsr_sddmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 64}},
+    {
+        "op": "bsr_sddmm",
+        "arch": "sm_90a",
+        "block": {"rows": 64, "cols": 128},
+        "tile": {"m": 64, "n": 128, "k": 64},
+    },
+    {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}, "stages": 6},
+    {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "stages": 2},
+    *(
+        {
+            "op": "bsr_spmm",
+            "arch": "sm_90a",
+            "dtype": dtype,
+            "block": {"rows": size, "cols": size},
+            "epilogue": epilogue,
+        }
+        for dtype, size, epilogue in (
+            ("bf16", 128, {"bias": True, "activation": "relu"}),
+            ("fp16", 64, {"activation": "silu"}),
+            ("bf16", 32, {"bias": True, "activation": "gelu"}),
+            ("fp16", 16, {"bias": True}),
+        )
+    ),
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
 ]
 

@@ -288,6 +288,75 @@ def test_columns_out_of_range_are_found_on_request(spmm: Any) -> None:
         spmm(a, half(384, 64), validate=True)
 
 
+@HOPPER
+def test_bias_and_activation() -> None:
+    kernel = load_kernel("h100_bsr_spmm_b128_bias_gelu")
+    a, b, bias = bsr(), half(384, 64), half(1, 256)[0]
+    wrong = [
+        (None, r"bias: is missing"),
+        (bias[:128], r"bias: has shape .*M 256"),
+        (bias.float(), r"bias: is torch\.float32"),
+        (half(256, 2)[:, 0], r"bias: has stride 2"),
+        (bias[:, None], r"bias: has 2 dimensions"),
+    ]
+    for value, message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            kernel(a, b, bias=value)
+    values = torch.ones(0, 128, 128, device="cuda", dtype=torch.float16)
+    crow, col = torch.zeros(3, device="cuda", dtype=torch.int64), torch.zeros(0, device="cuda", dtype=torch.int64)
+    c = kernel(torch.sparse_bsr_tensor(crow, col, values, size=(256, 384)), b, bias=bias)
+    assert torch.equal(c, torch.nn.functional.gelu(torch.ones_like(c).float()).half())
+    with pytest.raises(
+        ArgumentError, match=r"bias: is not an argument of h100_bsr_spmm_b128: its epilogue has no bias"
+    ):
+        load_kernel("h100_bsr_spmm_b128")(a, b, bias=bias)
+
+
+@HOPPER
+def test_sampled_product() -> None:
+    kernel = load_kernel("h100_bsr_sddmm_b128")
+    a, b, pattern = half(256, 192), half(384, 192), bsr(dtype=torch.float32)
+    c = kernel(a, b, pattern, validate=True)
+    assert c.layout == torch.sparse_bsr and c.dtype == torch.float16 and c.shape == (256, 384)
+    assert bool((c.to_dense() == 192).all())
+    wrong = [
+        ((half(128, 192), b, pattern, None), r"a: has shape .*M 256"),
+        ((a, half(384, 128), pattern, None), r"b: has shape .*K 192"),
+        ((a, half(256, 192), pattern, None), r"b: has shape .*N 384"),
+        ((a, b.bfloat16(), pattern, None), r"b: is torch\.bfloat16"),
+        ((a, b, half(256, 384), None), r"pattern: is torch\.strided, expected a torch\.sparse_bsr"),
+        ((a, b, bsr(block=64), None), r"pattern: has blocks of \(64, 64\), this kernel takes \(128, 128\)"),
+        ((a, b, pattern, c.values()[:1]), r"out: has shape .*stored blocks 6"),
+        ((a, b, pattern, c.values().mT), r"out: has strides .* contiguous"),
+    ]
+    for (x, y, shown, out), message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            kernel(x, y, shown, out=out)
+
+
+@HOPPER
+def test_product_of_two_sparse_matrices() -> None:
+    kernel = load_kernel("h100_bsr_spgemm_b128")
+    a, b = bsr(), bsr(384, 256)
+    kernel(a, b, validate=True)
+    wrong = [
+        ((half(256, 384), b, None), r"a: is torch\.strided, expected a torch\.sparse_bsr"),
+        ((a, half(384, 256), None), r"b: is torch\.strided, expected a torch\.sparse_bsr"),
+        ((a, bsr(256, 256), None), r"b: has shape .*K 384"),
+        ((a, bsr(384, 256, dtype=torch.bfloat16), None), r"b: is torch\.bfloat16"),
+        ((a, bsr(384, 256, block=64), None), r"b: has blocks of \(64, 64\)"),
+        ((a, b, half(256, 128)), r"out: has shape .*N 256"),
+    ]
+    for (x, y, out), message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            kernel(x, y, out=out)
+    values = torch.ones(2, 128, 128, device="cuda", dtype=torch.float16)
+    crow, col = torch.tensor([0, 2, 2, 2], device="cuda"), torch.tensor([1, 0], device="cuda")
+    shuffled = torch.sparse_bsr_tensor(crow, col, values, size=(384, 256), check_invariants=False)
+    with pytest.raises(ArgumentError, match=r"b\.col_indices\(\): does not rise in block row 0"):
+        kernel(a, shuffled, validate=True)
+
+
 def test_a_matrix_without_blocks_gives_zeros(spmm: Any) -> None:
     values = torch.ones(0, 128, 128, device="cuda", dtype=torch.float16)
     crow, col = torch.zeros(3, device="cuda", dtype=torch.int64), torch.zeros(0, device="cuda", dtype=torch.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,14 @@ from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
-from runtime.verification import attention, bsr_spmm  # noqa: E402
+from runtime.verification import attention  # noqa: E402
 from runtime.verification.common import summary  # noqa: E402
+from runtime.verification.run import MODULES  # noqa: E402
 
 
-def cases_of(name: str) -> tuple[attention.Case, ...] | tuple[bsr_spmm.Case, ...]:
+def cases_of(name: str) -> tuple[Any, ...]:
     spec = find_spec(name).spec
-    return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else bsr_spmm.CASES
+    return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else MODULES[spec.op].CASES
 
 
 PAIRS = [(name, case) for name in shipped_names() for case in cases_of(name)]
@@ -37,11 +39,10 @@ def skip_if_newer_than_the_device(named: NamedSpec) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=[f"{name}-{case.name}" for name, case in PAIRS])
-def test_case(name: str, case: attention.Case | bsr_spmm.Case) -> None:
+def test_case(name: str, case: Any) -> None:
     named = find_spec(name)
     skip_if_newer_than_the_device(named)
-    module = attention if named.spec.op == "attention" else bsr_spmm
-    outcome = module.run_case(kernel_of(name), case, torch.device("cuda", 0))  # type: ignore[arg-type]
+    outcome = MODULES[named.spec.op].run_case(kernel_of(name), case, torch.device("cuda", 0))
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k {name}-{case.name}"
 
 
@@ -50,5 +51,6 @@ def test_random_shapes(name: str) -> None:
     skip_if_newer_than_the_device(find_spec(name))
     kernel, device = kernel_of(name), torch.device("cuda", 0)
     assert isinstance(kernel, AttentionKernel)
-    outcome = summary("random_shapes", [attention.run_case(kernel, case, device) for case in attention.random_cases()])
+    shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
+    outcome = summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"

@@ -1,0 +1,119 @@
+"""Plan of the sm_90a BSR x BSR kernel: the producer warp finds which blocks meet, and loads those."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.plan import (
+    Constant,
+    Plan,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.spec import BsrSpgemmSpec
+
+WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # rows of one wgmma: those of a warpgroup's part of a tile
+SWIZZLE = 128  # bytes: width of one column group in shared memory
+RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
+REGISTERS_KEPT = 224  # of a thread, at most
+
+
+def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    dtype, arch = DTYPES[spec.dtype], ARCHS[spec.arch]
+    block = spec.block.rows
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    columns = SWIZZLE // dtype.bytes
+    require(block in (64, 128), "block.rows", f"is {block}; allowed on {arch.name}: 64, 128")
+    require(spec.block.cols == block, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {block}")
+    require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
+    require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
+    require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+
+    consumers = m // WARPGROUP_ROWS
+    groups = n // columns
+    a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
+    c_group_bytes = WARPGROUP_ROWS * SWIZZLE
+
+    shared = SharedLayout()
+    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
+    shared.add("C", consumers * c_group_bytes, "one C column group of each warpgroup")
+    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
+    accumulators = WARPGROUP_ROWS * n // WARPGROUP
+    registers = Registers(accumulators=accumulators, overhead=40, limit=REGISTERS_KEPT)
+    check_budget(spec, shared.size, registers)
+
+    # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
+    threads = consumers * WARPGROUP + 32
+    blocks_per_sm = min(
+        arch.shared_memory_per_sm // (shared.size + KIB), arch.registers_per_sm // (threads * registers.needed)
+    )
+    constants = (
+        Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kRunTiles", RUN_TILES, "C tiles side by side that the producer searches for together"),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
+        Constant("kConsumerWarps", consumers * WARPGROUP // 32, "warps that compute"),
+        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kTileGroups", groups, "column groups of a tile"),
+        Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part of a tile"),
+        Constant("kAccumulators", accumulators, "accumulators of a thread"),
+        Constant("kABytes", a_bytes, "bytes of an A tile"),
+        Constant("kBBytes", b_bytes, "bytes of a B tile"),
+        Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
+        Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of a warpgroup's C"),
+    )
+    params = (
+        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
+        tensor_map("b_map", "stored blocks of B (cols, rows, nnz)"),
+        tensor_map("c_map", "C (N, M)"),
+        pointer("a_crow_indices", "int", "first block of each block row of A, and one more"),
+        pointer("a_col_indices", "int", "block column of each block of A"),
+        pointer("b_crow_indices", "int", "first block of each block row of B, and one more"),
+        pointer("b_col_indices", "int", "block column of each block of B, rising in each row"),
+        i32("a_index_words", "32-bit words of an index of A: 1 or 2, the low one is read"),
+        i32("b_index_words", "32-bit words of an index of B"),
+        i32("inner_blocks", "block columns of A, block rows of B"),
+        i32("column_blocks", "block columns of C"),
+        i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
+        i32("runs", "block rows of C * row_runs"),
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spgemm/sm90a.cu.j2",
+        threads=threads,
+        blocks_per_sm=blocks_per_sm,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=params,
+        tensor_maps={
+            "a_map": TensorMap((columns, m, 1), SWIZZLE),
+            "b_map": TensorMap((columns, k, 1), SWIZZLE),
+            "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
+        },
+        constants=constants,
+        values={"mma_n": n},
+        summary=(
+            ("blocks", f"{block} x {block} in A and B"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
+            ("schedule", f"{spec.schedule}: one producer warp (TMA), {consumers} consumer warpgroups (WGMMA)"),
+            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles; {RUN_TILES} tiles share a search"),
+            ("grid", f"{blocks_per_sm} thread blocks per SM, looping over runs of {RUN_TILES} tiles (persistent)"),
+        ),
+        flops=2 * m * n * k,
+        bytes=a_bytes + b_bytes,
+    )

@@ -1,0 +1,80 @@
+"""Checks of BSR arguments that need no GPU: every message names the argument, what it was and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from codegen.spec import BlockShape  # noqa: E402
+from runtime.bsr import call_key, check_indices, check_layout, check_structure, check_values  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+
+CPU = torch.device("cpu")
+BLOCK = BlockShape(rows=2, cols=4)
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+
+
+def bsr(crow: list[int], col: list[int], size: tuple[int, int] = (6, 12), dtype: Any = torch.float16) -> Any:
+    values = torch.ones(len(col), 2, 4, dtype=dtype)
+    indices = (torch.tensor(crow), torch.tensor(col, dtype=torch.int64))
+    return torch.sparse_bsr_tensor(*indices, values, size=size, check_invariants=False)
+
+
+@pytest.mark.parametrize("value", [None, torch.ones(4, 4), torch.ones(4, 4).to_sparse()])
+def test_what_is_no_bsr_tensor(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"pattern: is .*, expected a torch\.sparse_bsr tensor"):
+        check_layout("pattern", value)
+
+
+def test_a_whole_matrix_passes() -> None:
+    a = bsr([0, 2, 2, 3], [2, 0, 1])
+    check_layout("a", a)
+    check_structure("a", a, BLOCK, CPU)
+    check_values("a", a, torch.float16)
+    check_indices("a", a)
+
+
+def test_blocks_of_another_shape_or_device() -> None:
+    a = bsr([0, 1, 1, 1], [0])
+    with pytest.raises(ArgumentError, match=r"a: has blocks of \(2, 4\), this kernel takes \(4, 4\)"):
+        check_structure("a", a, BlockShape(rows=4, cols=4), CPU)
+    with pytest.raises(ArgumentError, match="a: is on cpu, the other arguments are on meta"):
+        check_structure("a", a, BLOCK, torch.device("meta"))
+
+
+def test_values_of_another_type_or_with_a_gradient() -> None:
+    with pytest.raises(ArgumentError, match=r"b: is torch\.float32, this kernel takes torch\.float16"):
+        check_values("b", bsr([0, 1, 1, 1], [0], dtype=torch.float32), torch.float16)
+    with pytest.raises(ArgumentError, match="b: requires a gradient"):
+        check_values("b", bsr([0, 1, 1, 1], [0]).requires_grad_(), torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "message"),
+    [
+        ([0, 2, 1, 3], [0, 1, 2], r"b\.crow_indices\(\): must rise from 0 to the number of stored blocks, 3"),
+        ([0, 1, 2, 2], [0, 1, 2], r"b\.crow_indices\(\): must rise"),
+        ([0, 1, 2, 3], [0, 3, 2], r"b\.col_indices\(\): ranges from 0 to 3, allowed: 0 to 2"),
+        ([0, 1, 2, 3], [0, -1, 2], r"b\.col_indices\(\): ranges from -1 to 2"),
+        ([0, 1, 3, 3], [2, 1, 0], r"b\.col_indices\(\): does not rise in block row 1"),
+        ([0, 0, 0, 2], [1, 1], r"b\.col_indices\(\): does not rise in block row 2"),
+    ],
+)
+def test_indices_that_are_wrong(crow: list[int], col: list[int], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        check_indices("b", bsr(crow, col), rising=True)
+
+
+@pytest.mark.parametrize(("crow", "col"), [([0, 1, 2, 3], [2, 1, 0]), ([0, 0, 3, 3], [0, 1, 2]), ([0, 0, 0, 0], [])])
+def test_indices_that_rise_in_each_row(crow: list[int], col: list[int]) -> None:
+    check_indices("b", bsr(crow, col), rising=True)
+
+
+def test_a_call_is_known_by_all_but_its_addresses() -> None:
+    a, b = torch.ones(4, 8), torch.zeros(4, 8)
+    assert call_key(a, None) == call_key(b, None)
+    assert len({call_key(a), call_key(a.T), call_key(a.half()), call_key(a[:2]), call_key(None)}) == 5
+    assert call_key(3) is None

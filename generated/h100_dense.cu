@@ -1,9 +1,9 @@
 // Generated from specs/h100_dense.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_dense.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
-// spec hash: c9324d1150627780325ab268c0206e634bebb02bfaa90349283f620928184891
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":3,"tile":{"m":192,"n":80}}
+// spec hash: 59897f76017bc933b7527ead31a4be6941bcb1c98376dbb7881bf022692d683c
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a43b05b6212d5b5e248156d3565d3b80d98dec05a2ec2c2cddc6d7b3876a3e04
+// seal: sha256 7dae661ef0a8a220f1c455649c4b8c683307e7e38c605bfa4237f220131b19b6
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -41,37 +41,36 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 128;  // keys of one step
-constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileM = 192;  // query rows of a thread block
+constexpr int kTileN = 80;  // keys of one step
+constexpr int kStages = 3;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 128;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kStreamRows = 192;  // query rows of a stream
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kStreamWarpgroups = 3;  // warpgroups that share a stream
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a tile
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 10240;  // bytes of one column group of K or V
+constexpr int kOGroupBytes = 24576;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kQBytes = 49152;  // bytes of a Q tile
+constexpr int kKvBytes = 20480;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kLoadKeys = 80;  // keys of one load
 constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
 
-// Dynamic shared memory: 229520 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
-constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kEntriesOffset = 229472;  // 32 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 229504;  // 8 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's part came last
+// Dynamic shared memory: 221368 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64, then O
+constexpr int kKOffset = 98304;  // 61440 bytes: K ring of each stream
+constexpr int kVOffset = 159744;  // 61440 bytes: V ring of each stream
+constexpr int kBarriersOffset = 221184;  // 128 bytes: mbarriers
+constexpr int kEntriesOffset = 221312;  // 32 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 221344;  // 12 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 221356;  // 12 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -216,36 +215,30 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// wgmma.mma_async m64n80k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
+    float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %42, 0;\n"
+      "mov.b64 a, { %40, %43 };\n"
+      "mov.b64 b, { %41, %43 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "%32, %33, %34, %35, %36, %37, %38, %39"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -538,7 +531,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_de
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+    wgmma_m64n80k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
         k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
@@ -741,9 +734,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The store of the tile before must have read the staging.
+  // The staging was this warpgroup's Q: all its warps must have done with it.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
-  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -763,6 +755,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
+    tma_store_wait_read<0>();  // before the next Q may come here
   }
 }
 
@@ -779,7 +772,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
-  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
@@ -834,13 +826,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         v_position.advance();
         exponentiate(s, shift, rescale, row_sum, p.scale_log2);
         pack_probabilities(prob, s);
-        // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+        // With this many warps issue slots are scarce: only if some maximum of the warp has moved.
+        if (__any_sync(0xFFFFFFFF, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
       }
-
-      // The last scores are there: Q's place is free for the tile after the next.
-      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
@@ -849,13 +840,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
-    } else if (warp_leader) {
-      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
+    const uint32 staging = base + kQOffset + tile_position.stage * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     if (entry.piece.end == 0 ||
         join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum, p.scale_log2)) {
       store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     }
+    // O has left Q's place: it is free for another tile.
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     tile_position.advance();
   }
   if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over

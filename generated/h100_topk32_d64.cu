@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk32_d64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_d64.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":128,"n":128}}
-// spec hash: 8730c9161a123659a74bbc535b8c06e59e7ef88111dd14eab33e79a56a160bfa
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":256,"n":64}}
+// spec hash: 4b4f0628f1da6333e177418ee9e62da83e3ff0a4c38e7ba0bb316c46704262af
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c32bc89b2ff7fde0ea0866cbac934758b816f830de79dde43294572fca56406b
+// seal: sha256 a5f55f24a6097a33280f84622efe474fb2f5a8e32562cf7f7208bd11041ffa1e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -26,7 +26,7 @@
 // part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
 //
 // Symbols
-//   step        kTileN keys: one key block
+//   step        kTileN keys: one key block, or an equal part of it
 //   s, prob     scores of 64 x kTileN pairs, and their exponentials as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     running maximum of the raw scores; row_sum: this thread's part of the running sum
@@ -41,40 +41,40 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 64;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 128;  // keys of one step
+constexpr int kTileM = 256;  // query rows of a thread block
+constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
+constexpr int kStreams = 2;  // query blocks in a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 128;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
 constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a tile
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQGroupBytes = 32768;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 16384;  // bytes of a Q tile
-constexpr int kKvBytes = 16384;  // bytes of a K or V block
+constexpr int kQBytes = 32768;  // bytes of a Q tile
+constexpr int kKvBytes = 8192;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 128;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kPartFloats = 4608;  // floats that a warpgroup leaves of a part of a tile
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 180440 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each stream
-constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kBarriersOffset = 180224;  // 160 bytes: mbarriers
-constexpr int kEntriesOffset = 180384;  // 32 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 180416;  // 16 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 180432;  // 8 bytes: whether a warpgroup's part came last
+// Dynamic shared memory: 229752 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 256 rows in column groups of 64
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
+constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
+constexpr int kBarriersOffset = 229376;  // 288 bytes: mbarriers
+constexpr int kEntriesOffset = 229664;  // 40 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 229704;  // 32 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 229736;  // 16 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -224,36 +224,28 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -503,6 +495,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (stream == 0 && leader) announce(p, entries, base, tile_position, piece);
 
   while (true) {
+    if (stream > 0) {
+      const int* entry = entries + tile_position.stage * kEntryWords;
+      mbarrier_wait(base + kQFullBarrier + 8 * tile_position.stage, tile_position.parity);
+      piece.index = read_by_leader(entry);
+      piece.begin = read_by_leader(entry + 1);
+      piece.end = read_by_leader(entry + 2);
+      if (leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    }
     tile_position.advance();
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
@@ -558,7 +558,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_de
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
         k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
@@ -678,6 +678,8 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   entry.piece.end = read_by_leader(words + 2);
   entry.count = read_by_leader(counts + stream);
   entry.turns = entry.count;
+#pragma unroll
+  for (int other = 0; other < kStreams; ++other) entry.turns = max(entry.turns, read_by_leader(counts + other));
   return entry;
 }
 
@@ -854,9 +856,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         v_position.advance();
         exponentiate(s, shift, rescale, row_sum, p.scale_log2);
         pack_probabilities(prob, s);
-        // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+        // With this many warps issue slots are scarce: only if some maximum of the warp has moved.
+        if (__any_sync(0xFFFFFFFF, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
       }
 
       // The last scores are there: Q's place is free for the tile after the next.
@@ -871,6 +875,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       v_position.advance();
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    }
+    // All warpgroups take the same number of turns, also those with fewer steps.
+    for (int turn = max(entry.count, 1); turn < entry.turns; ++turn) {
+      bar_sync(my_turn, kTurnThreads);
+      bar_arrive(next_turn, kTurnThreads);
     }
     if (entry.piece.end == 0 ||
         join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum, p.scale_log2)) {

@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk32_gqa8_b64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_gqa8_b64.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":128,"n":64}}
-// spec hash: 6ebb7c1331de67e4c5f4d18f0b1889e15dfccaf76ff47040afa1f2a2218e0c39
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 9d20f5bdb3ae7dc739a4df7f0626863c0dc0a7cb2956bb7f1b2f889cfacf7f66
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5381c77bdb8a97301c8c0cd7e2bdd8582e955178cf0a443c3ea12defa8073cb3
+// seal: sha256 18ee4f5d3ecf28c8611784473493269d8c83764869a165218470b383fc3a67c0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -28,7 +28,7 @@
 // part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
 //
 // Symbols
-//   step        kTileN keys: one key block
+//   step        kTileN keys: kStepBlocks listed key blocks
 //   s, prob     scores of 64 x kTileN pairs, and their exponentials as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     running maximum of the raw scores; row_sum: this thread's part of the running sum
@@ -49,8 +49,8 @@ constexpr int kWarpgroupQueries = 8;  // queries of a warpgroup; its other rows 
 constexpr int kQBoxes = 1;  // copies that fill a column group of Q, one warpgroup's rows apart
 constexpr int kQLoadBytes = 32768;  // bytes that the copies of a Q tile bring
 constexpr int kBlockQueries = 64;  // queries that share a list
-constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 4;  // depth of the K ring and of the V ring
+constexpr int kTileN = 128;  // keys of one step
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 16;  // queries of a stream
@@ -62,26 +62,26 @@ constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a tile
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 16384;  // bytes of a K or V block
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
+constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kStepBlocks = 2;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 229592 bytes. Byte offsets:
+// Dynamic shared memory: 229528 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 229376;  // 160 bytes: mbarriers
-constexpr int kEntriesOffset = 229536;  // 32 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 229568;  // 16 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 229584;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
+constexpr int kEntriesOffset = 229472;  // 32 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 229504;  // 16 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 229520;  // 8 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -242,28 +242,36 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -496,7 +504,7 @@ __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 b
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
+// Copies one step of K or V to shared memory: kStepBlocks loads of kLoadKeys keys.
 __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
     const int (&blocks)[kStepBlocks], int kv_head, int batch) {
 #pragma unroll
@@ -578,7 +586,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_de
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
         k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();

@@ -122,4 +122,4 @@ class BsrSpgemmKernel:
             "b": (tuple(b.values().shape), b.values().stride()),
             "c": ((rows, columns), (stride, 1)),
         }
-        return self._loaded.signature(a.device.index, runs, numbers, tensors)
+        return self._loaded.signature(a.device.index, int(runs), numbers, tensors)

@@ -2,8 +2,8 @@
 //     codegen render specs/h100_causal_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f6709631b292c831804368202a9cf2243bdcdf02dbbd3d6cd1e12a8af1efa014
-// templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 af572cc839a426d310614df3ed155c3227f91c51d858c7f7b6625553feac6a07
+// templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 2724fd2606ed08988ce2b5571f61d0330a2eca06e0fb06ab76fe0f466f2e62a0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -17,6 +17,8 @@
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      warpgroup w's turn on the tensor cores
+//
+// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
@@ -41,7 +43,7 @@ constexpr int kHeadDim = 192;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kTileStages = 1;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 128;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
@@ -53,7 +55,7 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 3;  // column groups of a tile
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 16384;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 24576;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
@@ -61,13 +63,14 @@ constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kKeyBytes = 768;  // bytes of a key: a row of K and one of V
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
-// Dynamic shared memory: 196728 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
-constexpr int kKOffset = 98304;  // 49152 bytes: K ring of each stream
-constexpr int kVOffset = 147456;  // 49152 bytes: V ring of each stream
-constexpr int kBarriersOffset = 196608;  // 96 bytes: mbarriers
-constexpr int kEntriesOffset = 196704;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 196720;  // 8 bytes: numbers of the loads in the K rings
+// Dynamic shared memory: 196712 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 128 rows in column groups of 64
+constexpr int kKOffset = 49152;  // 49152 bytes: K ring of each stream
+constexpr int kVOffset = 98304;  // 49152 bytes: V ring of each stream
+constexpr int kOOffset = 147456;  // 49152 bytes: O tile on its way out
+constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
+constexpr int kEntriesOffset = 196688;  // 16 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 196704;  // 8 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -75,6 +78,8 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+// Q has one place, but entries alternate between two. As long as their address changes with the tile, ptxas keeps the
+// descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
 constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -208,29 +213,35 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in registers, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n192k16: D = A B (+ D); A in registers, B mn_major
@@ -422,7 +433,7 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
     const RingPosition<kTileStages>& position, const Piece& piece) {
   const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.stage * kEntryWords;
+  int* entry = entries + position.parity * kEntryWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   entry[0] = piece.index;
   if (piece.index >= p.tiles) {
@@ -516,16 +527,28 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (stream == 0 && leader) release_scheduler(p);
 }
 
+// Loads this warp's 16 rows of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
+    uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n64k16_registers_k_major(
+        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -636,7 +659,7 @@ struct Entry {
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
     int stream) {
   mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
+  const int* words = entries + position.parity * kEntryWords;
   const int* counts = words + kEntryWords - kStreams;
   Entry entry;
   entry.piece.index = read_by_leader(words);
@@ -663,8 +686,9 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The staging was this warpgroup's Q: all its warps must have done with it.
+  // The store of the tile before must have read the staging.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
+  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -684,7 +708,6 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
-    tma_store_wait_read<0>();  // before the next Q may come here
   }
 }
 
@@ -697,9 +720,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
+  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
@@ -713,7 +736,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
-    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
+    uint32 q[kHeadDim / 16][4];
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    // Q's place is free for another tile.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -767,10 +794,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     }
-    const uint32 staging = base + kQOffset + tile_position.stage * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
-    // O has left Q's place: it is free for another tile.
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     tile_position.advance();
   }
   if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over

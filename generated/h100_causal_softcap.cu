@@ -1,9 +1,9 @@
 // Generated from specs/h100_causal_softcap.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_causal_softcap.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 29de67207dcc83b28db1796494eef5a1b1e942605ceebc55fcc5e838d3ae0b6a
-// templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7d2285373912be11ddae21625d247a4d5e495bc4cd59e9062dd441a3541ba7fa
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
+// templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b5e01337c5d487b407003287e7744a8246ff0ea44bcc461ba4877c542eeb518d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -16,11 +16,12 @@
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
+//
+// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+// Cooperative: the consumers run side by side, with no order between them.
 //
 // Symbols
 //   step        kTileN keys: one key block
@@ -84,8 +85,6 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -211,17 +210,23 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -231,7 +236,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
       "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -241,7 +246,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
@@ -279,11 +284,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -526,16 +526,28 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (stream == 0 && leader) release_scheduler(p);
 }
 
+// Loads this warp's 16 rows of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
+    uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n128k16_registers_k_major(
+        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -715,15 +727,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -732,7 +740,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
-    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
+    uint32 q[kHeadDim / 16][4];
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    // Q's place is free for another tile.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -753,11 +765,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage);
-        bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -780,9 +790,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
       }
 
-      // The last scores are there: Q's place is free for the tile after the next.
-      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
-
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
       issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -790,13 +797,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
-    } else if (warp_leader) {
-      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 

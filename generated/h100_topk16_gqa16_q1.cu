@@ -2,8 +2,8 @@
 //     codegen render specs/h100_topk16_gqa16_q1.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6b59851dc7ac4da8dd719fb0606a9851fd9b2f36fa097392a21866cd0ee6a1b3
-// templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c78a3e61c1f6b227dfc2a92235e237b8a9da64cb1b53a8a620db4948f26f6cde
+// templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 e11301f87d3ada63ff4ce9cff6a52ca54cc6bd6c98455ad777568de7ce6f7bf5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -19,6 +19,8 @@
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      warpgroup w's turn on the tensor cores
+//
+// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
@@ -242,29 +244,35 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in registers, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
@@ -578,16 +586,28 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
+// Loads this warp's 16 rows of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
+    uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n64k16_registers_k_major(
+        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -831,7 +851,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
@@ -850,7 +869,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
-    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
+    uint32 q[kHeadDim / 16][4];
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    // Q's place is free for another tile.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -896,9 +919,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
       }
 
-      // The last scores are there: Q's place is free for the tile after the next.
-      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
-
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
       issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -906,8 +926,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
-    } else if (warp_leader) {
-      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
     // All warpgroups take the same number of turns, also those with fewer steps.
     for (int turn = max(entry.count, 1); turn < entry.turns; ++turn) {

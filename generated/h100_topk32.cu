@@ -2,8 +2,8 @@
 //     codegen render specs/h100_topk32.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: c4d0c957f2460ce3f1423d7aa57145e46ade95090d61b606fd9f94d66d41d06a
-// templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b636d387a90fc8e65d7424867308ed9490f69eb549eeeab1e7074ffcff4f9959
+// templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 156ef4bdba024bcad26611ad53cb2483163346f4db8d8675abc13d10a7dfd571
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -17,6 +17,8 @@
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      warpgroup w's turn on the tensor cores
+//
+// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
@@ -224,17 +226,23 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -244,7 +252,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
       "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -254,7 +262,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
@@ -558,16 +566,28 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
+// Loads this warp's 16 rows of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
+    uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n128k16_registers_k_major(
+        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -803,7 +823,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
   const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
@@ -821,7 +840,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
-    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
+    uint32 q[kHeadDim / 16][4];
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    // Q's place is free for another tile.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
@@ -867,9 +890,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
       }
 
-      // The last scores are there: Q's place is free for the tile after the next.
-      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
-
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
       issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -877,8 +897,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
-    } else if (warp_leader) {
-      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
     if (entry.piece.end == 0 ||
         join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum, p.scale_log2)) {

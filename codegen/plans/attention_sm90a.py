@@ -36,10 +36,11 @@ WARPGROUP = 128  # threads
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills a few words.
 REGISTER_SPLITS = {2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it.
-REGISTER_OVERHEAD = {2: 40, 3: 24, 4: 24}
+REGISTER_OVERHEAD = {2: 32, 3: 24, 4: 24}
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
+ARRANGEMENTS = ((TILE_STAGES, False), (TILE_STAGES, True), (1, True))  # places for Q, whether O leaves from them
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 SPLIT_PARAMS = (
@@ -77,15 +78,22 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     block_steps = 1 if block is None else max(1, block.kv // n)
     step_blocks = 1 if block is None else max(1, n // block.kv)
 
+    scores, output, queries = (WARPGROUP_ROWS * size // WARPGROUP for size in (n, d, d))
+    accumulators = scores + scores // 2 + output
+    overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
+    # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
+    q_in_registers = accumulators + queries // 2 + overhead <= splits[-1][1]
+    if q_in_registers:
+        accumulators += queries // 2
+
     # The best arrangement that fits: the next tile's Q arrives early, and O has a place of its own to leave from.
-    for tile_stages, shares_staging in ((TILE_STAGES, False), (TILE_STAGES, True), (1, True)):
+    # Where Q is in registers, its place is free again at once.
+    arrangements = ((TILE_STAGES, False), (1, False)) if q_in_registers else ARRANGEMENTS
+    for tile_stages, shares_staging in arrangements:
         rings = _Rings(tile_stages, shares_staging, streams, step_blocks, q_bytes, kv_bytes)
         shared = _shared(spec, rings)
         if shared.size <= arch.shared_memory_per_block:
             break
-    scores, output = WARPGROUP_ROWS * n // WARPGROUP, WARPGROUP_ROWS * d // WARPGROUP
-    accumulators = scores + scores // 2 + output
-    overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
     fitting = [split for split in splits if accumulators + overhead <= split[1]]
     producer_registers, consumer_registers = (fitting or splits[-1:])[0]
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer_registers)
@@ -166,6 +174,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "packed": rows.packed,
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
+            "q_in_registers": q_in_registers,
+            "announces_early": q_in_registers or tile_stages > 1,
             "block_steps": block_steps,
             "step_blocks": step_blocks,
             "splits": spec.split_tail,

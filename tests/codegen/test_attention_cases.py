@@ -33,8 +33,11 @@ class Oracle:
     def __init__(self, name: str, case: attention.Case, spoil: Callable[[Any, Any], None] = lambda out, lse: None):
         self.spec, self.case, self.spoil = spec_of(name), case, spoil
 
-    def __call__(self, q: Any, k: Any, v: Any, *indices: Any, scale: float | None, out: Any) -> tuple[Any, Any]:
-        exact, lse, _ = attention.oracle(self.spec, replace(self.case, scale=scale), attention.Inputs(q, k, v, indices))
+    def __call__(
+        self, q: Any, k: Any, v: Any, *indices: Any, scale: float | None, out: Any, sink: Any
+    ) -> tuple[Any, Any]:
+        inputs = attention.Inputs(q, k, v, indices, sink)
+        exact, lse, _ = attention.oracle(self.spec, replace(self.case, scale=scale), inputs)
         out.copy_(exact)
         lse = lse.float()
         self.spoil(out, lse)

@@ -16,7 +16,7 @@ from codegen.plans import plan_for
 
 torch = pytest.importorskip("torch")
 
-from runtime import attention, launch  # noqa: E402
+from runtime import attention, launch, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 
 
@@ -41,7 +41,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
-    monkeypatch.setattr(attention, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(workspace, "_counters", {})
+    monkeypatch.setattr(workspace, "_scratch", {})
 
     def make(name: str) -> tuple[attention.AttentionKernel, Driver]:
         named = find_spec(name)

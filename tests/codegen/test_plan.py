@@ -142,8 +142,12 @@ def test_too_many_registers_are_refused_with_numbers(attention: dict[str, Any]) 
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> None:
     attention["stages"] = stages
-    if stages <= 2:
-        assert plan_of(attention).shared_bytes <= 227 * KIB
+    if stages <= 3:
+        plan = plan_of(attention)
+        assert plan.shared_bytes <= 227 * KIB
+        # The third stage takes the place of the next tile's Q, and of the staging of O.
+        assert constants_of(plan)["kTileStages"] == (2 if stages < 3 else 1)
+        assert [region.name for region in plan.shared if region.name == "O"] == (["O"] if stages < 3 else [])
         return
     with pytest.raises(
         SpecError, match=r"^stages: \d stages of tile 128 x 128 need \d+ KB of shared memory, sm_90a has"
@@ -156,7 +160,8 @@ def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> No
     [
         ("tile.m", {"tile": {"m": 64, "n": 128}}),
         ("tile.n", {"tile": {"m": 128, "n": 32}}),
-        ("tile.n", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 64}}}),
+        ("tile.n", {"tile": {"m": 128, "n": 80}}),
+        ("tile.n", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 64}}, "tile": {"m": 128, "n": 192}}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 8, "kv": 128}}}),
         ("pattern.block.kv", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 32}}}),
     ],
@@ -206,12 +211,11 @@ def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any])
         plan_of(attention)
 
 
-@pytest.mark.parametrize(("keys", "steps"), [(128, None), (64, 2)])
-def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int | None) -> None:
+@pytest.mark.parametrize(("keys", "steps"), [(128, 1), (64, 2)])
+def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int) -> None:
     attention["tile"]["n"] = keys
     plan = plan_of(attention)
-    assert constants_of(plan).get("kBlockSteps") == steps
-    assert plan.values["block_steps"] == (steps or 1)
+    assert constants_of(plan)["kBlockSteps"] == plan.values["block_steps"] == steps
 
 
 def test_softcap(attention: dict[str, Any]) -> None:
@@ -267,7 +271,7 @@ def test_rows_of_packed_heads(
     o_box: tuple[int, ...],
 ) -> None:
     if block_q is None:
-        attention["pattern"] = {"kind": "causal"}
+        attention |= {"pattern": {"kind": "causal"}, "split_tail": False}
     else:
         attention["pattern"]["block"] = {"q": block_q, "kv": 64}
     attention |= {"packed_heads": heads, "tile": {"m": 128, "n": 64}}

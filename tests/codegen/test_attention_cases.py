@@ -166,6 +166,20 @@ def test_a_correctly_rounded_result_passes(name: str, case: str) -> None:
     assert outcome.passed, outcome
 
 
+@pytest.mark.parametrize("case", ["plain", "huge_sinks", "sinks_and_no_keys"])
+def test_a_sink_is_part_of_the_result(case: str) -> None:
+    spec = spec_of("h100_window1k_sink")
+    (chosen,) = (found for found in attention.cases_of(spec) if found.name == case)
+    chosen = replace(chosen, q_len=min(chosen.q_len, 300), kv_len=min(chosen.kv_len, 300))
+    assert run(Oracle("h100_window1k_sink", chosen)).passed
+
+    class Forgetful(Oracle):
+        def __call__(self, *tensors: Any, sink: Any, **named: Any) -> tuple[Any, Any]:
+            return super().__call__(*tensors, sink=torch.full_like(sink, -math.inf), **named)
+
+    assert not run(Forgetful("h100_window1k_sink", chosen)).passed
+
+
 def test_wrong_results_fail() -> None:
     case = BY_NAME["huge_logit"]
 

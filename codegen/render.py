@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 import jinja2
+from jinja2.bccache import Bucket
 
 from codegen.library import TEMPLATES, NamedSpec
 from codegen.plan import Plan
@@ -38,10 +39,28 @@ class _RecordingLoader(jinja2.FileSystemLoader):
         return source, filename, uptodate
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """Keeps what Jinja makes of a template, for the next environment of this process."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if bucket.key in self._code:
+            bucket.bytecode_from_string(self._code[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+_compiled_templates = _CompiledTemplates()
+
+
 def environment() -> jinja2.Environment:
-    """Return the one Jinja environment of the project (undefined names are errors)."""
+    """Return a Jinja environment as all of the project's are (undefined names are errors)."""
     return jinja2.Environment(
         loader=_RecordingLoader(),
+        bytecode_cache=_compiled_templates,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -78,9 +78,12 @@ class SpecBase(Frozen):
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
-        unused = {name for name in self.options if getattr(self, name) == type(self).model_fields[name].default}
-        fields = self.model_dump(mode="json", by_alias=True, exclude=unused)
+        fields = self.model_dump(mode="json", by_alias=True, exclude=self._unused())
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    def _unused(self) -> set[str]:
+        """Return the options that are off, and would be if they were left out."""
+        return {name for name in self.options if getattr(self, name) == type(self).model_fields[name].default}
 
     @property
     def hash(self) -> str:
@@ -151,6 +154,14 @@ class AttentionSpec(SpecBase):
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         return _fill(dict(data), "attention", {"tile": tile, "stages": 2, "split_tail": splits})
+
+    @property
+    def can_split(self) -> bool:
+        """Whether there is a kernel with ``split_tail``: it then has that unless the spec says no."""
+        return self.arch == "sm_90a" and self.pattern.splits
+
+    def _unused(self) -> set[str]:
+        return super()._unused() - ({"split_tail"} if self.can_split else set())
 
 
 class BsrSpmmSpec(SpecBase):
@@ -236,7 +247,7 @@ def parse_spec(data: object) -> Spec:
     except ValidationError as error:
         raise _first_error(error) from None
     _check_combination(spec)
-    if isinstance(spec, AttentionSpec) and spec.split_tail and not (spec.arch == "sm_90a" and spec.pattern.splits):
+    if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
         message = f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out"
         raise SpecError("split_tail", message)
     return spec

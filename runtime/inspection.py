@@ -67,10 +67,13 @@ def usage(compiled: Compiled) -> Usage:
 
 def count_instructions(cubin: bytes) -> dict[str, int]:
     """Return how often each opcode of INSTRUCTIONS is in a cubin."""
-    opcodes = Counter(
-        re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9]*)", disassemble(cubin), re.M)
-    )
+    opcodes = Counter(mnemonic.partition(".")[0] for mnemonic in mnemonics(cubin))
     return {name: opcodes[name] for name in INSTRUCTIONS}
+
+
+def mnemonics(cubin: bytes) -> list[str]:
+    """Return the instructions of a cubin in the order of their addresses, as ``HGMMA.64x128x16.F32``: no operands."""
+    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", disassemble(cubin), re.M)
 
 
 def disassemble(cubin: bytes) -> str:

@@ -76,6 +76,11 @@ class PatternBase(Frozen):
         return ()
 
     @property
+    def block_keys(self) -> int | None:
+        """Keys of a block of the pattern: a step is one, an equal part of one, or two. None where any step will do."""
+        return None if self.fixed_block is None else self.fixed_block.kv
+
+    @property
     def masks_pairs(self) -> bool:
         """Whether some visible blocks hide some of their pairs (beyond the tail of the sequence)."""
         return False

@@ -19,7 +19,7 @@ class Strided(PatternBase):
     - stripe: b % ``stride`` == 0, the same blocks for all queries, the first one (an attention sink) among them;
     - future, if causal: j > i + kv_len - q_len.
 
-    The definition is of single queries: the tile neither changes it nor has to match ``block``.
+    The definition is of single queries: the tile does not change it.
     """
 
     kind: Literal["strided"]
@@ -27,6 +27,11 @@ class Strided(PatternBase):
     local: int = Field(ge=0, le=1 << 16, description="blocks next to the query's own block that are seen too")
     block: Annotated[Literal[64, 128], Integral] = Field(description="keys of a block")
     causal: bool = Field(default=True, description="whether keys after the query's own position are hidden")
+
+    @property
+    def block_keys(self) -> int:
+        """Stripes begin and end with a step, or lie in one that holds no other."""
+        return self.block
 
     @property
     def masks_pairs(self) -> bool:

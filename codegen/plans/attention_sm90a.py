@@ -66,10 +66,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         those = f"allowed on {arch.name} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
-        reason = f"is {n}; a step is a listed block, an equal part of one, or two: pattern.block.kv is {block.kv}"
-        require(block.kv % n == 0 or n == 2 * block.kv, "tile.n", reason)
         reason = f"is {m}, not a multiple of the {block.q * spec.packed_heads} rows of a query block"
         require(m % min(m, block.q * spec.packed_heads) == 0, "tile.m", reason)
+    keys = pattern.block_keys
+    reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
+    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     rows = Rows.of(spec)
     streams, consumers = rows.streams, m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes

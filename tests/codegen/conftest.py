@@ -29,6 +29,7 @@ ATTENTION = {
     "schedule": "ping_pong",
     "stages": 2,
     "lse": True,
+    "split_tail": True,
 }
 SPMM = {
     "op": "bsr_spmm",

@@ -33,8 +33,11 @@ class Oracle:
     def __init__(self, name: str, case: attention.Case, spoil: Callable[[Any, Any], None] = lambda out, lse: None):
         self.spec, self.case, self.spoil = spec_of(name), case, spoil
 
-    def __call__(self, q: Any, k: Any, v: Any, *indices: Any, scale: float | None, out: Any) -> tuple[Any, Any]:
-        exact, lse, _ = attention.oracle(self.spec, replace(self.case, scale=scale), attention.Inputs(q, k, v, indices))
+    def __call__(
+        self, q: Any, k: Any, v: Any, *indices: Any, scale: float | None, out: Any, sink: Any
+    ) -> tuple[Any, Any]:
+        inputs = attention.Inputs(q, k, v, indices, sink)
+        exact, lse, _ = attention.oracle(self.spec, replace(self.case, scale=scale), inputs)
         out.copy_(exact)
         lse = lse.float()
         self.spoil(out, lse)
@@ -161,6 +164,20 @@ def test_padded_lists_name_each_block_at_most_once() -> None:
 def test_a_correctly_rounded_result_passes(name: str, case: str) -> None:
     outcome = run(Oracle(name, BY_NAME[case]))
     assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize("case", ["plain", "huge_sinks", "sinks_and_no_keys"])
+def test_a_sink_is_part_of_the_result(case: str) -> None:
+    spec = spec_of("h100_window1k_sink")
+    (chosen,) = (found for found in attention.cases_of(spec) if found.name == case)
+    chosen = replace(chosen, q_len=min(chosen.q_len, 300), kv_len=min(chosen.kv_len, 300))
+    assert run(Oracle("h100_window1k_sink", chosen)).passed
+
+    class Forgetful(Oracle):
+        def __call__(self, *tensors: Any, sink: Any, **named: Any) -> tuple[Any, Any]:
+            return super().__call__(*tensors, sink=torch.full_like(sink, -math.inf), **named)
+
+    assert not run(Forgetful("h100_window1k_sink", chosen)).passed
 
 
 def test_wrong_results_fail() -> None:

@@ -16,7 +16,7 @@ from codegen.plans import plan_for
 
 torch = pytest.importorskip("torch")
 
-from runtime import attention, launch  # noqa: E402
+from runtime import attention, launch, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 
 
@@ -41,7 +41,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
-    monkeypatch.setattr(attention, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(workspace, "_counters", {})
+    monkeypatch.setattr(workspace, "_scratch", {})
 
     def make(name: str) -> tuple[attention.AttentionKernel, Driver]:
         named = find_spec(name)
@@ -96,6 +98,43 @@ def test_each_launch_has_the_numbers_and_addresses_of_its_call(kernel: Any, name
         required = [spec for spec in call.spec.pattern.index_tensors if not spec.optional]
         for spec, tensor in zip(required, indices, strict=True):
             assert field(call, block, spec.name) == (tensor.data_ptr(),)
+
+
+def test_tiles_of_a_last_round_are_divided(kernel: Any) -> None:
+    call, driver = kernel("h100_topk32")
+    q, k, v = qkv()
+    lists = torch.zeros(1, 2, 2, 32, dtype=torch.int32)
+    call(q, k, v, lists)
+    plan, ((grid, stream, block),) = call.compiled.plan, driver.launches
+    # 2 heads x 2 tiles of 32 listed blocks each, for 132 thread blocks.
+    divided = plan.split.divide(4, 32, 132)
+    assert divided == (field(call, block, "split_tiles")[0], field(call, block, "split_blocks")[0])
+    assert field(call, block, "shares") == (32,) and field(call, block, "tiles") == (4,)
+    assert grid == divided[1] > 4
+    counters, part_bytes = plan.split.workspace(*divided)
+    kept = workspace._counters[None, stream], workspace._scratch[None, stream]  # type: ignore[index]
+    assert kept[0].numel() >= counters and kept[1].numel() >= part_bytes
+    assert field(call, block, "shares_done") == (kept[0].data_ptr(),)
+    assert field(call, block, "parts") == (kept[1].data_ptr(),)
+
+
+def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:
+    call, driver = kernel("h100_topk32")
+    q, k, v = qkv(heads=66)
+    call(q, k, v, torch.zeros(1, 1, 2, 32, dtype=torch.int32))
+    ((grid, _, block),) = driver.launches
+    assert grid == 132
+    for name in ("split_tiles", "split_blocks", "parts", "shares_done"):
+        assert field(call, block, name) == (0,), name
+    assert not workspace._counters and not workspace._scratch
+
+
+def test_shares_are_those_of_the_problem(kernel: Any) -> None:
+    for name, length, shares in (("h100_dense", 1000, 13), ("h100_window2k", 1000, 8), ("h100_window2k", 9000, 18)):
+        call, driver = kernel(name)
+        call(*qkv(length=length))
+        ((_, _, block),) = driver.launches
+        assert field(call, block, "shares") == (shares,), name
 
 
 def test_lists_that_a_later_call_leaves_out_are_not_those_of_an_earlier_one(kernel: Any) -> None:

@@ -26,6 +26,9 @@ TILES = [
     ("sm_90a", 128, 128, 1),
     ("sm_90a", 128, 64, 1),
     ("sm_90a", 128, 64, 8),
+    ("sm_90a", 128, 176, 1),
+    ("sm_90a", 192, 80, 1),
+    ("sm_90a", 256, 64, 1),
     ("sm_89", 16, 32, 1),
     ("sm_89", 64, 128, 1),
 ]
@@ -51,7 +54,7 @@ VARIANTS: list[dict[str, Any]] = [
     ),
 ]
 
-SHIMS = """\
+PROGRAM = """\
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -63,38 +66,70 @@ SHIMS = """\
 using std::max;
 using std::min;
 struct Params { int q_len, kv_len; };
+struct Step { int block; bool masked; };
+struct Kernel {
+  void (*list)(const Params&, int first, int begin, int number, std::vector<Step>&);  // number -1: all of them
+  bool (*visible)(const Params&, int query, int key);
+  int tile_keys, stream_rows;
+  bool splits;
+};
+%(kernels)s
+const Kernel kKernels[] = {%(names)s};
+
+void print_steps(const std::vector<Step>& steps) {
+  for (const Step& step : steps) std::printf("%%d%%s ", step.block, step.masked ? "*" : "");
+  std::puts("");
+}
+
+// One line with the blocks of a tile (* behind a masked one), if it can be divided a line for each width of its parts
+// with the blocks of all of them, then one line for each query. The last tile has no query.
+void print_tiles(const Kernel& kernel, const Params& p) {
+  for (int first = 0; first < p.q_len + kernel.stream_rows; first += kernel.stream_rows) {
+    std::vector<Step> steps;
+    kernel.list(p, first, 0, -1, steps);
+    print_steps(steps);
+    for (int width = 1; kernel.splits && width <= %(widest)d; ++width) {
+      std::vector<Step> parts;
+      const int end = steps.size() + 2 * width;  // as where other tiles have more steps
+      for (int begin = 0; begin < end; begin += width) kernel.list(p, first, begin, width, parts);
+      print_steps(parts);
+    }
+    for (int row = first; row < min(first + kernel.stream_rows, p.q_len); ++row) {
+      std::string pairs(p.kv_len, '.');
+      for (const Step& step : steps) {
+        const int begin = step.block * kernel.tile_keys;
+        for (int key = begin; key < min(begin + kernel.tile_keys, p.kv_len); ++key) {
+          if (!step.masked || kernel.visible(p, row, key)) pairs.at(key) = 'x';
+        }
+      }
+      std::puts(pairs.c_str());
+    }
+  }
+}
+
+int main(int count, char** words) {
+  for (int i = 2; i < count; i += 2) {
+    print_tiles(kKernels[std::atoi(words[1])], {std::atoi(words[i]), std::atoi(words[i + 1])});
+  }
+}
 """
-# One line with the blocks of a tile (* behind a masked one), then one line for each query. The last tile has no query.
 KERNEL = """
 namespace kernel_%(index)d {
 %(constants)s
 %(pattern)s
-void print_tiles(const Params& p) {
-  for (int first = 0; first < p.q_len + kStreamRows; first += kStreamRows) {
-    std::vector<std::string> pairs(max(min(kStreamRows, p.q_len - first), 0), std::string(p.kv_len, '.'));
-    KeyBlocks blocks(p, 0, 0, first);
-    for (int i = 0; i < blocks.count; ++i) {
-      const int block = blocks.at(i);
-      const bool masked = %(masked)s;
-      std::printf("%%d%%s ", block, masked ? "*" : "");
-      for (int row = 0; row < static_cast<int>(pairs.size()); ++row) {
-        for (int key = block * kTileN; key < min((block + 1) * kTileN, p.kv_len); ++key) {
-          if (!masked || %(visible)s) pairs[row].at(key) = 'x';
-        }
-      }
-    }
-    std::puts("");
-    for (const std::string& row : pairs) std::puts(row.c_str());
+void list(const Params& p, int first, int begin, int number, std::vector<Step>& steps) {
+  KeyBlocks blocks(p, 0, 0, first);
+%(restriction)s
+  for (int i = 0; i < blocks.count; ++i) {
+    const int block = blocks.at(i);
+    steps.push_back({block, %(masked)s});
   }
 }
+bool is_visible(const Params& p, int query, int key) { return %(visible)s; }
+const Kernel kernel = {list, is_visible, kTileN, kStreamRows, %(splits)s};
 }  // namespace kernel_%(index)d
 """
-MAIN = """
-int main(int count, char** words) {
-  void (*const kernels[])(const Params&) = {%s};
-  for (int i = 2; i < count; i += 2) kernels[std::atoi(words[1])]({std::atoi(words[i]), std::atoi(words[i + 1])});
-}
-"""
+WIDEST = 3  # shares of a part
 
 
 def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, packed_heads: int) -> Plan:
@@ -102,7 +137,17 @@ def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, packed_heads: in
     return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}}))
 
 
-PLANS = [plan_of(fields, *tile) for fields in [*(p.model_dump() for p in POSITIONAL), *VARIANTS] for tile in TILES]
+def fits(fields: dict[str, Any], n: int) -> bool:
+    """Whether a step may have ``n`` keys: the stripes of `strided` are a step, an equal part of one, or two."""
+    return fields["kind"] != "strided" or n in (fields["block"] // 2, fields["block"], 2 * fields["block"])
+
+
+PLANS = [
+    plan_of(fields, *tile)
+    for fields in [*(pattern.model_dump() for pattern in POSITIONAL), *VARIANTS]
+    for tile in TILES
+    if fits(fields, tile[2])
+]
 
 
 def kernel(index: int, plan: Plan) -> str:
@@ -116,7 +161,9 @@ def kernel(index: int, plan: Plan) -> str:
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "masked": "blocks.masked(i, block)" if masks else "false",
-        "visible": "visible(p, first + row, key)" if masks else "true",
+        "visible": "visible(p, query, key)" if masks else "true",
+        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.split else "",
+        "splits": "true" if plan.split else "false",
     }
 
 
@@ -130,8 +177,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     folder = tmp_path_factory.mktemp("key_blocks")
-    names = ", ".join(f"kernel_{index}::print_tiles" for index in range(len(PLANS)))
-    source = SHIMS + "".join(map(kernel, range(len(PLANS)), PLANS)) + MAIN % names
+    kernels = "".join(map(kernel, range(len(PLANS)), PLANS))
+    names = ", ".join(f"kernel_{index}::kernel" for index in range(len(PLANS)))
+    source = PROGRAM % {"kernels": kernels, "names": names, "widest": WIDEST}
     (folder / "main.cpp").write_text(source, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=folder, check=True)
@@ -165,6 +213,9 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
             where = f"q_len {q_len}, kv_len {kv_len}, queries from {first}"
             rows = expected[first : first + tile_rows]
             listed = next(lines).split()
+            if plan.split is not None:
+                assert [next(lines).split() for _ in range(WIDEST)] == [listed] * WIDEST, f"{where}: parts of the tile"
+                assert len(listed) <= pattern.shares(kv_len, tile_rows, tile_keys), where
             assert [next(lines) for _ in rows] == rows, where
             assert len(listed) == len({word.rstrip("*") for word in listed}), f"{where}: {listed} repeats a block"
             for word in listed:

@@ -1,6 +1,7 @@
-"""The steps of listed blocks, run on the host: each entry of a row's lists gives its block's steps, in order.
+"""The loads of listed blocks, run on the host: each entry of a row's lists gives its block's loads, in order.
 
-As in test_key_blocks, a host program is made of the pattern's part of the source. A warp's 32 lanes are 32 copies of
+A load is a listed block or an equal part of one; two loads are a step where a step is a pair of blocks. As in
+test_key_blocks, a host program is made of the pattern's part of the source. A warp's 32 lanes are 32 copies of
 KeyBlocks that call `at` one after the other, twice: the first round leaves what each shuffles, the second reads it.
 """
 
@@ -18,9 +19,23 @@ from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import environment
 
-KV_LEN, ROWS, LENGTH = 1000, 5, 70
+KV_LEN, ROWS, LENGTH = 1000, 5, 71
 PATTERNS: list[dict[str, Any]] = [{"kind": "topk", "k": LENGTH}, {"kind": "block_lists", "mask": "causal"}]
-SHAPES = [(128, 128, 128, 1), (128, 128, 64, 1), (64, 128, 64, 1), (64, 64, 64, 8), (1, 128, 64, 16), (16, 64, 64, 1)]
+# (queries and keys of a block, rows and keys of a tile, packed heads)
+SHAPES = [
+    (128, 128, 128, 128, 1),
+    (128, 128, 128, 64, 1),
+    (64, 128, 128, 64, 1),
+    (64, 64, 128, 64, 8),
+    (1, 128, 128, 64, 16),
+    (16, 64, 128, 64, 1),
+    (128, 64, 128, 128, 1),  # pairs
+    (1, 64, 128, 128, 16),
+    (64, 64, 192, 128, 1),
+    (64, 128, 256, 64, 1),
+    (128, 64, 256, 64, 1),
+]
+WIDTHS = (1, 2, 5, 40)  # shares of a part
 
 PROGRAM = """\
 #include <algorithm>
@@ -46,6 +61,18 @@ int __ldg(const int* word) { return *word; }
 int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; return shuffled[lane]; }
 %(constants)s
 %(pattern)s
+// The loads of the queries from `first` on; of a part of them, if it has any shares.
+void print_loads(const Params& p, int first, int begin, int shares) {
+  KeyBlocks one(p, 0, 0, first);
+%(restriction)s
+  KeyBlocks lanes[32] = {%(copies)s};
+  for (int i = 0; i < one.count * kStepBlocks; ++i) {
+    int block = 0;
+    for (int round = 0; round < 2; ++round)
+      for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) block = lanes[threadIdx.x].at(i);
+    std::printf("%%d%%s ", block, %(masked)s ? "*" : "");
+  }
+}
 int main() {
   static int lists[2][%(rows)d][%(length)d], counts[2][%(rows)d];
   for (int full = 0; full < 2; ++full)
@@ -61,14 +88,15 @@ int main() {
   p.kv_indices_length = p.full_kv_indices_length = %(length)d;
   p.query_blocks = %(rows)d, p.q_len = %(rows)d * %(block_q)d, p.kv_len = %(kv_len)d;
   for (int first = 0; first < p.q_len + kStreamRows; first += kStreamRows) {
-    KeyBlocks one(p, 0, 0, first), lanes[32] = {%(copies)s};
-    for (int i = 0; i < one.count; ++i) {
-      int block = 0;
-      for (int round = 0; round < 2; ++round)
-        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) block = lanes[threadIdx.x].at(i);
-      std::printf("%%d%%s ", block, %(masked)s ? "*" : "");
-    }
+    print_loads(p, first, 0, 0);
     std::puts("");
+    for (int width : std::initializer_list<int>{%(widths)s}) {
+      for (int begin = 0; begin < %(length)d; begin += width) {
+        print_loads(p, first, begin, width);
+        std::printf("| ");
+      }
+      std::puts("");
+    }
   }
 }
 """
@@ -87,11 +115,14 @@ def program(plan: Plan, block_q: int) -> str:
         "block_q": block_q,
         "copies": ", ".join(["one"] * 32),
         "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
+        "restriction": "  if (shares > 0) one.restrict_to(begin, shares);" if plan.split else "",
+        "widths": ", ".join(map(str, WIDTHS)) if plan.split else "",
     }
 
 
-def expected(kind: str, row: int, block_kv: int, steps: int) -> list[str]:
-    """The steps of a row's lists; behind the last key for an entry that names no block."""
+def expected(kind: str, row: int, block_kv: int, n: int) -> list[str]:
+    """The loads of a row's lists; behind the last key for an entry that names no block."""
+    steps, pair = max(1, block_kv // n), max(1, n // block_kv)
     key_blocks = -(-KV_LEN // block_kv)
     lists = [[(5 * i + 3 * row + full) % 12 - 1 for i in range(LENGTH)] for full in range(2)]
     if kind == "topk":
@@ -99,23 +130,38 @@ def expected(kind: str, row: int, block_kv: int, steps: int) -> list[str]:
     else:
         entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
+    known += [(key_blocks, "")] * (-len(known) % pair)
     return [f"{entry * steps + step}{mark}" for entry, mark in known for step in range(steps)]
+
+
+def parts(loads: list[str], shares: int, width: int) -> list[list[str]]:
+    """The loads of each part of a tile of ``shares`` shares, ``width`` shares a part."""
+    share = len(loads) // shares
+    assert len(loads) == share * shares
+    return [loads[begin * share : (begin + width) * share] for begin in range(0, LENGTH, width)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "_".join(map(str, shape)))
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: str(pattern["kind"]))
-def test_steps_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    block_q, block_kv, n, heads = shape
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "packed_heads": heads, "tile": {"m": 128, "n": n}}
+    block_q, block_kv, m, n, heads = shape
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
     plan = plan_for(find_spec({**fields, "pattern": {**pattern, "block": {"q": block_q, "kv": block_kv}}}))
     (tmp_path / "main.cpp").write_text(program(plan, block_q), encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    lines = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout.splitlines()
+    output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
+    lines = iter(output.splitlines())
     stream = next(constant.value for constant in plan.constants if constant.name == "kStreamRows")
     firsts = range(0, ROWS * block_q + int(stream), int(stream))
-    assert len(lines) == len(firsts)
-    for first, line in zip(firsts, lines, strict=True):
+    for first in firsts:
         row = first // block_q
-        assert line.split() == (expected(pattern["kind"], row, block_kv, block_kv // n) if row < ROWS else []), first
+        loads = expected(pattern["kind"], row, block_kv, n) if row < ROWS else []
+        assert next(lines).split() == loads, first
+        if plan.split is not None:
+            shares = plan.spec.pattern.shares(KV_LEN, int(stream), n)  # type: ignore[union-attr]
+            for width in WIDTHS:
+                found = [part.split() for part in next(lines).split("|")[:-1]]
+                assert found == parts(loads, shares, width), (first, width)
+    assert next(lines, None) is None

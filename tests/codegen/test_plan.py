@@ -142,8 +142,12 @@ def test_too_many_registers_are_refused_with_numbers(attention: dict[str, Any]) 
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> None:
     attention["stages"] = stages
-    if stages <= 2:
-        assert plan_of(attention).shared_bytes <= 227 * KIB
+    if stages <= 3:
+        plan = plan_of(attention)
+        assert plan.shared_bytes <= 227 * KIB
+        # The third stage takes the place of the next tile's Q, and of the staging of O.
+        assert constants_of(plan)["kTileStages"] == (2 if stages < 3 else 1)
+        assert [region.name for region in plan.shared if region.name == "O"] == (["O"] if stages < 3 else [])
         return
     with pytest.raises(
         SpecError, match=r"^stages: \d stages of tile 128 x 128 need \d+ KB of shared memory, sm_90a has"
@@ -155,8 +159,13 @@ def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> No
     ("field", "change"),
     [
         ("tile.m", {"tile": {"m": 64, "n": 128}}),
+        ("tile.m", {"tile": {"m": 320, "n": 128}}),
+        ("tile.m", {"tile": {"m": 192, "n": 128}}),
         ("tile.n", {"tile": {"m": 128, "n": 32}}),
-        ("tile.n", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 64}}}),
+        ("tile.n", {"tile": {"m": 128, "n": 272}}),
+        ("tile.n", {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 88}}),
+        ("tile.n", {"tile": {"m": 128, "n": 80}}),
+        ("tile.n", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 64}}, "tile": {"m": 128, "n": 192}}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 8, "kv": 128}}}),
         ("pattern.block.kv", {"pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 32}}}),
     ],
@@ -206,12 +215,102 @@ def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any])
         plan_of(attention)
 
 
-@pytest.mark.parametrize(("keys", "steps"), [(128, None), (64, 2)])
-def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int | None) -> None:
+@pytest.mark.parametrize(("keys", "steps"), [(128, 1), (64, 2)])
+def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int) -> None:
     attention["tile"]["n"] = keys
     plan = plan_of(attention)
-    assert constants_of(plan).get("kBlockSteps") == steps
-    assert plan.values["block_steps"] == (steps or 1)
+    assert constants_of(plan)["kBlockSteps"] == plan.values["block_steps"] == steps
+
+
+@pytest.mark.parametrize("pattern", [{"kind": "topk", "k": 9}, {"kind": "block_lists", "mask": "causal"}])
+def test_a_step_may_hold_a_pair_of_listed_blocks(pattern: dict[str, Any]) -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "tile": {"m": 128, "n": 128}}
+    one = plan_of(fields | {"pattern": {**pattern, "block": {"q": 128, "kv": 128}}})
+    pair = plan_of(fields | {"pattern": {**pattern, "block": {"q": 128, "kv": 64}}})
+    for plan, loads, keys in ((one, 1, 128), (pair, 2, 64)):
+        values = constants_of(plan)
+        assert (values["kStepBlocks"], values["kLoadKeys"], values["kBlockKeys"]) == (loads, keys, keys)
+        assert values["kBlockSteps"] == 1
+        assert plan.tensor_maps["k_map"].box == plan.tensor_maps["v_map"].box == (64, keys, 1, 1)
+        assert {region.name: region.bytes for region in plan.shared}["Slots"] == 4 * 2 * loads
+        # The loads of a step fill a stage of the ring.
+        assert loads * keys * 128 == values["kKvGroupBytes"]
+    assert pair.bytes == one.bytes and pair.flops == one.flops
+
+
+def test_pairs_need_registers_as_any_step_does() -> None:
+    pattern = {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": 128, "n": 256}}
+    with pytest.raises(SpecError, match=r"^tile: 128 x 256 needs about 264 registers .*, 232 are available"):
+        plan_of(fields)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("block", [64, 128])
+def test_steps_that_do_not_fit_the_stripes_are_refused(block: int, causal: bool) -> None:
+    pattern = {"kind": "strided", "stride": 2, "local": 0, "block": block, "causal": causal}
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern}
+    for keys in range(64, 208, 16):
+        data = fields | {"tile": {"m": 128, "n": keys}}
+        if keys in (block // 2, block, 2 * block):
+            assert constants_of(plan_of(data))["kTileN"] == keys
+            continue
+        message = rf"^tile.n: is {keys}; a step is a block of the pattern, {block} keys, an equal part of one, or two$"
+        with pytest.raises(SpecError, match=message):
+            plan_of(data)
+
+
+@pytest.mark.parametrize(
+    ("m", "head_dim", "keys", "registers"),
+    [(128, 64, 192, (56, 224)), (192, 128, 80, (32, 160)), (192, 64, 128, (32, 160)), (256, 64, 64, (32, 112))],
+)
+def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, registers: tuple[int, int]) -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": {"kind": "dense"}}
+    plan = plan_of(fields | {"tile": {"m": m, "n": keys}})
+    values, warpgroups = constants_of(plan), m // 64
+    assert (values["kProducerRegisters"], values["kConsumerRegisters"]) == registers
+    assert values["kConsumerWarpgroups"] == warpgroups and plan.threads == values["kThreads"] == 128 * (warpgroups + 1)
+    assert values["kProducerRegisters"] + warpgroups * values["kConsumerRegisters"] <= 512  # 65536 / 128
+    assert plan.tensor_maps["q_map"].box[1] == m == plan.tile_queries
+    assert plan.tensor_maps["o_map"].box[1] == 64
+    assert plan.tensor_maps["k_map"].box[1] == keys
+    # Barriers, entries and what tells the last part are there for each warpgroup.
+    regions = {region.name: region.bytes for region in plan.shared}
+    assert regions["IsLast"] == 4 * warpgroups
+    assert plan.split is not None and plan.split.counters == warpgroups
+    # Only with issue slots to spare is O rescaled whether a maximum has moved or not.
+    assert plan.values["rescales_always"] == (m == 128)
+
+
+@pytest.mark.parametrize(
+    ("m", "head_dim", "keys", "needed", "available"),
+    [(192, 128, 96, 160, 160), (192, 128, 112, 172, 160), (192, 64, 160, 176, 160), (256, 64, 80, 116, 112)],
+)
+def test_what_the_registers_of_large_tiles_hold(m: int, head_dim: int, keys: int, needed: int, available: int) -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": {"kind": "dense"}, "stages": 1}
+    fields["tile"] = {"m": m, "n": keys}
+    if needed <= available:
+        assert plan_of(fields).registers.needed == needed
+        return
+    message = rf"^tile: {m} x {keys} needs about {needed} registers .*, {available} are available"
+    with pytest.raises(SpecError, match=message):
+        plan_of(fields)
+
+
+@pytest.mark.parametrize(
+    ("m", "block_q", "streams"), [(192, 64, 3), (256, 64, 4), (256, 128, 2), (128, 128, 1), (256, 32, 4), (192, 16, 3)]
+)
+def test_streams_of_large_tiles(m: int, block_q: int, streams: int) -> None:
+    pattern = {"kind": "topk", "k": 8, "block": {"q": block_q, "kv": 64}}
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": m, "n": 64}}
+    plan = plan_of(fields)
+    values = constants_of(plan)
+    assert values["kStreams"] == streams
+    assert values["kStreamWarpgroups"] * streams == values["kConsumerWarpgroups"] == m // 64
+    assert plan.tile_queries == streams * block_q == streams * values["kStreamRows"]
+    regions = {region.name: region.bytes for region in plan.shared}
+    assert regions["K"] == regions["V"] == streams * plan.spec.stages * values["kKvBytes"]
+    assert regions["Slots"] == 4 * streams * plan.spec.stages
 
 
 def test_softcap(attention: dict[str, Any]) -> None:
@@ -267,7 +366,7 @@ def test_rows_of_packed_heads(
     o_box: tuple[int, ...],
 ) -> None:
     if block_q is None:
-        attention["pattern"] = {"kind": "causal"}
+        attention |= {"pattern": {"kind": "causal"}, "split_tail": False}
     else:
         attention["pattern"]["block"] = {"q": block_q, "kv": 64}
     attention |= {"packed_heads": heads, "tile": {"m": 128, "n": 64}}

@@ -17,7 +17,7 @@ from codegen.plans import plan_for
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema, parse_spec
 
 Fields = dict[str, Any]
-FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse")
+FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse", "split_tail")
 
 OPTIONS = [("softcap", None, 30.0), ("sink", False, True), ("packed_heads", 1, 8)]
 
@@ -118,6 +118,7 @@ def test_hash_ignores_the_order_of_fields(attention: Fields) -> None:
         ("softcap", 30.0),
         ("sink", True),
         ("packed_heads", 8),
+        ("split_tail", False),
     ],
 )
 def test_every_field_changes_the_hash(attention: Fields, field: str, value: object) -> None:
@@ -131,6 +132,37 @@ def test_an_option_that_is_off_is_no_part_of_the_hash(attention: Fields, option:
     assert option not in plain.canonical_json()
     assert parse_spec({**attention, option: off}).hash == plain.hash
     assert json.loads(parse_spec({**attention, option: on}).canonical_json()) == {**attention, option: on}
+
+
+def test_split_tail_is_part_of_the_hash_where_a_kernel_can_have_it(attention: Fields) -> None:
+    off = parse_spec({**attention, "split_tail": False})
+    assert json.loads(off.canonical_json())["split_tail"] is False
+    assert not parse_spec(json.loads(off.canonical_json())).split_tail
+    # Elsewhere it is an option that is off, whether the file says so or not.
+    causal = {**attention, "pattern": {"kind": "causal"}}
+    del causal["split_tail"]
+    plain = parse_spec(causal)
+    assert "split_tail" not in plain.canonical_json()
+    assert parse_spec({**causal, "split_tail": False}).hash == plain.hash
+
+
+@pytest.mark.parametrize(
+    ("arch", "pattern"),
+    [
+        ("sm_90a", {"kind": "causal"}),
+        ("sm_90a", {"kind": "sink_window", "sink": 4, "left": 100, "right": 0}),
+        ("sm_90a", {"kind": "strided", "stride": 4, "local": 1, "block": 64}),
+        ("sm_90a", {"kind": "block_lists", "block": {"q": 128, "kv": 128}}),
+        ("sm_89", {"kind": "dense"}),
+        ("sm_89", {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}),
+    ],
+)
+def test_split_tail_is_refused_where_no_kernel_has_it(arch: str, pattern: Fields) -> None:
+    fields = {"op": "attention", "arch": arch, "head_dim": 64, "pattern": pattern}
+    assert not parse_spec(fields).split_tail
+    error = refusal({**fields, "split_tail": True})
+    assert error.field == "split_tail"
+    assert error.reason == f"is true; {pattern['kind']} on {arch} has no kernel with it: leave it out"
 
 
 def test_hash_is_over_the_sorted_json(attention: Fields) -> None:
@@ -223,6 +255,7 @@ def test_not_a_mapping(data: object) -> None:
 
 
 def test_every_combination_is_legal_or_names_the_legal_ones(attention: Fields, spmm: Fields) -> None:
+    del attention["split_tail"]  # that of the architecture
     for data in (attention, spmm):
         for arch in ARCHS.values():
             legal = {(c.mma, c.copy, c.schedule) for c in arch.of(data["op"])}
@@ -273,7 +306,7 @@ def test_epilogues_that_make_no_sense(spmm: Fields, epilogue: object, field: str
 
 
 def test_shared_memory_is_refused_with_numbers(attention: Fields, write_yaml: Callable[..., Any]) -> None:
-    attention["stages"] = 3
+    attention["stages"] = 4
     with pytest.raises(SpecError, match=r"stages: .*need \d+ KB of shared memory, sm_90a has 227 KB"):
         plan_for(find_spec(attention))
     path = write_yaml("# a comment\n" + json.dumps(attention, indent=1))
@@ -321,7 +354,7 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
         definition = schema["$defs"][model]
         assert set(definition["required"]) == required
         assert definition["additionalProperties"] is False
-        assert set(FILLED_IN) - {"lse"} < set(definition["properties"])
+        assert set(FILLED_IN) - {"lse", "split_tail"} < set(definition["properties"])
     assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 96, 128, 192, 256]
     assert schema["$defs"]["Block"]["properties"]["q"]["enum"] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert schema["$defs"]["Block"]["properties"]["kv"]["enum"] == [16, 32, 64, 128]

@@ -1,4 +1,7 @@
-"""Every shipped spec compiles with NVRTC, without spills, into the instructions its spec names. Needs no GPU."""
+"""Every shipped spec compiles with NVRTC, without spills where it computes, into the instructions its spec names.
+
+Needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from codegen.render import render
 from codegen.spec import parse_spec
 from runtime.compiler import Compiled, compile_spec, run_nvrtc
 from runtime.errors import CompileError
-from runtime.inspection import usage
+from runtime.inspection import mnemonics, usage
 
 MMA_OPCODE = {"wgmma": "HGMMA", "mma": "HMMA", "wmma": "HMMA"}
 COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
@@ -74,6 +77,48 @@ OTHERS = [
         "head_dim": 64,
         "pattern": {"kind": "topk", "k": 9, "block": {"q": 16, "kv": 64}},
     },
+    # Three and four warpgroups, with masks, streams, packed rows; pairs of blocks; steps of odd lengths.
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 128,
+        "dtype": "bf16",
+        "schedule": "cooperative",
+        "pattern": {"kind": "sliding_window", "left": 1000, "right": 7},
+        "tile": {"m": 192, "n": 80},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 64,
+        "packed_heads": 2,
+        "sink": True,
+        "pattern": {"kind": "block_lists", "block": {"q": 32, "kv": 64}, "mask": "causal"},
+        "tile": {"m": 256, "n": 64},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 64,
+        "pattern": {"kind": "topk", "k": 33, "block": {"q": 64, "kv": 64}},
+        "tile": {"m": 192, "n": 128},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 128,
+        "pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 64}, "mask": "causal"},
+        "tile": {"m": 128, "n": 128},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_90a",
+        "head_dim": 96,
+        "softcap": 20,
+        "pattern": {"kind": "causal"},
+        "tile": {"m": 128, "n": 144},
+    },
+    {"op": "attention", "arch": "sm_90a", "head_dim": 128, "split_tail": False, "pattern": DENSE},
     {"op": "attention", "arch": "sm_89", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
     {
         "op": "attention",
@@ -124,12 +169,43 @@ OTHERS = [
 ]
 
 
+PRODUCER_STACK = 96  # bytes of a thread: three for each of its 32 registers. Shipped kernels take at most 40
+
+
+def may_spill(compiled: Compiled) -> bool:
+    """Whether a kernel has so many consumer warpgroups that its producer is left with less than it would use."""
+    constants = {constant.name: constant.value for constant in compiled.plan.constants}
+    return constants.get("kConsumerWarpgroups", 0) > 2 and constants["kProducerRegisters"] < 40
+
+
+def spilling_parts(code: list[str]) -> set[str]:
+    """Say where the loads and stores of local memory are: who the setmaxnreg before each of them is for.
+
+    Consumers take registers (TRY_ALLOC), the producer gives them (DEALLOC); each side's code is in one piece.
+    """
+    parts, part = set(), "before"
+    for mnemonic in code:
+        opcode, *modifiers = mnemonic.split(".")
+        if opcode == "USETMAXREG":
+            part = "producer" if "DEALLOC" in modifiers else "consumer"
+        elif opcode in ("LDL", "STL"):
+            parts.add(part)
+    return parts
+
+
 def check(compiled: Compiled) -> None:
     spec, used = compiled.named.spec, usage(compiled)
     counts = used.instructions
     assert "warning" not in compiled.log, compiled.log
-    assert used.spill_bytes == 0 and used.stack_bytes == 0
-    assert counts["LDL"] == 0 and counts["STL"] == 0
+    if may_spill(compiled):
+        code = mnemonics(compiled.code)
+        assert used.stack_bytes <= PRODUCER_STACK
+        assert spilling_parts(code) <= {"producer"}
+        products = [i for i, mnemonic in enumerate(code) if mnemonic.startswith("HGMMA")]
+        assert not [m for m in code[products[0] : products[-1]] if m.startswith(("LDL", "STL"))]
+    else:
+        assert used.spill_bytes == 0 and used.stack_bytes == 0
+        assert counts["LDL"] == 0 and counts["STL"] == 0
     assert counts[MMA_OPCODE[spec.mma]] > 0
     for copy, opcode in COPY_OPCODE.items():
         assert (counts[opcode] > 0) == (spec.copy_ == copy), (copy, counts)

@@ -1,0 +1,201 @@
+"""Divided tiles: the kernel's own integer formulas, run on the host, hold every share of every tile exactly once."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from codegen.library import find_spec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from codegen.render import render
+from codegen.split import PART_COST, Split
+
+NAME = "h100_topk32_b64"
+PROGRAM = """\
+#include <algorithm>
+
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+using int64 = long long;
+struct float4 { float x, y, z, w; };
+struct { int x; } blockIdx, gridDim, threadIdx;
+struct Params { float* parts; int tiles, split_tiles, split_blocks, shares; };
+constexpr int kWarpgroupThreads = 128;
+%(constants)s
+%(pieces)s
+%(part_place)s
+extern "C" {
+// Writes index, begin and end of the pieces of a thread block; returns how many there are.
+int pieces_of(const Params* p, int grid, int block, int (*pieces)[3], int room) {
+  gridDim.x = grid;
+  blockIdx.x = block;
+  int count = 0;
+  for (Piece piece = first_piece(*p); piece.index < p->tiles && count < room; piece = next_piece(*p, piece)) {
+    pieces[count][0] = piece.index;
+    pieces[count][1] = piece.begin;
+    pieces[count][2] = piece.end;
+    ++count;
+  }
+  return count;
+}
+int holder(const Params* p, int share) { return holder_of(*p, share); }
+int64 place_of(const Params* p, int block, int tile, int warpgroup) {
+  threadIdx.x = 0;
+  return reinterpret_cast<char*>(part_place(*p, block, tile, warpgroup)) - reinterpret_cast<char*>(p->parts);
+}
+}
+"""
+
+
+class Params(ctypes.Structure):
+    _fields_ = (
+        ("parts", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("tiles", "split_tiles", "split_blocks", "shares")),
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    tile: int
+    begin: int
+    end: int  # 0: all of it
+
+
+class Host:
+    """The functions of a generated source that hand out pieces of work."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        library.place_of.restype = ctypes.c_longlong
+
+    def pieces(self, params: Params, grid: int, block: int) -> list[Piece]:
+        room = params.tiles + 3
+        found = (ctypes.c_int * 3 * room)()
+        count = self.library.pieces_of(ctypes.byref(params), grid, block, found, room)
+        assert count < room
+        return [Piece(*found[i]) for i in range(count)]
+
+    def holder(self, params: Params, share: int) -> int:
+        return int(self.library.holder(ctypes.byref(params), share))
+
+    def place(self, params: Params, block: int, tile: int, warpgroup: int) -> int:
+        return int(self.library.place_of(ctypes.byref(params), block, tile, warpgroup))
+
+
+def between(text: str, begin: str, end: str) -> str:
+    start = text.index(begin)
+    return text[start : text.index(end, start)]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    folder = tmp_path_factory.mktemp("split")
+    source = render(find_spec(NAME))
+    program = PROGRAM % {
+        "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan().constants),
+        "pieces": between(source, "// A piece of work", "// The key blocks of one stream"),
+        "part_place": between(source, "// Where a warpgroup of a thread block leaves", "// Leaves a part"),
+    }
+    (folder / "main.cpp").write_text(program, encoding="utf-8")
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "main.cpp", "-o", "main.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return Host(ctypes.CDLL(str(Path(folder) / "main.so")))
+
+
+@cache
+def plan() -> Plan:
+    return plan_for(find_spec(NAME))
+
+
+def split() -> Split:
+    found = plan().split
+    assert found is not None
+    return found
+
+
+sizes = {"tiles": st.integers(1, 400), "shares": st.integers(1, 300), "slots": st.integers(1, 150)}
+
+
+@given(**sizes)
+@example(tiles=131, shares=128, slots=132)
+@example(tiles=1, shares=4096, slots=132)
+def test_tiles_are_divided_only_where_that_pays(tiles: int, shares: int, slots: int) -> None:
+    split_tiles, split_blocks = split().divide(tiles, shares, slots)
+    if split_blocks == 0:
+        assert split_tiles == 0
+        return
+    # What fills whole rounds is left alone, and what is left over is done sooner than one tile would be.
+    assert split_tiles == tiles % slots <= split_blocks <= slots
+    assert -(-split_tiles * shares // split_blocks) + PART_COST < shares
+    assert split_tiles * shares // split_blocks >= 2
+
+
+@given(**sizes)
+@example(tiles=131, shares=128, slots=132)
+@example(tiles=133, shares=64, slots=132)
+@example(tiles=1, shares=4096, slots=132)
+def test_every_share_is_held_once(host: Host, tiles: int, shares: int, slots: int) -> None:
+    split_tiles, split_blocks = split().divide(tiles, shares, slots)
+    params = Params(None, tiles, split_tiles, split_blocks, shares)
+    grid = min(slots, max(tiles, split_blocks))
+    whole: list[int] = []
+    places: list[int] = []
+    end = 0  # of the shares that thread blocks so far hold, tile after tile
+    for block in range(grid):
+        pieces = host.pieces(params, grid, block)
+        parts = [piece for piece in pieces if piece.end > 0]
+        assert pieces[: len(parts)] == parts, "parts come first"
+        assert len(parts) <= 2
+        assert bool(parts) == (block < split_blocks)
+        whole += [piece.tile for piece in pieces[len(parts) :]]
+        for piece in parts:
+            assert 0 <= piece.begin < piece.end <= shares
+            first, end = end, piece.tile * shares + piece.end
+            assert first == piece.tile * shares + piece.begin
+            assert {host.holder(params, share) for share in (first, (first + end) // 2, end - 1)} == {block}
+            places += [host.place(params, block, piece.tile, i) for i in range(split().counters)]
+    assert end == split_tiles * shares
+    assert sorted(whole) == list(range(split_tiles, tiles))
+    part = split().part_bytes // split().counters
+    assert len(places) == len(set(places))
+    assert all(
+        place % part == 0 and place + part <= split().workspace(split_tiles, split_blocks)[1] for place in places
+    )
+
+
+@pytest.mark.parametrize("shares", [2**10, 2**20, 16_000_000])
+def test_holders_of_very_long_tiles(host: Host, shares: int) -> None:
+    """2^31 keys in steps of 128 have 2^24 shares: 131 tiles of them are nearly 2^31 again."""
+    split_tiles, split_blocks = split().divide(131, shares, 132)
+    assert (split_tiles, split_blocks) == (131, 132)
+    params = Params(None, 131, split_tiles, split_blocks, shares)
+    end = 0
+    for block in range(split_blocks):
+        for piece in host.pieces(params, split_blocks, block):
+            assert piece.tile * shares + piece.begin == end
+            end = piece.tile * shares + piece.end
+            assert host.holder(params, end - 1) == block == host.holder(params, piece.tile * shares + piece.begin)
+    assert end == 131 * shares
+
+
+def test_a_part_has_room_for_o_and_the_softmax_state() -> None:
+    values = {constant.name: constant.value for constant in plan().constants}
+    threads, columns = 128, int(values["kHeadDim"])
+    floats = 64 * columns + 4 * threads  # O of 64 rows; two maxima and two sums of each thread
+    assert values["kPartFloats"] == floats
+    assert split().part_bytes == 4 * floats * split().counters
+    assert split().workspace(3, 5) == (3 * split().counters, 2 * 5 * split().part_bytes)
+    assert split().workspace(0, 0) == (0, 0)

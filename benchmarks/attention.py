@@ -14,34 +14,41 @@ fails or computes something else gets no time, and the reason is told. docs/meas
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib.metadata
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
-from attention_peers import PEERS, Fields, Problem
-from rich.console import Console
-from rich.table import Table
+from attention_peers import PEERS, Problem
+from harness import (
+    OURS,
+    OWN_STYLE,
+    Fields,
+    can_plot,
+    check_and_time,
+    check_own,
+    free_memory,
+    of_group,
+    plot_rows,
+    report_of,
+    save,
+    show,
+)
 
 from codegen.library import find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.spec import AttentionSpec, parse_spec
-from runtime import load_kernel, toolchain
+from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
-from runtime.measurement import Call, median_milliseconds, pairs_of_head, random_lists
-from runtime.verification.run import driver_version
+from runtime.measurement import Call, pairs_of_head, random_lists
 
-OURS = "ours"
 PACKAGES = (
     *("torch", "triton", "flash-attn-4", "fa3-fwd", "flashinfer-python"),
     *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl"),
 )
-TOLERANCE = 1e-2  # of the largest element of a block; a correct fp16 result is within about 2e-3
 
 
 @dataclass(frozen=True)
@@ -212,38 +219,14 @@ def ours(problem: Problem) -> dict[str, Call]:
     return {OURS: call}
 
 
-def reason(error: Exception) -> str:
-    """Return an exception in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
-
-
 def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
     """Check and time one row; return its record."""
     spec = parse_spec(row.fields)
     assert isinstance(spec, AttentionSpec)
     problem = make_problem(row, spec)
-    calls: dict[str, Call] = {}
-    errors: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for make in [ours, *(PEERS[peer].make for peer in row.peers if peer in peers)]:
-        try:
-            made = make(problem)
-        except Exception as error:
-            failed[make.__name__] = reason(error)
-            continue
-        for label, call in made.items():
-            try:
-                errors[label] = largest_error(problem, call())
-            except Exception as error:
-                failed[label] = reason(error)
-                continue
-            if errors[label] <= TOLERANCE:
-                calls[label] = call
-            else:
-                failed[label] = f"wrong result: off by {errors[label]:.1e} of the largest element"
-    times = median_milliseconds(calls, repeats=7 if quick else 21)
     work = flops(row, spec, problem.lists)
+    makers = [ours, *(PEERS[peer].make for peer in row.peers if peer in peers)]
+    outcome = check_and_time(makers, problem, lambda _, out: largest_error(problem, out), work, quick)
     return {
         "name": row.name,
         "groups": row.groups,
@@ -252,118 +235,21 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
         "kv_heads": row.kv_heads or row.heads,
         "length": row.length,
         "spec": json.loads(spec.canonical_json()),
-        "source_sha256": source_sha256(render(find_spec(spec))) if OURS in times else None,
+        "source_sha256": source_sha256(render(find_spec(spec))) if OURS in outcome["results"] else None,
         "flops": work,
         "target_tflops": row.target,
-        "results": {
-            label: {
-                "milliseconds": round(time, 4),
-                "tflops": round(work / time / 1e9, 1),
-                "error": float(f"{errors[label]:.2e}"),
-            }
-            for label, time in times.items()
-        },
-        "failed": failed,
+        **outcome,
     }
-
-
-def free_memory() -> None:
-    """Give back what a row held, and let FlexAttention compile as often as it likes for the next."""
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def environment() -> Fields:
-    """Return what the numbers depend on."""
-    versions = {"compiler": toolchain.compiler_version()[1], "cuDNN": str(torch.backends.cudnn.version())}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {"device": torch.cuda.get_device_name(), "driver": driver_version(), "versions": versions}
-
-
-def best_peer(record: Fields) -> str | None:
-    """Return the fastest peer of a row, if any ran."""
-    tflops = {label: result["tflops"] for label, result in record["results"].items() if label != OURS}
-    return max(tflops, key=lambda label: tflops[label], default=None)
-
-
-def cells(record: Fields) -> list[str]:
-    """Return a row of the printed table."""
-    results, peer = record["results"], best_peer(record)
-    own, best = results.get(OURS), results.get(peer)
-    return [
-        record["name"],
-        f"{own['milliseconds']:.3f}" if own else "-",
-        f"{own['tflops']:.0f}" if own else "-",
-        f"{record['target_tflops']:.0f}" if record["target_tflops"] else "-",
-        f"{best['tflops']:.0f}" if best else "-",
-        peer or "-",
-        f"{own['tflops'] / best['tflops']:.2f}" if own and best else "-",
-        f"{own['error']:.0e}" if own else "-",
-    ]
-
-
-def show(report: Fields) -> None:
-    """Print the table, and below it what failed and what was not run."""
-    table = Table(title=f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run")
-    for heading in ("row", "ms", "ours", "target", "best peer", "which", "ratio", "error"):
-        table.add_column(heading, justify="left" if heading in ("row", "which") else "right")
-    for record in report["rows"]:
-        table.add_row(*cells(record))
-    console = Console(width=None if Console().is_terminal else 120, highlight=False)
-    console.print(table)
-    for record in report["rows"]:
-        for label, why in record["failed"].items():
-            console.print(f"{record['name']}: {label} has no time: {why}", markup=False, soft_wrap=True)
-    for label, names in (("peers not installed", "not_installed"), ("rows not run", "not_run")):
-        if report.get(names):
-            console.print(f"{label}: {', '.join(report[names])}", markup=False, soft_wrap=True)
-
-
-def of_group(report: Fields, group: str) -> list[Fields]:
-    """Return the records of a group; a report that is older than groups has main rows only."""
-    return [record for record in report["rows"] if group in record.get("groups", ("main",))]
 
 
 def plot(report: Fields, path: Path) -> None:
     """Draw the main rows, and beside them (``_sweeps``) the sweeps; each as a PNG and an SVG."""
-    try:
-        import matplotlib as mpl
-    except ModuleNotFoundError:
-        print("no plot: matplotlib is not installed; draw it elsewhere with --from FILE --plot FILE")
+    if not can_plot():
         return
-    mpl.use("agg")
     if records := of_group(report, "main"):
-        plot_rows(report, records, path)
+        plot_rows(report, records, path, "Attention")
     if sweeps := {group: records for group in SWEEPS if len(records := of_group(report, group)) > 1}:
         plot_sweeps(report, sweeps, path.with_name(f"{path.stem}_sweeps"))
-
-
-def plot_rows(report: Fields, records: list[Fields], path: Path) -> None:
-    """Draw ours, the best peer and the target of each row as bars."""
-    from matplotlib import pyplot
-
-    records = records[::-1]  # the first row on top
-    own = [record["results"].get(OURS, {}).get("tflops", 0) for record in records]
-    best = [record["results"].get(best_peer(record), {}).get("tflops", 0) for record in records]
-    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.42 * len(records)), layout="constrained")
-    places = range(len(records))
-    axes.barh([place + 0.2 for place in places], own, height=0.38, label="this project", color="#1b7f5c")
-    axes.barh([place - 0.2 for place in places], best, height=0.38, label="best peer", color="#b5b5b5")
-    targets = [record["target_tflops"] for record in records]
-    axes.plot(targets, [place + 0.2 for place in places], "|", markersize=14, color="black", label="target")
-    for place, record in zip(places, records, strict=True):
-        axes.text(4, place - 0.2, best_peer(record) or "no peer", va="center", fontsize=7)
-    axes.margins(y=0.01)
-    axes.set_yticks(places, [record["name"] for record in records])
-    axes.set_xlabel("effective TFLOPS")
-    axes.set_title(f"Attention on {report['device']}, driver {report['driver']}", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=3)
-    save(figure, path)
 
 
 def sweep_lines(group: str, records: list[Fields]) -> dict[str, tuple[list[int], list[float]]]:
@@ -388,7 +274,7 @@ def plot_sweeps(report: Fields, sweeps: dict[str, list[Fields]], path: Path) -> 
     for axes, (group, records) in zip(all_axes[0], sweeps.items(), strict=True):
         for label, (places, tflops) in sweep_lines(group, records).items():
             own = label == OURS
-            style = {"color": "#1b7f5c", "linewidth": 2.5} if own else {"linewidth": 1}
+            style = OWN_STYLE if own else {"linewidth": 1}
             axes.plot(places, tflops, marker="o", markersize=4, label="this project" if own else label, **style)
         places = sorted({place for line in sweep_lines(group, records).values() for place in line[0]})
         axes.set_xscale("log", base=2)
@@ -401,79 +287,24 @@ def plot_sweeps(report: Fields, sweeps: dict[str, list[Fields]], path: Path) -> 
     save(figure, path)
 
 
-def save(figure: Any, path: Path) -> None:
-    for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
-        print(f"wrote {path.with_suffix(suffix)}")
-
-
-def peer_names(text: str) -> list[str]:
-    """Return the names in a comma-separated list."""
-    names = text.split(",")
-    if unknown := [name for name in names if name not in PEERS]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(PEERS)}")
-    return names
-
-
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
-    names = [row.name for row in ROWS]
-    parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
-    parser.add_argument("--quick", action="store_true", help="a few rows, fewer repeats")
-    usual = [name for name, peer in PEERS.items() if not peer.opt_in]
-    opt_in = ", ".join(name for name in PEERS if name not in usual)
-    every = f"of {','.join(PEERS)}; {opt_in} only if named here"
-    parser.add_argument("--peers", type=peer_names, default=usual, metavar="NAME,...", help=every)
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")
-    return parser.parse_args(arguments)
-
-
-def chosen_rows(options: argparse.Namespace) -> list[Row]:
-    """Return the rows that --rows, --groups or --quick ask for; without any of them, all."""
-    if options.rows or options.groups:
-        names, groups = options.rows or (), set(options.groups or ())
-        return [row for row in ROWS if row.name in names or groups.intersection(row.groups)]
-    return [row for row in ROWS if row.quick or not options.quick]
+    return harness.parse_arguments(__doc__, ROWS, GROUPS, PEERS, arguments)
 
 
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> Fields:
-    """Run the chosen rows; the JSON is written after each, so that a crash costs no finished one."""
-    begun = time.monotonic()
-    rows = chosen_rows(options)
-    absent = [name for name in options.peers if not PEERS[name].installed]
-    peers = [name for name in options.peers if name not in absent]
-    report: Fields = {**environment(), "rows": [], "not_installed": absent, "not_run": [row.name for row in rows]}
-    for row in rows:
-        if options.budget is not None and time.monotonic() - begun > options.budget:
-            break
-        report["rows"].append(run_row(row, peers, options.quick))
-        report["not_run"].remove(row.name)
-        print(" ".join(cells(report["rows"][-1])), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
-        free_memory()
-    return report
+    """Run the chosen rows."""
+    rows = harness.chosen_rows(options, ROWS)
+    return harness.measure(options, rows, PEERS, run_row, harness.environment(PACKAGES), free_memory)
 
 
 def main() -> None:
     options = parse_arguments()
-    if options.source:
-        report = json.loads(options.source.read_text())
-    elif torch.cuda.is_available():
-        report = measure(options)
-    else:
-        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
+    report = report_of(options, measure)
     show(report)
     if options.plot:
         plot(report, options.plot)
-    if any(OURS not in record["results"] for record in report["rows"]):
-        raise SystemExit("error: rows without a time of ours, see above")
+    check_own(report)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,13 @@ compute the problem raises.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from harness import Fields, Peer
 
 from codegen.spec import AttentionSpec
 from runtime.measurement import Call, flex_call, flex_mask, median_milliseconds, sdpa_calls
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -174,26 +170,6 @@ def flashinfer(problem: Problem) -> dict[str, Call]:
     )
     q, k, v = (t.reshape(-1, 1, head_dim) for t in (problem.q, problem.k, problem.v))
     return {"FlashInfer": lambda: wrapper.run(q, k, v).view(problem.q.shape)}
-
-
-@dataclass(frozen=True)
-class Peer:
-    """How a peer is called, and when it can be.
-
-    Attributes:
-        make: returns its calls.
-        packages: it needs one of these beside torch; none by default.
-        opt_in: only where --peers names it.
-    """
-
-    make: Callable[[Problem], dict[str, Call]]
-    packages: tuple[str, ...] = ()
-    opt_in: bool = False
-
-    @property
-    def installed(self) -> bool:
-        """Whether what it needs is there."""
-        return not self.packages or any(map(importlib.util.find_spec, self.packages))
 
 
 PEERS: dict[str, Peer] = {

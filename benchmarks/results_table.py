@@ -1,5 +1,5 @@
 """Writes the tables of results (README.md, docs/results.md) from the receipts in generated/ and the JSON that
-benchmarks/attention.py wrote, and from nothing else.
+benchmarks/attention.py and benchmarks/bsr.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from codegen.render import render
 from codegen.spec import parse_spec
 
 ATTENTION = ROOT / "benchmarks" / "results" / "attention_h200.json"
+BSR = ROOT / "benchmarks" / "results" / "bsr_h200.json"
 OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 DASH = "-"
@@ -28,10 +29,11 @@ COMPACT_HEADINGS = ("row", "workload", "TFLOPS", "best peer, same run", "its TFL
 COMPACT_ALIGNMENT = ["---", "---", "---:", "---", "---:", "---:"]
 FULL_HEADINGS = ("row", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
 FULL_ALIGNMENT = ["---", "---", "---:", "---:", "---:", "---", "---:"]
-# Whose receipts the README shows below the attention benchmark; docs/results.md shows every kernel.
+# Whose receipts the README shows as long as no benchmark has a row of them; docs/results.md shows every kernel.
 HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
 OLDER = "†"
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
+UNMEASURED = "No row has been measured: every kernel's speed is unverified."
 FAMILIES = (
     ("sm_90a", "attention"),
     ("sm_90a", "bsr_spmm"),
@@ -105,17 +107,19 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     return text
 
 
-def compact_table(report: Mapping[str, Any], specs: list[NamedSpec], folder: Path) -> str:
-    """Return what the README shows: the main rows of the attention benchmark, then the receipts of some kernels."""
+def compact_table(reports: Sequence[Mapping[str, Any]], specs: list[NamedSpec], folder: Path) -> str:
+    """Return what the README shows: the main rows of the benchmarks, then the receipts of kernels that have none."""
     verified = verified_receipts(specs, folder)
-    rows, devices = [], {f"{report['device']}, driver {report['driver']}"}
-    for record in report["rows"]:
-        if "main" in record.get("groups", ("main",)):  # a report that is older than groups has main rows only
-            own, peer = record["results"].get(OURS), best_peer(record)
-            best = record["results"].get(peer)
-            speeds = [speed(record), peer or DASH, f"{best['tflops']:.0f}" if best else DASH, ratio(own, best)]
-            rows.append(line([f"`{record['name']}`", workload(record), *speeds]))
-    for named in specs:
+    # A report that is older than groups has main rows only.
+    records = [r for report in reports for r in report["rows"] if "main" in r.get("groups", ("main",))]
+    rows, devices = [], {f"{report['device']}, driver {report['driver']}" for report in reports}
+    for record in records:
+        own, peer = record["results"].get(OURS), best_peer(record)
+        best = record["results"].get(peer)
+        speeds = [speed(record), peer or DASH, f"{best['tflops']:.0f}" if best else DASH, ratio(own, best)]
+        rows.append(line([f"`{record['name']}`", workload(record), *speeds]))
+    measured = {record.get("kernel") for record in records}
+    for named in (named for named in specs if named.stem not in measured):
         cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
         rows.append(line([f"`{named.stem}`", *cells[:5]]))
     devices |= {f"{r.verification.device}, driver {r.verification.driver}" for r in verified.values() if r.verification}
@@ -127,7 +131,7 @@ def compact_table(report: Mapping[str, Any], specs: list[NamedSpec], folder: Pat
 
 
 def full_table(report: Mapping[str, Any]) -> str:
-    """Return the whole attention benchmark: every row, every peer, errors, and what has no time."""
+    """Return a whole benchmark: every row, every peer, errors, and what has no time."""
     rows, without = [], []
     for record in report["rows"]:
         own, results = record["results"].get(OURS), record["results"]
@@ -155,11 +159,27 @@ def with_note(text: str, rows: list[str]) -> str:
 def workload(record: Mapping[str, Any]) -> str:
     """Return a row's shape and pattern, as receipts write them."""
     spec = record["spec"]
+    return attention_workload(record) if spec["op"] == "attention" else bsr_workload(record)
+
+
+def attention_workload(record: Mapping[str, Any]) -> str:
+    """Return a row of benchmarks/attention.py in words."""
+    spec = record["spec"]
     heads = f"H{record['heads']}" + (f":{record['kv_heads']}" if record["kv_heads"] != record["heads"] else "")
     pattern, block = spec["pattern"], spec["pattern"].get("block")
     words = {"topk": "topk{k}", "sliding_window": "window{left}_{right}"}.get(pattern["kind"], "{kind}")
     blocks = f" of {block['q']}x{block['kv']}" if block else ""
     return f"B{record['batch']} {heads} S{record['length']} d{spec['head_dim']}, {words.format(**pattern)}{blocks}"
+
+
+def bsr_workload(record: Mapping[str, Any]) -> str:
+    """Return a row of benchmarks/bsr.py in words."""
+    spec, size, columns = record["spec"], record["size"], record["columns"]
+    n, k = (size, columns) if spec["op"] == "bsr_sddmm" else (columns, size)
+    of = " of A and B" if spec["op"] == "bsr_spgemm" else ""
+    pattern = {"random": "", "clustered": ", clustered", "power_law": " on average, power law"}[record["pattern"]]
+    block = f"{spec['block']['rows']}x{spec['block']['cols']}"
+    return f"M{size} K{k} N{n}, {record['row_blocks']} blocks {block} a row{of}{pattern}"
 
 
 def best_peer(record: Mapping[str, Any]) -> str | None:
@@ -229,12 +249,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
     check = parser.parse_args().check
-    specs, report = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
+    specs, attention = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
+    bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
+    reports = [attention, bsr] if bsr else [attention]
     headline = [named for named in specs if named.stem in HEADLINE]
     docs = ROOT / "docs"
     pages = {
-        ROOT / "README.md": {"results": compact_table(report, headline, GENERATED)},
-        docs / "results.md": {"attention": full_table(report), "results": table(specs, GENERATED, docs)},
+        ROOT / "README.md": {"results": compact_table(reports, headline, GENERATED)},
+        docs / "results.md": {
+            "attention": full_table(attention),
+            "bsr": full_table(bsr) if bsr else UNMEASURED,
+            "results": table(specs, GENERATED, docs),
+        },
     }
     return max([update(page, tables, check=check) for page, tables in pages.items()])
 

@@ -171,7 +171,10 @@ class BsrSpmmSpec(SpecBase):
     block: BlockShape = Field(description="shape of a stored block of A")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
     epilogue: Epilogue | None = Field(default=None, description="what is done to C before it is stored; sm_90a only")
-    options: ClassVar[tuple[str, ...]] = ("epilogue",)
+    accumulate: bool = Field(
+        default=False, description="whether the caller passes c and beta, and C = A B + beta c; sm_90a only"
+    )
+    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate")
 
     @model_validator(mode="before")
     @classmethod
@@ -185,7 +188,7 @@ class BsrSpmmSpec(SpecBase):
         if data.get("arch") != "sm_90a":
             tile = {"m": rows, "n": 128, "k": 32}
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
-            tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 6
+            tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
         else:
             tile = {"m": rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})

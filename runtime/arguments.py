@@ -13,6 +13,7 @@ from runtime.errors import ArgumentError, DeviceError
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that the copy engine or a 16-byte load reads
 _MAX_EXTENT = 2**31 - 1
+_MAX_FLOAT = 3.4028234e38
 
 
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:
@@ -82,6 +83,29 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
             )
 
 
+def check_overlap(name: str, tensor: torch.Tensor, output_name: str, output: torch.Tensor) -> None:
+    """Check that a tensor is the output itself or shares no element with it; both have the same shape.
+
+    Raises:
+        ArgumentError: if they overlap in another way, or may.
+    """
+    if tensor.data_ptr() == output.data_ptr() and tensor.stride() == output.stride():
+        return
+    size, columns = tensor.element_size(), tensor.shape[-1]
+    (first, end), (output_first, output_end) = (
+        (t.data_ptr(), t.data_ptr() + size * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))))
+        for t in (tensor, output)
+    )
+    if end <= output_first or output_end <= first:
+        return
+    stride = output.stride(-2)
+    if tensor.stride() == output.stride() and all(step % stride == 0 for step in output.stride()[:-1]):
+        offset = (output_first - first) // size % stride
+        if columns <= offset <= stride - columns:  # other columns of one matrix
+            return
+    raise ArgumentError(name, f"overlaps {output_name}; it may be {output_name} itself, or lie elsewhere")
+
+
 def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> None:
     """Check a shape against (name of the dimension, allowed sizes or None for any) pairs.
 
@@ -134,6 +158,19 @@ def check_scale(scale: Any) -> float:
     if not math.isfinite(scale) or scale <= 0:
         raise ArgumentError("scale", f"is {scale}, expected a finite number > 0")
     return float(scale)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return a number as a float.
+
+    Raises:
+        ArgumentError: unless it is one that a finite float32 can hold.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentError(name, f"is {type(value).__name__}, expected a number")
+    if not abs(value) <= _MAX_FLOAT:
+        raise ArgumentError(name, f"is {value}, expected a finite float32")
+    return float(value)
 
 
 def check_device(

@@ -38,7 +38,7 @@ def call_key(*tensors: torch.Tensor | None) -> Any:
 
 
 def check_structure(name: str, matrix: torch.Tensor, block: BlockShape, device: torch.device) -> None:
-    """Check rank, device, block shape and the storage of a BSR tensor.
+    """Check rank, device, block shape and the storage of a BSR tensor: torch builds it of parts that need not fit.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
@@ -53,11 +53,27 @@ def check_structure(name: str, matrix: torch.Tensor, block: BlockShape, device: 
         raise ArgumentError(name, reason)
     if matrix.shape[0] == 0 or matrix.shape[1] == 0:
         raise ArgumentError(name, f"is empty: {tuple(matrix.shape)}")
+    if matrix.shape[0] % block.rows or matrix.shape[1] % block.cols:
+        reason = f"has shape {tuple(matrix.shape)}, expected a multiple of its blocks, ({block.rows}, {block.cols})"
+        raise ArgumentError(name, reason)
     if values.shape[0] >= 2**31:
         raise ArgumentError(name, f"has {values.shape[0]} stored blocks, 2^31 or more")
-    for part, tensor in {"crow_indices": matrix.crow_indices(), "col_indices": matrix.col_indices()}.items():
+    crow, col = matrix.crow_indices(), matrix.col_indices()
+    what = {
+        "crow_indices": (crow, matrix.shape[0] // block.rows + 1, "one for each block row and one more"),
+        "col_indices": (col, values.shape[0], "one for each stored block"),
+    }
+    for part, (tensor, length, meaning) in what.items():
+        if tensor.dtype not in INDEX_WORDS:
+            raise ArgumentError(f"{name}.{part}()", f"is {tensor.dtype}, expected torch.int32 or torch.int64")
+        if tuple(tensor.shape) != (length,):
+            raise ArgumentError(f"{name}.{part}()", f"has shape {tuple(tensor.shape)}, expected ({length},), {meaning}")
+        if tensor.device != device:
+            raise ArgumentError(f"{name}.{part}()", f"is on {tensor.device}, the other arguments are on {device}")
         if not tensor.is_contiguous():
             raise ArgumentError(f"{name}.{part}()", f"has strides {tensor.stride()}, expected a contiguous tensor")
+    if crow.dtype != col.dtype:
+        raise ArgumentError(f"{name}.col_indices()", f"is {col.dtype}, {name}.crow_indices() is {crow.dtype}")
 
 
 def check_values(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from codegen.spec import BsrSpmmSpec
-from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
+from runtime.arguments import (
+    TORCH_DTYPES,
+    check_address,
+    check_number,
+    check_output,
+    check_overlap,
+    check_shape,
+    check_strides,
+    check_tensor,
+)
 from runtime.bsr import (
     INDEX_WORDS,
     SIGNATURES_KEPT,
@@ -57,6 +66,8 @@ class BsrSpmmKernel:
         a: torch.Tensor,
         b: torch.Tensor,
         *,
+        c: torch.Tensor | None = None,
+        beta: float = 1.0,
         bias: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
@@ -66,42 +77,106 @@ class BsrSpmmKernel:
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed.
-            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes.
+            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes. Or (batch, K, N): every
+                entry is such a matrix and has a launch of its own; c and out then have a batch dimension too.
+            c: (M, N), same rules as b, what is added, if and only if the spec accumulates. May be ``out`` itself.
+            beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
             bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
             out: (M, N) to write into, same rules as b.
             validate: also check crow_indices and col_indices. Costs kernels and a synchronisation.
 
         Returns:
-            C (M, N): A @ B, then the spec's epilogue. Block rows without blocks are those of A @ B = 0.
+            C (M, N), or (batch, M, N): A @ B, or A @ B + beta c, then the spec's epilogue. In block rows without blocks
+            A @ B is 0.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
         check_layout("a", a)
+        beta = check_number("beta", beta)
+        if isinstance(b, torch.Tensor) and b.dim() == 3:
+            return self._each(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
+        return self._one(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
+
+    def _one(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        c: torch.Tensor | None,
+        beta: float,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        validate: bool,
+        own_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
-        key = (a.shape, call_key(values, crow, col, b, bias, out))
+        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(a, b, bias, out)
+            signature = self._check(a, b, c=c, beta=beta, bias=bias, out=out)
             if len(self._signatures) >= SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
         if validate:
             check_indices("a", a)
         if out is None:
-            out = self._empty(a.shape[0], b)
-        if values.shape[0] == 0:
-            return self._without_blocks(bias, out)
+            out = self._empty(a.shape[0], b) if own_out is None else own_out
         addresses = {"a": values.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
+        if c is not None:
+            check_overlap("c", c, "out", out)
+            addresses["c_in"] = c.data_ptr()
         for name, address in addresses.items():
-            check_address({"a": "a.values()", "c": "out"}.get(name, name), address)
+            check_address({"a": "a.values()", "c": "out", "c_in": "c"}.get(name, name), address)
+        if values.shape[0] == 0:
+            return self._without_blocks(c, beta, bias, out)
         addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         if bias is not None:
             addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
             self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
         return out
+
+    def _each(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        c: torch.Tensor | None,
+        beta: float,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        validate: bool,
+    ) -> torch.Tensor:
+        """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
+        batch = b.shape[0]
+        if batch == 0:
+            raise ArgumentError("b", f"is empty: {tuple(b.shape)}")
+        for name, tensor in (("c", c), ("out", out)):
+            if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.shape[:-2] != (batch,)):
+                what = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise ArgumentError(name, f"is {what}, expected (batch {batch}, M, N) as b has a batch dimension")
+        if out is not None:
+            check_output("out", out)
+        if c is not None and out is not None:
+            check_overlap("c", c, "out", out)
+        written = out
+        if written is None:
+            written = self._empty(batch * a.shape[0], b[0]).unflatten(0, (batch, a.shape[0]))
+        for i in range(batch):
+            self._one(
+                a,
+                b[i],
+                c=None if c is None else c[i],
+                beta=beta,
+                bias=bias,
+                out=None if out is None else out[i],
+                validate=validate and i == 0,
+                own_out=written[i],
+            )
+        return written
 
     @staticmethod
     def _empty(rows: int, b: torch.Tensor) -> torch.Tensor:
@@ -110,12 +185,38 @@ class BsrSpmmKernel:
         padded = -(-columns // STORE) * STORE
         return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
 
-    def _without_blocks(self, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
-        """Write what the epilogue makes of zeros."""
-        if bias is None:
+    def _without_blocks(
+        self, c: torch.Tensor | None, beta: float, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Write what the epilogue makes of A @ B = 0."""
+        if bias is None and (c is None or beta == 0):
             return out.zero_()  # every activation keeps 0
-        assert self.spec.epilogue is not None
-        return out.copy_(ACTIVATIONS[self.spec.epilogue.activation](bias.float())[:, None])
+        total = torch.zeros((), dtype=torch.float32, device=out.device)
+        if c is not None and beta != 0:
+            total = total + beta * c.float()
+        if bias is not None:
+            total = total + bias.float()[:, None]
+        if self.spec.epilogue is not None:
+            total = ACTIVATIONS[self.spec.epilogue.activation](total)
+        return out.copy_(total)
+
+    def _check_added(
+        self, c: Any, beta: float, shape: tuple[int, int], device: torch.device
+    ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Check what is added to A @ B; return shape and strides of c, if it is."""
+        if not self.spec.accumulate:
+            for name, given in (("c", c is not None), ("beta", beta != 1)):
+                if given:
+                    raise ArgumentError(
+                        name, f"is not an argument of {self.compiled.named.stem}: its spec does not accumulate"
+                    )
+            return {}
+        if c is None:
+            raise ArgumentError("c", f"is missing: {self.compiled.named.stem} computes A @ B + beta c")
+        check_tensor("c", c, self._dtype, 2, device)
+        check_shape("c", c.shape, [("M", (shape[0],)), ("N", (shape[1],))])
+        check_strides("c", c)
+        return {"c_in": (tuple(c.shape), c.stride())}
 
     def _check_bias(self, bias: Any, rows: int, device: torch.device) -> None:
         wanted = self.spec.epilogue is not None and self.spec.epilogue.bias
@@ -132,7 +233,7 @@ class BsrSpmmKernel:
         if not bias.is_contiguous():
             raise ArgumentError("bias", f"has stride {bias.stride(0)}, expected a contiguous tensor")
 
-    def _check(self, a: torch.Tensor, b: Any, bias: Any, out: Any) -> Signature:
+    def _check(self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
@@ -141,6 +242,7 @@ class BsrSpmmKernel:
         columns = b.shape[1]
         check_shape("b", b.shape, [("K", (depth,)), ("N", None)])
         check_strides("b", b)
+        added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
         stride = -(-columns // STORE) * STORE
         if out is not None:
@@ -162,8 +264,11 @@ class BsrSpmmKernel:
                 "b_row_stride": b.stride(0),
                 "c_row_stride": stride,
             }
+        if added:
+            numbers["beta"] = beta
         values = a.values()
         tensors = {
+            **added,
             "a": (tuple(values.shape), values.stride()),
             "b": (tuple(b.shape), b.stride()),
             "c": ((rows, columns), (stride, 1)),

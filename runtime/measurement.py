@@ -273,15 +273,17 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     out = torch.empty((size, columns), device="cuda", dtype=dtype)
     epilogue = kernel.spec.epilogue
     bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
+    c = torch.randn((size, columns), device="cuda", dtype=dtype) if kernel.spec.accumulate else None
 
     def finished(product: torch.Tensor) -> torch.Tensor:
+        product = product if c is None else product.add_(c)
         shifted = product if bias is None else product.add_(bias[:, None])
         return shifted if epilogue is None else ACTIVATIONS[epilogue.activation](shifted)
 
     return Workload(
         shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
         flops=2.0 * a.values().numel() * columns,
-        call=lambda: kernel(a, b, bias=bias, out=out),
+        call=lambda: kernel(a, b, c=c, bias=bias, out=out),
         peers={
             "torch A @ B (BSR)": lambda: finished(a @ b),
             "cuBLAS, dense A": lambda: finished(torch.mm(dense, b)),

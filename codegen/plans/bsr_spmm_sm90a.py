@@ -16,7 +16,13 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
+from codegen.plans.epilogue import (
+    epilogue_constants,
+    epilogue_maps,
+    epilogue_params,
+    epilogue_summary,
+    epilogue_values,
+)
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP = 128  # threads
@@ -45,7 +51,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     split_rows = m == CONSUMERS * WARPGROUP_ROWS
     warpgroup_columns = n if split_rows else n // CONSUMERS
     groups = warpgroup_columns // columns
-    staging_groups = min(2, groups)  # one is filled while the other is stored; more would cost a stage of the ring
+    # One is filled while the other is stored; more would cost a stage of the ring. What is added comes all at once.
+    staging_groups = groups if spec.accumulate else min(2, groups)
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     c_group_bytes = WARPGROUP_ROWS * SWIZZLE
 
@@ -53,7 +60,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n // columns} column groups of {k} rows of 128 bytes")
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
-    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    if spec.accumulate:
+        barriers = 2 * spec.stages + CONSUMERS
+        shared.add("Barriers", 8 * barriers, "mbarriers: full, then empty, then c_in of each warpgroup", align=8)
+    else:
+        shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     accumulators = WARPGROUP_ROWS * warpgroup_columns // WARPGROUP
     registers = Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
     check_budget(spec, shared.size, registers)
@@ -80,7 +91,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of a warpgroup's C"),
+        *epilogue_constants(spec, groups * c_group_bytes),
     )
+    c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
     params = (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
         tensor_map("b_map", "B (N, K)"),
@@ -106,7 +119,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_maps={
             "a_map": TensorMap((columns, m, 1), SWIZZLE),
             "b_map": TensorMap((columns, k), SWIZZLE),
-            "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
+            "c_map": c_map,
+            **epilogue_maps(spec, c_map),
         },
         constants=constants,
         values={"mma_n": warpgroup_columns, **epilogue_values(spec)},

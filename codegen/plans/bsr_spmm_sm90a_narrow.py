@@ -19,7 +19,13 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
+from codegen.plans.epilogue import (
+    epilogue_constants,
+    epilogue_maps,
+    epilogue_params,
+    epilogue_summary,
+    epilogue_values,
+)
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP = 128  # threads
@@ -42,7 +48,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     groups = n // CONSUMERS // WARPGROUP_COLUMNS
-    staging_groups = min(2, groups)  # one is filled while the other is stored
+    # One is filled while the other is stored. What is added comes all at once.
+    staging_groups = groups if spec.accumulate else min(2, groups)
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     c_group_bytes = m * SWIZZLE
 
@@ -51,7 +58,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     tile_groups = n // WARPGROUP_COLUMNS
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {tile_groups} column groups of {k} rows of 128 bytes")
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
-    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    if spec.accumulate:
+        barriers = 2 * spec.stages + CONSUMERS
+        shared.add("Barriers", 8 * barriers, "mbarriers: full, then empty, then c_in of each warpgroup", align=8)
+    else:
+        shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=REGISTERS)
     check_budget(spec, shared.size, registers)
@@ -73,7 +84,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
+        *epilogue_constants(spec, groups * c_group_bytes),
     )
+    c_map = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE)
     params = (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
         tensor_map("b_map", "B (N, K)"),
@@ -99,7 +112,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_maps={
             "a_map": TensorMap((k, m, 1), k * dtype.bytes),
             "b_map": TensorMap((WARPGROUP_COLUMNS, k), SWIZZLE),
-            "c_map": TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE),
+            "c_map": c_map,
+            **epilogue_maps(spec, c_map),
         },
         constants=constants,
         values={"mma_n": m, "a_row_bytes": k * dtype.bytes, **epilogue_values(spec)},

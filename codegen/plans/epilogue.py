@@ -1,30 +1,44 @@
-"""What an epilogue adds to the plans of BSR x dense kernels."""
+"""What an epilogue, and adding to a C that is there, bring into the plans of BSR x dense kernels."""
 
 from __future__ import annotations
 
-from codegen.plan import Param, pointer
+from codegen.plan import Constant, Param, TensorMap, f32, pointer, tensor_map
 from codegen.spec import BsrSpmmSpec
 
 
 def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that the epilogue reads."""
-    if spec.epilogue is None or not spec.epilogue.bias:
-        return ()
-    return (pointer("bias", "unsigned short", f"added to C, one {spec.dtype} for each row (M)"),)
+    """Return the parameters that are read before C is stored."""
+    params: tuple[Param, ...] = ()
+    if spec.accumulate:
+        params += (tensor_map("c_in_map", "c, which is added (N, M)"), f32("beta", "what c is multiplied with"))
+    if spec.epilogue is not None and spec.epilogue.bias:
+        params += (pointer("bias", "unsigned short", f"added to C, one {spec.dtype} for each row (M)"),)
+    return params
+
+
+def epilogue_constants(spec: BsrSpmmSpec, c_bytes: int) -> tuple[Constant, ...]:
+    """Return the constants of c, of which a warpgroup takes ``c_bytes``."""
+    return (Constant("kCInBytes", c_bytes, "bytes of c of a warpgroup's part of a tile"),) if spec.accumulate else ()
+
+
+def epilogue_maps(spec: BsrSpmmSpec, c_map: TensorMap) -> dict[str, TensorMap]:
+    """Return the tensor map of c, which is read as C is written."""
+    return {"c_in_map": c_map} if spec.accumulate else {}
 
 
 def epilogue_values(spec: BsrSpmmSpec) -> dict[str, int | str | bool]:
     """Return what the templates ask: whether a bias is added, the activation's name, and C as a formula."""
+    product = "A B + beta c" if spec.accumulate else "A B"
     if spec.epilogue is None:
-        return {"adds_bias": False, "activation": "none", "formula": "A B"}
-    product = "A B + bias" if spec.epilogue.bias else "A B"
+        return {"adds_bias": False, "activation": "none", "formula": product}
+    product = f"{product} + bias" if spec.epilogue.bias else product
     activation = spec.epilogue.activation
     formula = product if activation == "none" else f"{activation}({product})"
     return {"adds_bias": spec.epilogue.bias, "activation": activation, "formula": formula}
 
 
 def epilogue_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
-    """Return the line for ``explain``, if there is an epilogue."""
-    if spec.epilogue is None:
+    """Return the line for ``explain``, if something is done to A B."""
+    if spec.epilogue is None and not spec.accumulate:
         return ()
     return (("epilogue", f"C = {epilogue_values(spec)['formula']}, in fp32"),)

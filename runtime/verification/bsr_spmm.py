@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,6 +27,9 @@ class Case:
         index_dtype: of crow_indices and col_indices.
         strided: b and out are column slices of wider matrices.
         own_out: the kernel allocates its result.
+        batch: entries of b, if it has a batch dimension.
+        beta: of kernels that accumulate; with 0, c is NaN.
+        in_place: these write their result over c.
     """
 
     name: str
@@ -38,6 +42,9 @@ class Case:
     index_dtype: torch.dtype = torch.int64
     strided: bool = False
     own_out: bool = False
+    batch: int | None = None
+    beta: float = 1.0
+    in_place: bool = False
 
     def describe(self) -> str:
         """Return the parameters in words."""
@@ -47,6 +54,7 @@ class Case:
             "columns out of range": self.wild,
             "strided": self.strided,
             "own out": self.own_out,
+            f"batch {self.batch}": self.batch is not None,
         }
         return ", ".join(
             [text, str(self.index_dtype).removeprefix("torch."), *(w for w, said in extras.items() if said)]
@@ -55,18 +63,20 @@ class Case:
 
 CASES = (
     Case("plain", block_rows=8, block_columns=16, n=1024, row_counts="even"),
-    Case("uneven_rows", block_rows=16, block_columns=12, n=768),
-    Case("int32", block_rows=5, block_columns=7, n=256, index_dtype=torch.int32),
-    Case("odd_n", block_rows=3, block_columns=5, n=1000),
+    Case("uneven_rows", block_rows=16, block_columns=12, n=768, beta=-0.5),
+    Case("int32", block_rows=5, block_columns=7, n=256, index_dtype=torch.int32, beta=0.0),
+    Case("odd_n", block_rows=3, block_columns=5, n=1000, in_place=True),
     Case("narrow_n", block_rows=3, block_columns=5, n=8),
     Case("padded_n", block_rows=3, block_columns=4, n=77, strided=True, own_out=True),
     Case("one_block", block_rows=1, block_columns=1, n=64, row_counts="even"),
     Case("no_blocks", block_rows=3, block_columns=3, n=128, row_counts="none"),
     Case("long_rows", block_rows=2, block_columns=70, n=320, row_counts="even"),
-    Case("many_tiles", block_rows=40, block_columns=10, n=2048),
+    Case("many_tiles", block_rows=40, block_columns=10, n=2048, beta=0.5, in_place=True),
     Case("repeated_columns", block_rows=4, block_columns=5, n=384, repeated=True),
     Case("columns_out_of_range", block_rows=4, block_columns=8, n=384, row_counts="even", wild=True),
     Case("strided", block_rows=4, block_columns=5, n=512, strided=True),
+    Case("batch", block_rows=3, block_columns=5, n=136, batch=3),
+    Case("batch_strided", block_rows=2, block_columns=3, n=77, batch=2, strided=True, own_out=True),
 )
 
 
@@ -107,7 +117,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
     rows = torch.repeat_interleave(torch.arange(case.block_rows, device=device), counts)
     dense.index_put_((rows, col), values.double() * known[:, None, None], accumulate=True)
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
-    b = torch.randn((size[1], width), generator=random, device=device).to(dtype)[:, : case.n]
+    batch = () if case.batch is None else (case.batch,)
+    b = torch.randn((*batch, size[1], width), generator=random, device=device).to(dtype)[..., : case.n]
     return a, dense.transpose(1, 2).reshape(size), b
 
 
@@ -119,8 +130,22 @@ def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) ->
     return bias.to(TORCH_DTYPES[spec.dtype])
 
 
-def finish(spec: BsrSpmmSpec, product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Apply the spec's epilogue in the type of the product."""
+def make_c(spec: BsrSpmmSpec, case: Case, shape: torch.Size, device: torch.device) -> torch.Tensor | None:
+    """Draw what is added, if the spec accumulates: with rows as long as those of the result, NaN if it is not read."""
+    if not spec.accumulate:
+        return None
+    width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
+    c = torch.randn((*shape[:-1], width), generator=generator(case.name + "c", device), device=device) * 0.5
+    c = c.to(TORCH_DTYPES[spec.dtype])
+    return (c if case.beta else c.fill_(float("nan")))[..., : case.n]
+
+
+def finish(
+    spec: BsrSpmmSpec, product: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None
+) -> torch.Tensor:
+    """Add what is added, and apply the spec's epilogue, in the type of the product."""
+    if added is not None:
+        product = product + added.to(product.dtype)
     if spec.epilogue is None:
         return product
     shifted = product if bias is None else product + bias.to(product.dtype)[:, None]
@@ -132,26 +157,33 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     spec = kernel.spec
     a, dense, b = make_inputs(spec, case, device)
     bias = make_bias(spec, case, a.shape[0], device)
-    reference = finish(spec, dense @ b.double(), bias)
+    product = dense @ b.double()
+    c = make_c(spec, case, product.shape, device)
+    added = case.beta * c.double() if c is not None and case.beta else None
+    more: dict[str, Any] = {"bias": bias} if c is None else {"bias": bias, "c": c, "beta": case.beta}
+    reference = finish(spec, product, bias, added)
     width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
     results = []
     problem = ""
     for _ in range(2):
         if case.own_out:
             with poisoned_memory():
-                results.append(kernel(a, b, bias=bias))
+                results.append(kernel(a, b, **more))
             continue
-        whole = torch.full((a.shape[0], width), float("nan"), dtype=b.dtype, device=device)
-        results.append(kernel(a, b, bias=bias, out=whole[:, : case.n]))
-        if not bool(whole[:, case.n :].isnan().all()):
+        whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=b.dtype, device=device)
+        out = whole[..., : case.n]
+        if c is not None and case.in_place:
+            more["c"] = out.copy_(c)
+        results.append(kernel(a, b, **more, out=out))
+        if not bool(whole[..., case.n :].isnan().all()):
             problem = "wrote beside out"
     if not torch.equal(*results):
         problem = "two runs differ"
     # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
-    torch_error = None if case.repeated else max_error(finish(spec, dense.to(b.dtype) @ b, bias), reference)
+    torch_error = None if case.repeated else max_error(finish(spec, dense.to(b.dtype) @ b, bias, added), reference)
     return Outcome(
         name=case.name,
-        description=case.describe(),
+        description=case.describe() + ("" if c is None else f", beta {case.beta}" + ", in place" * case.in_place),
         max_error=max_error(results[0], reference),
         torch_error=torch_error,
         tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),

@@ -112,22 +112,22 @@ def test_exact_is_attention_over_the_visible_pairs(script: ModuleType, name: str
     out = torch.zeros(q.shape, dtype=torch.float64)
     out[0, -1] = weights @ v[0, -1].double()
     assert script.largest_error(problem, out) < 1e-12
-    assert script.largest_error(problem, out.half()) < script.TOLERANCE
+    assert script.largest_error(problem, out.half()) < script.harness.TOLERANCE
     out[0, -1, length // 2, 0] += 0.1
-    assert not script.largest_error(problem, out) <= script.TOLERANCE
+    assert not script.largest_error(problem, out) <= script.harness.TOLERANCE
     out[0, -1, 0, 0] = torch.nan
-    assert not script.largest_error(problem, out) <= script.TOLERANCE
+    assert not script.largest_error(problem, out) <= script.harness.TOLERANCE
     with pytest.raises(ValueError, match="has shape"):
         script.largest_error(problem, out[:, :1])
 
 
 def test_what_a_row_says(script: ModuleType) -> None:
-    assert script.cells(record("x", ours=630.0, FA4=600.0, flex=400.0)) == [
+    assert script.harness.cells(record("x", ours=630.0, FA4=600.0, flex=400.0)) == [
         *("x", "1.000", "630", "700", "600", "FA4", "1.05", "1e-03"),
     ]
-    assert script.cells(record("x", ours=630.0)) == ["x", "1.000", "630", "700", "-", "-", "-", "1e-03"]
-    assert script.cells(record("x", ours=630.0) | {"target_tflops": None})[3] == "-"
-    assert script.cells(record("x", FA4=600.0)) == ["x", "-", "-", "700", "600", "FA4", "-", "-"]
+    assert script.harness.cells(record("x", ours=630.0)) == ["x", "1.000", "630", "700", "-", "-", "-", "1e-03"]
+    assert script.harness.cells(record("x", ours=630.0) | {"target_tflops": None})[3] == "-"
+    assert script.harness.cells(record("x", FA4=600.0)) == ["x", "-", "-", "700", "600", "FA4", "-", "-"]
 
 
 def test_shows_an_earlier_run(
@@ -156,7 +156,7 @@ def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_rows_are_chosen_by_name_group_or_quick(script: ModuleType) -> None:
     def names(*arguments: str) -> list[str]:
-        return [row.name for row in script.chosen_rows(script.parse_arguments([*arguments]))]
+        return [row.name for row in script.harness.chosen_rows(script.parse_arguments([*arguments]), script.ROWS)]
 
     assert len(names()) == len(script.ROWS)
     assert names("--groups", "k") == ["topk16", "topk32", "topk64", "topk8", "topk128"]
@@ -175,9 +175,9 @@ def test_rows_beyond_the_budget_are_listed(
         clock[0] += 10.0
         return record(row.name, ours=1.0)
 
-    monkeypatch.setattr(script.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(script.harness.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(script, "run_row", run_row)
-    monkeypatch.setattr(script, "environment", lambda: {"device": "a device"})
+    monkeypatch.setattr(script.harness, "environment", lambda packages: {"device": "a device"})
     monkeypatch.setattr(script, "free_memory", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     path = tmp_path / "run.json"

@@ -466,6 +466,27 @@ def test_an_epilogue_is_refused_where_there_is_none() -> None:
         plan_of(fields)
 
 
+@pytest.mark.parametrize("size", [128, 64, 32, 16])
+def test_what_is_added_comes_to_a_staging_of_its_own(size: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    plain, plan = plan_of(fields), plan_of(fields | {"accumulate": True})
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kStagingGroups"] == values["kWarpgroupGroups"]
+    assert values["kCInBytes"] == values["kWarpgroupGroups"] * values["kCGroupBytes"]
+    assert 2 * values["kCInBytes"] == plan.spec.tile.m * plan.spec.tile.n * plan.dtype.bytes
+    assert plan.tensor_maps["c_in_map"] == plan.tensor_maps["c_map"]
+    assert [param.name for param in plan.params if param not in plain.params] == ["c_in_map", "beta"]
+    source = render_plan(plan_of(fields | {"accumulate": True, "epilogue": {"activation": "relu"}}))
+    assert "What is stored is relu(A B + beta c)" in source
+    assert "beta" not in render_plan(plain) and plain.spec.hash != plan.spec.hash
+
+
+def test_nothing_is_added_where_there_is_no_kernel_for_it() -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "accumulate": True}
+    with pytest.raises(SpecError, match=r"^accumulate: is true, but not written for sm_89"):
+        plan_of(fields)
+
+
 @pytest.mark.parametrize(("block", "stages", "wanted"), [(128, 3, 2), (128, 4, 1), (64, 4, 3), (64, 2, 5), (64, 8, 1)])
 def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: int) -> None:
     fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": block, "cols": block}, "stages": stages}

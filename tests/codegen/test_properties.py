@@ -72,7 +72,11 @@ attention = st.fixed_dictionaries(
 )
 spmm = st.fixed_dictionaries(
     {"op": st.just("bsr_spmm"), "arch": arch, "block": st.fixed_dictionaries({"rows": size, "cols": size})},
-    optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size})},
+    optional={
+        **shared_fields,
+        "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size}),
+        "accumulate": st.booleans(),
+    },
 )
 other_bsr = st.fixed_dictionaries(
     {

@@ -139,11 +139,39 @@ def test_compact_table_has_main_rows_beside_their_best_peer_and_then_receipts(
     write(named, measurement=[timed("long", "dense", 4.0, 900.0)])
     unverified = find_spec("h100_bsr_spmm_b64")
     others = record("a", groups=["main", "k"]), record("b", groups=["k"])
-    found = rows(script.compact_table(report(*others), [named, unverified], tmp_path))
+    found = rows(script.compact_table([report(*others)], [named, unverified], tmp_path))
     assert list(found)[2:] == ["a", named.stem, unverified.stem]
     assert found["a"] == [SHAPE, "600", "fast", "1200", "0.50"]
     assert found[named.stem] == ["long", "600", "dense", "300", "2.00"]
     assert found[unverified.stem] == ["unverified", "-", "-", "-", "-"]
+
+
+def bsr_record(name: str, spec: str, **changes: Any) -> dict[str, Any]:
+    """A row of the benchmark of BSR products."""
+    shape = {"kernel": spec, "size": 8192, "columns": 1024, "row_blocks": 16, "pattern": "random"}
+    return record(name, spec, **(shape | changes))
+
+
+def test_rows_of_bsr_products_take_the_place_of_receipts(tmp_path: Path) -> None:
+    specs = [find_spec("h100_bsr_spmm_b128"), find_spec("h100_bsr_spmm_b64")]
+    rows_of_bsr = bsr_record("spmm_b64", specs[1].stem), bsr_record("sweep", specs[0].stem, groups=["crossover"])
+    text = script.compact_table([report(record("a")), report(*rows_of_bsr) | {"device": "another"}], specs, tmp_path)
+    found = rows(text)
+    assert list(found)[2:] == ["a", "spmm_b64", "h100_bsr_spmm_b128"]
+    assert found["spmm_b64"] == ["M8192 K8192 N1024, 16 blocks 64x64 a row", "600", "fast", "1200", "0.50"]
+    assert found["h100_bsr_spmm_b128"] == ["unverified", "-", "-", "-", "-"]
+    assert text.startswith("a device, driver 580.0 and another, driver 580.0; ")
+
+
+def test_workloads_of_bsr_products() -> None:
+    def told(spec: str, **changes: Any) -> str:
+        return script.workload(bsr_record("a", spec, **changes))
+
+    assert told("h100_bsr_spgemm_b128") == "M8192 K8192 N1024, 16 blocks 128x128 a row of A and B"
+    assert told("h100_bsr_sddmm_b128") == "M8192 K1024 N8192, 16 blocks 128x128 a row"
+    power_law = told("h100_bsr_spmm_b32", pattern="power_law")
+    assert power_law == "M8192 K8192 N1024, 16 blocks 32x32 a row on average, power law"
+    assert told("h100_bsr_spmm_b64", pattern="clustered").endswith("a row, clustered")
 
 
 def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
@@ -213,7 +241,7 @@ def test_the_readme_shows_kernels_that_exist() -> None:
 
 
 def test_the_pages_have_the_markers_that_are_written() -> None:
-    for page, names in {"README.md": ["results"], "docs/results.md": ["attention", "results"]}.items():
+    for page, names in {"README.md": ["results"], "docs/results.md": ["attention", "bsr", "results"]}.items():
         text = (PROJECT / page).read_text(encoding="utf-8")
         for name in names:
             assert "\nnew\n" in script.rewritten(text, name, "new")

@@ -78,3 +78,46 @@ def test_a_call_is_known_by_all_but_its_addresses() -> None:
     assert call_key(a, None) == call_key(b, None)
     assert len({call_key(a), call_key(a.T), call_key(a.half()), call_key(a[:2]), call_key(None)}) == 5
     assert call_key(3) is None
+
+
+INDICES = (torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1]))
+VALUES = torch.ones(2, 2, 4, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "size", "message"),
+    [
+        (INDICES[0][:3], INDICES[1], (6, 12), r"a\.crow_indices\(\): has shape \(3,\), expected \(4,\), one for each"),
+        (INDICES[0], INDICES[1][:1], (6, 12), r"a\.col_indices\(\): has shape \(1,\), expected \(2,\)"),
+        (INDICES[0], INDICES[1].int(), (6, 12), r"a\.col_indices\(\): is torch\.int32, a\.crow_indices\(\) is"),
+        (INDICES[0].short(), INDICES[1].short(), (6, 12), r"a\.crow_indices\(\): is torch\.int16, expected torch\.int"),
+        (INDICES[0], INDICES[1].repeat_interleave(2)[::2], (6, 12), r"a\.col_indices\(\): has strides \(2,\)"),
+        (INDICES[0], INDICES[1], (7, 12), r"a: has shape \(7, 12\), expected a multiple of its blocks, \(2, 4\)"),
+        (INDICES[0], INDICES[1], (6, 13), r"a: has shape \(6, 13\), expected a multiple"),
+        (INDICES[0], INDICES[1], (0, 12), r"a: is empty: \(0, 12\)"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other(crow: Any, col: Any, size: tuple[int, int], message: str) -> None:
+    a = torch.sparse_bsr_tensor(crow, col, VALUES, size=size, check_invariants=False)
+    with pytest.raises(ArgumentError, match=message):
+        check_structure("a", a, BLOCK, CPU)
+
+
+def test_a_batch_of_sparse_matrices() -> None:
+    batch = [part[None] for part in (*INDICES, VALUES)]
+    a = torch.sparse_bsr_tensor(*batch, size=(1, 6, 12), check_invariants=False)
+    with pytest.raises(ArgumentError, match=r"a: has 3 dimensions \(1, 6, 12\), expected 2"):
+        check_structure("a", a, BLOCK, CPU)
+
+
+def test_values_that_are_not_contiguous() -> None:
+    a = torch.sparse_bsr_tensor(*INDICES, VALUES.mT.contiguous().mT, size=(6, 12), check_invariants=False)
+    with pytest.raises(ArgumentError, match=r"a\.values\(\): has strides \(8, 1, 2\), expected a contiguous tensor"):
+        check_values("a", a, torch.float16)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_both_types_of_indices_pass(index: Any) -> None:
+    a = torch.sparse_bsr_tensor(*(part.to(index) for part in INDICES), VALUES, size=(6, 12), check_invariants=False)
+    check_structure("a", a, BLOCK, CPU)
+    check_indices("a", a, rising=True)

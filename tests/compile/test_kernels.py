@@ -165,6 +165,17 @@ OTHERS = [
             ("fp16", 16, {"bias": True}),
         )
     ),
+    *(
+        {
+            "op": "bsr_spmm",
+            "arch": "sm_90a",
+            "dtype": "bf16",
+            "block": {"rows": size, "cols": size},
+            "accumulate": True,
+            "epilogue": {"bias": True, "activation": "gelu"},
+        }
+        for size in (64, 16)
+    ),
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
 ]
 

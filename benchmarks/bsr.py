@@ -1,0 +1,387 @@
+"""Times the sm_90a kernels for BSR products beside their peers, in one run on the same inputs.
+
+    python benchmarks/bsr.py --json bsr.json                        # every row
+    python benchmarks/bsr.py --rows spmm_b128 --peers triton        # one row, one peer
+    python benchmarks/bsr.py --groups crossover --budget 120        # a sweep; no row is begun after 120 seconds
+    python benchmarks/bsr.py --from bsr.json --plot bsr             # no GPU: print and draw an earlier run
+
+Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
+lengths follow a power law, beside rows of equal length and the same number of blocks.
+
+Before a call is timed, three block rows of its result are compared with the float64 product; a call that fails or
+computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import harness
+import torch
+from bsr_peers import DENSE, PEERS, Problem
+from harness import (
+    OURS,
+    Fields,
+    can_plot,
+    check_and_time,
+    check_own,
+    free_memory,
+    of_group,
+    plot_rows,
+    report_of,
+    save,
+    show,
+)
+
+from codegen.library import find_spec
+from codegen.receipts import source_sha256
+from codegen.render import render
+from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
+from runtime import load_kernel
+from runtime.arguments import TORCH_DTYPES
+from runtime.measurement import Call
+
+PACKAGES = ("torch", "triton")
+SIZE = 8192  # rows and columns of A
+ROW_BLOCKS = 16  # stored blocks of a block row, unless a row says otherwise
+DENSITIES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: what --rows takes.
+        kernel: a shipped spec, and
+        block: rows and columns of its blocks.
+        columns: of B; K of a sampled product.
+        peers: names of PEERS that can compute it.
+        target: effective TFLOPS on an H200 that the project set out to reach, if it did, or
+        target_ratio: how often those of the best peer.
+        groups: what --groups takes.
+        row_blocks: stored blocks of a block row, on average.
+        pattern: which columns: ``random``; ``clustered``, rows next to each other share 3/4 of theirs; ``power_law``,
+            random, with row lengths from many to few.
+        even: the row with the same work and equal row lengths, for those of a power law.
+        quick: whether --quick takes it.
+    """
+
+    name: str
+    kernel: str
+    block: int
+    columns: int
+    peers: tuple[str, ...]
+    target: float | None = None
+    target_ratio: float | None = None
+    groups: tuple[str, ...] = ("main",)
+    row_blocks: int = ROW_BLOCKS
+    pattern: Literal["random", "clustered", "power_law"] = "random"
+    even: str | None = None
+    quick: bool = False
+
+
+def spmm(block: int) -> str:
+    return f"h100_bsr_spmm_b{block}"
+
+
+SPMM_PEERS = ("cublas", "torch", "triton", "blocked_ell")
+BOTH = ("main", "uneven")
+MAIN_ROWS = (
+    Row("spmm_b128", spmm(128), 128, 8192, SPMM_PEERS, 690, groups=BOTH, quick=True),
+    Row("spmm_b128_n1024", spmm(128), 128, 1024, SPMM_PEERS, 600),
+    Row("spmm_b64", spmm(64), 64, 8192, SPMM_PEERS, 470, groups=BOTH, quick=True),
+    Row("spmm_b64_n1024", spmm(64), 64, 1024, SPMM_PEERS, 430),
+    Row("spmm_b64_clustered", spmm(64), 64, 8192, SPMM_PEERS, 600, pattern="clustered"),
+    Row("spmm_b32", spmm(32), 32, 8192, SPMM_PEERS, 250, groups=BOTH, quick=True),
+    Row("spmm_b32_n1024", spmm(32), 32, 1024, SPMM_PEERS, 225),
+    Row("spmm_b16", spmm(16), 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),
+    Row("spmm_b16_n1024", spmm(16), 16, 1024, SPMM_PEERS, target_ratio=1.5),
+    Row("spgemm_b128", "h100_bsr_spgemm_b128", 128, 8192, ("cublas",), 480, quick=True),
+    Row("sddmm_b128", "h100_bsr_sddmm_b128", 128, 8192, ("cublas",), 560, quick=True),
+)
+UNEVEN_ROWS = tuple(
+    Row(
+        f"spmm_b{block}_uneven",
+        *(spmm(block), block, 8192, ("cublas", "triton")),
+        groups=("uneven",),
+        pattern="power_law",
+        even=f"spmm_b{block}",
+    )
+    for block in (128, 64, 32, 16)
+)
+CROSSOVER_ROWS = tuple(
+    Row(
+        f"spmm_b{block}_density{1000 * density:04.0f}",
+        *(spmm(block), block, 8192, ("cublas",)),
+        groups=("crossover",),
+        row_blocks=round(density * SIZE / block),
+    )
+    for block in (128, 64, 32, 16)
+    for density in DENSITIES
+)
+ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS
+GROUPS = ("main", "crossover", "uneven")
+MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
+
+
+def power_law(rows: int, total: int, most: int) -> list[int]:
+    """Return ``total`` blocks shared out to rows as 1, 1/2, 1/3, ..., at least one and at most ``most`` each."""
+
+    def share(scale: float) -> list[int]:
+        return [min(most, max(1, round(scale / (rank + 1)))) for rank in range(rows)]
+
+    low, high = 0.0, float(rows * most)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(share(middle)) <= total else (low, middle)
+    counts = share(low)
+    for rank in range(rows):  # what rounding left over goes to the longest rows that are not full
+        more = min(most - counts[rank], total - sum(counts))
+        counts[rank] += more
+    return counts
+
+
+def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw crow_indices and col_indices, int64; the columns of a row rise."""
+    count = min(row.row_blocks, block_columns)
+    counts = torch.full((block_rows,), count)
+    if row.pattern == "power_law":
+        counts = torch.tensor(power_law(block_rows, block_rows * count, block_columns))[torch.randperm(block_rows)]
+    columns: list[torch.Tensor] = []
+    for length in counts.tolist():
+        order = torch.randperm(block_columns)
+        if row.pattern == "clustered" and columns:
+            kept = columns[-1][torch.randperm(length)[: 3 * length // 4]]
+            fresh = order[~torch.isin(order, columns[-1])]
+            order = torch.cat([kept, fresh])
+        columns.append(order[:length].sort().values)
+    crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return crow.to(device), torch.cat(columns).to(device)
+
+
+def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
+    """Draw random normal inputs and the patterns of a row."""
+    torch.manual_seed(0)
+    spec = find_spec(row.kernel).spec
+    assert isinstance(spec, BsrSpmmSpec | BsrSpgemmSpec | BsrSddmmSpec)
+    dtype, block = TORCH_DTYPES[spec.dtype], spec.block
+
+    def dense(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn((rows, columns), device=device, dtype=dtype)
+
+    def sparse(rows: int, columns: int) -> torch.Tensor:
+        crow, col = draw_pattern(row, rows // block.rows, columns // block.cols, device)
+        values = torch.randn((col.numel(), block.rows, block.cols), device=device, dtype=dtype)
+        return torch.sparse_bsr_tensor(crow, col, values, size=(rows, columns), check_invariants=False)
+
+    if isinstance(spec, BsrSddmmSpec):
+        a, b = dense(size, row.columns), dense(size, row.columns)
+        return Problem(spec, a, b, sparse(size, size), (a, b.T))
+    a = sparse(size, size)
+    if isinstance(spec, BsrSpgemmSpec):
+        return Problem(spec, a, sparse(size, row.columns), None, (dense(size, size), dense(size, row.columns)))
+    b = dense(size, row.columns)
+    return Problem(spec, a, b, None, (dense(size, size), b))
+
+
+def flops(problem: Problem) -> float:
+    """Count what a row has to compute."""
+    block = problem.spec.block
+    if problem.pattern is not None:
+        return 2.0 * problem.pattern.values().numel() * problem.a.shape[1]
+    if problem.b.layout == torch.sparse_bsr:  # each block of A meets all the blocks of one row of B
+        pairs = int(problem.b.crow_indices().diff()[problem.a.col_indices()].sum())
+        return 2.0 * pairs * block.rows * block.cols**2
+    return 2.0 * problem.a.values().numel() * problem.b.shape[1]
+
+
+def block_row(matrix: torch.Tensor, i: int) -> torch.Tensor:
+    """Return block row ``i`` of a BSR matrix, dense, float64 (block rows, columns)."""
+    first, end = matrix.crow_indices()[i : i + 2].tolist()
+    values = matrix.values()
+    rows, cols = values.shape[1:]
+    dense = torch.zeros((matrix.shape[1] // cols, rows, cols), dtype=torch.float64, device=values.device)
+    dense.index_add_(0, matrix.col_indices()[first:end], values[first:end].double())
+    return dense.transpose(0, 1).reshape(rows, matrix.shape[1])
+
+
+def exact(problem: Problem, label: str, i: int) -> torch.Tensor:
+    """Return block row ``i`` of what a call computes, float64 (block rows, N)."""
+    block = problem.spec.block
+    rows = slice(i * block.rows, (i + 1) * block.rows)
+    if label == DENSE or problem.pattern is not None:
+        return problem.dense[0][rows].double() @ problem.dense[1].double()
+    left = block_row(problem.a, i)
+    if problem.b.layout != torch.sparse_bsr:
+        return left @ problem.b.double()
+    first, end = problem.a.crow_indices()[i : i + 2].tolist()
+    met = problem.a.col_indices()[first:end].tolist()
+    out = torch.zeros((block.rows, problem.b.shape[1]), dtype=torch.float64, device=left.device)
+    for k in met:
+        out += left[:, k * block.cols : (k + 1) * block.cols] @ block_row(problem.b, k)
+    return out
+
+
+def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
+    """Return the worst error of the first, the middle and the last block row, relative to their largest element."""
+    block, left, right = problem.spec.block, *problem.dense
+    shape = (left.shape[0], right.shape[1])
+    if tuple(out.shape) != shape:
+        raise ValueError(f"the result has shape {tuple(out.shape)}, expected {shape}")
+    errors = []
+    for i in (0, shape[0] // block.rows // 2, shape[0] // block.rows - 1):
+        expected = exact(problem, label, i)
+        if out.layout == torch.sparse_bsr:
+            found = block_row(out, i)
+            first, end = out.crow_indices()[i : i + 2].tolist()
+            listed = torch.zeros(shape[1] // block.cols, dtype=torch.bool, device=found.device)
+            listed[out.col_indices()[first:end]] = True
+            expected = expected * listed.repeat_interleave(block.cols)
+        else:
+            found = out[i * block.rows : (i + 1) * block.rows].double()
+        errors.append((found - expected).abs().max() / expected.abs().max())
+    return float(torch.stack(errors).max())  # NaN if there is one
+
+
+def ours(problem: Problem) -> dict[str, Call]:
+    kernel: Any = load_kernel(problem.spec)
+    a, b, pattern = problem.a, problem.b, problem.pattern
+    if pattern is not None:
+        out = torch.empty_like(pattern.values())
+        return {OURS: lambda: kernel(a, b, pattern, out=out)}
+    out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
+    return {OURS: lambda: kernel(a, b, out=out)}
+
+
+def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
+    """Check and time one row; return its record."""
+    problem = make_problem(row)
+    work = flops(problem)
+    makers = [ours, *(PEERS[peer].make for peer in row.peers if peer in peers)]
+    outcome = check_and_time(makers, problem, lambda label, out: largest_error(problem, label, out), work, quick)
+    blocks = problem.pattern if problem.pattern is not None else problem.a
+    return {
+        "name": row.name,
+        "groups": row.groups,
+        "kernel": row.kernel,
+        "size": SIZE,
+        "columns": row.columns,
+        "row_blocks": row.row_blocks,
+        "density": blocks.values().numel() / (blocks.shape[0] * blocks.shape[1]),
+        "pattern": row.pattern,
+        "even": row.even,
+        "spec": json.loads(problem.spec.canonical_json()),
+        "source_sha256": source_sha256(render(find_spec(problem.spec))) if OURS in outcome["results"] else None,
+        "flops": work,
+        "target_tflops": row.target,
+        "target_ratio": row.target_ratio,
+        **outcome,
+    }
+
+
+def lost(report: Fields) -> dict[str, float]:
+    """Return the part of their speed that uneven rows lose, for those whose even row was measured too."""
+    own = {record["name"]: record["results"].get(OURS) for record in report["rows"]}
+    even = {record["name"]: own.get(record["even"]) for record in report["rows"] if record.get("even")}
+    return {name: 1 - own[name]["tflops"] / base["tflops"] for name, base in even.items() if base and own[name]}
+
+
+def gains(report: Fields) -> dict[int, dict[float, float]]:
+    """Return of each block size how often cuBLAS's speed on a dense A is ours, by density, in ascending order."""
+    found: dict[int, dict[float, float]] = {}
+    for record in sorted(of_group(report, "crossover"), key=lambda record: record["density"]):
+        own, dense = (record["results"].get(label) for label in (OURS, DENSE))
+        if own and dense:
+            by_density = found.setdefault(record["spec"]["block"]["rows"], {})
+            by_density[record["density"]] = dense["milliseconds"] / own["milliseconds"]
+    return found
+
+
+def crossover(by_density: dict[float, float]) -> float | None:
+    """Return the density where ours and cuBLAS take as long, between two that were measured; None if there is none."""
+    points = list(by_density.items())
+    for (left, before), (right, after) in itertools.pairwise(points):
+        if before >= 1 > after:
+            part = math.log(before) / math.log(before / after)
+            return math.exp(math.log(left) + part * math.log(right / left))
+    return None
+
+
+def remarks(report: Fields) -> list[str]:
+    """Return what the table does not show: what uneven rows lose, and where dense products become faster."""
+    lines = [
+        f"{name}: {part:.1%} slower than even rows ({MOST_LOST:.0%} allowed)" for name, part in lost(report).items()
+    ]
+    for block, by_density in gains(report).items():
+        place = crossover(by_density)
+        least, most = min(by_density), max(by_density)
+        where = f"up to a density of {place:.1%}" if place else f"at densities from {least:.1%} to {most:.1%}"
+        if not place and by_density[least] < 1:
+            where = f"nowhere from {least:.1%} to {most:.1%}"
+        lines.append(f"blocks of {block}: faster than cuBLAS on a dense A {where}")
+    return lines
+
+
+def plot(report: Fields, path: Path) -> None:
+    """Draw the main rows, and beside them (``_crossover``) the sweep; each as a PNG and an SVG."""
+    if not can_plot():
+        return
+    if records := of_group(report, "main"):
+        plot_rows(report, records, path, "BSR products")
+    if found := gains(report):
+        plot_crossover(report, found, path.with_name(f"{path.stem}_crossover"))
+
+
+def plot_crossover(report: Fields, found: dict[int, dict[float, float]], path: Path) -> None:
+    """Draw how often cuBLAS's speed ours is, over the density, a line for each block size."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.5, 4.2), layout="constrained")
+    for block, by_density in found.items():
+        place = crossover(by_density)
+        label = f"blocks of {block}" + (f": equal at {place:.0%}" if place else "")
+        axes.plot(list(by_density), list(by_density.values()), marker="o", markersize=4, label=label)
+    axes.axhline(1.0, color="black", linewidth=0.8, label="cuBLAS on a dense A")
+    places = sorted({density for by_density in found.values() for density in by_density})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(places, [f"{100 * place:.3g}" for place in places], fontsize=7)
+    gained = [gain for by_density in found.values() for gain in by_density.values()]
+    powers = range(math.floor(math.log2(min(gained))), math.ceil(math.log2(max(gained))) + 1)
+    axes.set_yticks([2.0**power for power in powers], [f"{2.0**power:g}" for power in powers])
+    axes.set_xlabel("stored blocks of A, %")
+    axes.set_ylabel("time of cuBLAS / time of this project")
+    axes.set_title(f"BSR x dense, 8192 x 8192 x 8192, on {report['device']}, driver {report['driver']}", fontsize=9)
+    axes.legend(fontsize=8)
+    save(figure, path)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    return harness.parse_arguments(__doc__, ROWS, GROUPS, PEERS, arguments)
+
+
+@torch.no_grad()
+def measure(options: argparse.Namespace) -> Fields:
+    """Run the chosen rows."""
+    rows = harness.chosen_rows(options, ROWS)
+    return harness.measure(options, rows, PEERS, run_row, harness.environment(PACKAGES), free_memory)
+
+
+def main() -> None:
+    options = parse_arguments()
+    report = report_of(options, measure)
+    show(report, remarks(report))
+    if options.plot:
+        plot(report, options.plot)
+    check_own(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""What the benchmarks share: arguments, results checked before they are timed, a budget, tables and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from runtime import toolchain
+from runtime.measurement import Call, median_milliseconds
+from runtime.verification.run import driver_version
+
+Fields = dict[str, Any]
+OURS = "ours"
+TOLERANCE = 1e-2  # of the largest element of a part; a correct fp16 result is within about 2e-3
+OWN_STYLE = {"color": "#1b7f5c", "linewidth": 2.5}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a peer is called, and when it can be.
+
+    Attributes:
+        make: takes a problem, returns its calls by label; what cannot compute the problem raises.
+        packages: it needs one of these beside torch; none by default.
+        opt_in: only where --peers names it.
+    """
+
+    make: Callable[[Any], dict[str, Call]]
+    packages: tuple[str, ...] = ()
+    opt_in: bool = False
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs is there."""
+        return not self.packages or any(map(importlib.util.find_spec, self.packages))
+
+
+class Row(Protocol):
+    """What every benchmark's rows have."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+    @property
+    def quick(self) -> bool: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def reason(error: Exception) -> str:
+    """Return an exception in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+
+
+def check_and_time(
+    makers: Sequence[Callable[[Any], dict[str, Call]]],
+    problem: Any,
+    error_of: Callable[[str, Any], float],
+    work: float,
+    quick: bool,
+) -> Fields:
+    """Make every call, check its result, and time those that are right, in turns.
+
+    Args:
+        makers: of ours and of the peers.
+        problem: what they take.
+        error_of: takes a call's label and its result; returns the worst error, relative to the largest element.
+        work: FLOPs that the problem needs.
+        quick: fewer repeats.
+
+    Returns:
+        ``results`` by label (milliseconds, effective TFLOPS, error), and why the ``failed`` ones have none.
+    """
+    calls: dict[str, Call] = {}
+    errors: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for make in makers:
+        try:
+            made = make(problem)
+        except Exception as error:
+            failed[make.__name__] = reason(error)
+            continue
+        for label, call in made.items():
+            try:
+                errors[label] = error_of(label, call())
+            except Exception as error:
+                failed[label] = reason(error)
+                continue
+            if errors[label] <= TOLERANCE:
+                calls[label] = call
+            else:
+                failed[label] = f"wrong result: off by {errors[label]:.1e} of the largest element"
+    times = median_milliseconds(calls, repeats=7 if quick else 21)
+    results = {
+        label: {
+            "milliseconds": round(time, 4),
+            "tflops": round(work / time / 1e9, 1),
+            "error": float(f"{errors[label]:.2e}"),
+        }
+        for label, time in times.items()
+    }
+    return {"results": results, "failed": failed}
+
+
+def free_memory() -> None:
+    """Give back what a row held, and let what is compiled for each row be compiled as often as it likes."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def environment(packages: Sequence[str]) -> Fields:
+    """Return what the numbers depend on."""
+    versions = {"compiler": toolchain.compiler_version()[1], "cuDNN": str(torch.backends.cudnn.version())}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"device": torch.cuda.get_device_name(), "driver": driver_version(), "versions": versions}
+
+
+def best_peer(record: Fields) -> str | None:
+    """Return the fastest peer of a row, if any ran."""
+    tflops = {label: result["tflops"] for label, result in record["results"].items() if label != OURS}
+    return max(tflops, key=lambda label: tflops[label], default=None)
+
+
+def target(record: Fields) -> str:
+    """Return what a row set out to reach: TFLOPS, or how often those of the best peer."""
+    if record.get("target_ratio"):
+        return f"{record['target_ratio']}x"
+    return f"{record['target_tflops']:.0f}" if record["target_tflops"] else "-"
+
+
+def cells(record: Fields) -> list[str]:
+    """Return a row of the printed table."""
+    results, peer = record["results"], best_peer(record)
+    own, best = results.get(OURS), results.get(peer)
+    return [
+        record["name"],
+        f"{own['milliseconds']:.3f}" if own else "-",
+        f"{own['tflops']:.0f}" if own else "-",
+        target(record),
+        f"{best['tflops']:.0f}" if best else "-",
+        peer or "-",
+        f"{own['tflops'] / best['tflops']:.2f}" if own and best else "-",
+        f"{own['error']:.0e}" if own else "-",
+    ]
+
+
+def show(report: Fields, remarks: Sequence[str] = ()) -> None:
+    """Print the table, below it some remarks, what failed and what was not run."""
+    table = Table(title=f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run")
+    for heading in ("row", "ms", "ours", "target", "best peer", "which", "ratio", "error"):
+        table.add_column(heading, justify="left" if heading in ("row", "which") else "right")
+    for record in report["rows"]:
+        table.add_row(*cells(record))
+    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    console.print(table)
+    lines = list(remarks)
+    for record in report["rows"]:
+        lines += [f"{record['name']}: {label} has no time: {why}" for label, why in record["failed"].items()]
+    for label, names in (("peers not installed", "not_installed"), ("rows not run", "not_run")):
+        if report.get(names):
+            lines.append(f"{label}: {', '.join(report[names])}")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def of_group(report: Fields, group: str) -> list[Fields]:
+    """Return the records of a group; a report that is older than groups has main rows only."""
+    return [record for record in report["rows"] if group in record.get("groups", ("main",))]
+
+
+def can_plot() -> bool:
+    """Prepare matplotlib for files; say so and return False where it is not installed."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        print("no plot: matplotlib is not installed; draw it elsewhere with --from FILE --plot FILE")
+        return False
+    mpl.use("agg")
+    return True
+
+
+def plot_rows(report: Fields, records: list[Fields], path: Path, subject: str) -> None:
+    """Draw ours, the best peer and the target of each row as bars."""
+    from matplotlib import pyplot
+
+    records = records[::-1]  # the first row on top
+    own = [record["results"].get(OURS, {}).get("tflops", 0) for record in records]
+    best = [record["results"].get(best_peer(record), {}).get("tflops", 0) for record in records]
+    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.42 * len(records)), layout="constrained")
+    places = range(len(records))
+    axes.barh([place + 0.2 for place in places], own, height=0.38, label="this project", color="#1b7f5c")
+    axes.barh([place - 0.2 for place in places], best, height=0.38, label="best peer", color="#b5b5b5")
+    targets = [record["target_tflops"] for record in records]
+    axes.plot(targets, [place + 0.2 for place in places], "|", markersize=14, color="black", label="target")
+    for place, record in zip(places, records, strict=True):
+        axes.text(4, place - 0.2, best_peer(record) or "no peer", va="center", fontsize=7)
+    axes.margins(y=0.01)
+    axes.set_yticks(places, [record["name"] for record in records])
+    axes.set_xlabel("effective TFLOPS")
+    axes.set_title(f"{subject} on {report['device']}, driver {report['driver']}", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=3)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture as PNG and SVG, the same bytes at any time."""
+    for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
+        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
+        print(f"wrote {path.with_suffix(suffix)}")
+
+
+def parse_arguments(
+    doc: str | None,
+    rows: Sequence[Row],
+    groups: Sequence[str],
+    peers: Mapping[str, Peer],
+    arguments: list[str] | None = None,
+) -> argparse.Namespace:
+    """Return the options that every benchmark takes."""
+
+    def peer_names(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in peers]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(peers)}")
+        return names
+
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw, allow_abbrev=False)
+    names = [row.name for row in rows]
+    parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--groups", nargs="+", choices=groups, metavar="NAME", help=f"of {', '.join(groups)}")
+    parser.add_argument("--quick", action="store_true", help="a few rows, fewer repeats")
+    usual = [name for name, peer in peers.items() if not peer.opt_in]
+    opt_in = ", ".join(name for name in peers if name not in usual)
+    every = f"of {','.join(peers)}" + (f"; {opt_in} only if named here" if opt_in else "")
+    parser.add_argument("--peers", type=peer_names, default=usual, metavar="NAME,...", help=every)
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")
+    return parser.parse_args(arguments)
+
+
+def chosen_rows(options: argparse.Namespace, rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Return the rows that --rows, --groups or --quick ask for; without any of them, all."""
+    if options.rows or options.groups:
+        names, groups = options.rows or (), set(options.groups or ())
+        return [row for row in rows if row.name in names or groups.intersection(row.groups)]
+    return [row for row in rows if row.quick or not options.quick]
+
+
+def measure(
+    options: argparse.Namespace,
+    rows: Sequence[AnyRow],
+    peers: Mapping[str, Peer],
+    run_row: Callable[[AnyRow, list[str], bool], Fields],
+    begin: Fields,
+    between: Callable[[], None],
+) -> Fields:
+    """Run rows until the budget is spent; the JSON is written after each, so that a crash costs no finished one.
+
+    Args:
+        options: from the command line.
+        rows: to run, in this order.
+        peers: all there are.
+        run_row: takes a row, the names of the installed peers that were asked for, and whether to be quick.
+        begin: the first entries of the report.
+        between: called after each row.
+    """
+    begun = time.monotonic()
+    absent = [name for name in options.peers if not peers[name].installed]
+    present = [name for name in options.peers if name not in absent]
+    report: Fields = {**begin, "rows": [], "not_installed": absent, "not_run": [row.name for row in rows]}
+    for row in rows:
+        if options.budget is not None and time.monotonic() - begun > options.budget:
+            break
+        report["rows"].append(run_row(row, present, options.quick))
+        report["not_run"].remove(row.name)
+        print(" ".join(cells(report["rows"][-1])), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        between()
+    return report
+
+
+def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Fields]) -> Fields:
+    """Return an earlier run's report, or measure one."""
+    if options.source:
+        earlier: Fields = json.loads(options.source.read_text())
+        return earlier
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
+    return measure(options)
+
+
+def check_own(report: Fields) -> None:
+    """Fail if a row has no time of ours."""
+    if any(OURS not in record["results"] for record in report["rows"]):
+        raise SystemExit("error: rows without a time of ours, see above")

@@ -1,0 +1,248 @@
+"""The benchmark of BSR products, as far as it goes without a GPU: rows, patterns, work, exact products, remarks."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec
+
+torch = pytest.importorskip("torch")
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bsr.py"
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
+        spec = importlib.util.spec_from_file_location("bsr_benchmark", SCRIPT)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+        yield module
+
+
+def small(script: ModuleType, name: str, size: int, **changes: Any) -> Any:
+    """Return a row's problem on a smaller matrix, on the CPU."""
+    (row,) = (row for row in script.ROWS if row.name == name)
+    return script.make_problem(replace(row, columns=size, **changes), "cpu", size)
+
+
+def dense(matrix: Any) -> Any:
+    """Return a BSR matrix without repeated blocks, dense, float64."""
+    values = matrix.values().double()
+    out = torch.zeros(matrix.shape, dtype=torch.float64)
+    crow, col = matrix.crow_indices().tolist(), matrix.col_indices().tolist()
+    rows, cols = values.shape[1:]
+    for i in range(len(crow) - 1):
+        for block in range(crow[i], crow[i + 1]):
+            out[i * rows : (i + 1) * rows, col[block] * cols : (col[block] + 1) * cols] = values[block]
+    return out
+
+
+def record(name: str, **changes: Any) -> dict[str, Any]:
+    results = {
+        "ours": {"milliseconds": 1.0, "tflops": 600.0, "error": 1e-3},
+        "cuBLAS, dense": {"milliseconds": 2.0, "tflops": 300.0, "error": 1e-3},
+    }
+    base = {"groups": ["main"], "target_tflops": 700.0, "target_ratio": None, "even": None, "failed": {}}
+    return {"name": name, **base, "results": results, "spec": {"block": {"rows": 128}}, "density": 0.25, **changes}
+
+
+def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
+    names = [row.name for row in script.ROWS]
+    assert len(set(names)) == len(names)
+    for row in script.ROWS:
+        spec = find_spec(row.kernel).spec
+        assert spec.arch == "sm_90a" and (spec.block.rows, spec.block.cols) == (row.block, row.block)
+        assert set(row.peers) <= set(script.PEERS)
+        assert row.groups and set(row.groups) <= set(script.GROUPS)
+        assert (row.target is not None or row.target_ratio is not None) == ("main" in row.groups)
+        assert row.even is None or row.even in names
+        assert row.row_blocks <= script.SIZE // row.block
+    uneven = [row for row in script.ROWS if "uneven" in row.groups]
+    assert {row.even for row in uneven if row.pattern == "power_law"} == {
+        row.name for row in uneven if row.pattern == "random"
+    }
+
+
+@pytest.mark.parametrize(("rows", "total", "most"), [(64, 1024, 64), (512, 8192, 512), (128, 128, 7), (8, 56, 7)])
+def test_power_law_shares_everything_out(script: ModuleType, rows: int, total: int, most: int) -> None:
+    counts = script.power_law(rows, total, most)
+    assert sum(counts) == total and min(counts) >= 1 and max(counts) <= most
+    assert counts == sorted(counts, reverse=True)
+    if rows >= 64 and total > rows:
+        assert counts[0] > 3 * total / rows
+
+
+@pytest.mark.parametrize("pattern", ["random", "clustered", "power_law"])
+def test_patterns_are_valid_and_as_said(script: ModuleType, pattern: str) -> None:
+    row = replace(script.ROWS[0], pattern=pattern)
+    crow, col = script.draw_pattern(row, 64, 64, "cpu")
+    assert int(crow[0]) == 0 and int(crow[-1]) == col.numel() == 64 * 16
+    rows = [set(col[first:end].tolist()) for first, end in itertools.pairwise(crow)]
+    for i, columns in enumerate(rows):
+        assert len(columns) == int(crow[i + 1] - crow[i])
+        assert sorted(columns) == col[crow[i] : crow[i + 1]].tolist()
+        assert min(columns) >= 0 and max(columns) < 64
+    if pattern == "clustered":
+        assert {len(one & two) for one, two in itertools.pairwise(rows)} == {12}
+    assert (len({len(columns) for columns in rows}) == 1) == (pattern != "power_law")
+
+
+def test_a_full_row_has_every_column(script: ModuleType) -> None:
+    row = replace(script.ROWS[0], row_blocks=64)
+    _, col = script.draw_pattern(row, 3, 64, "cpu")
+    assert col.tolist() == list(range(64)) * 3
+
+
+@pytest.mark.parametrize("name", ["spmm_b128", "spmm_b16_uneven", "spgemm_b128", "sddmm_b128"])
+def test_exact_is_the_product(script: ModuleType, name: str) -> None:
+    size = 128 if "b16" in name else 1024
+    problem = small(script, name, size, row_blocks=3)
+    if problem.pattern is not None:
+        product = problem.a.double() @ problem.b.double().T
+        sampled = torch.sparse_bsr_tensor(
+            problem.pattern.crow_indices(),
+            problem.pattern.col_indices(),
+            torch.ones_like(problem.pattern.values()),
+            size=problem.pattern.shape,
+            check_invariants=False,
+        )
+        blocks = dense(sampled) * product
+        out = torch.sparse_bsr_tensor(
+            problem.pattern.crow_indices(),
+            problem.pattern.col_indices(),
+            torch.stack(
+                [
+                    blocks[i * 128 : (i + 1) * 128, j * 128 : (j + 1) * 128]
+                    for i in range(size // 128)
+                    for j in problem.pattern.col_indices()[3 * i : 3 * i + 3].tolist()
+                ]
+            ),
+            size=problem.pattern.shape,
+            check_invariants=False,
+        )
+        assert script.flops(problem) == 2.0 * blocks.count_nonzero() * size
+        right, wrong = out, product * 1.1
+        spoiled = out.values()[0]
+    else:
+        a = dense(problem.a)
+        b = dense(problem.b) if problem.b.layout == torch.sparse_bsr else problem.b.double()
+        right = a @ b
+        wrong = right + 1
+        spoiled = right
+        if problem.b.layout == torch.sparse_bsr:
+            pairs = (a[::128, ::128] != 0).double().sum(0) @ (b[::128, ::128] != 0).double().sum(1)
+            assert script.flops(problem) == 2.0 * float(pairs) * 128**3
+        else:
+            assert script.flops(problem) == 2.0 * a.count_nonzero() * size
+    assert script.largest_error(problem, "ours", right) < 1e-12
+    assert not script.largest_error(problem, "ours", wrong) <= script.harness.TOLERANCE
+    full = problem.dense[0].double() @ problem.dense[1].double()
+    assert script.largest_error(problem, script.DENSE, full) < 1e-12
+    spoiled[0, 0] = torch.nan
+    assert not script.largest_error(problem, "ours", right) <= script.harness.TOLERANCE
+    with pytest.raises(ValueError, match="has shape"):
+        script.largest_error(problem, "ours", full[:, :8])
+
+
+@pytest.mark.parametrize("peer", ["torch", "triton", "blocked_ell"])
+def test_what_a_peer_does_not_compute_raises(script: ModuleType, peer: str) -> None:
+    with pytest.raises(ValueError, match="does not compute bsr_spgemm"):
+        script.PEERS[peer].make(small(script, "spgemm_b128", 256, row_blocks=1))
+
+
+def test_cublas_multiplies_full_matrices(script: ModuleType) -> None:
+    problem = small(script, "spmm_b64", 256, row_blocks=2)
+    (call,) = script.PEERS["cublas"].make(problem).values()
+    assert script.largest_error(problem, script.DENSE, call()) <= script.harness.TOLERANCE
+
+
+def test_uneven_rows_are_held_against_even_ones(script: ModuleType) -> None:
+    slower = {"ours": {"milliseconds": 1.2, "tflops": 480.0, "error": 1e-3}}
+    rows = [record("even"), record("uneven", even="even", results=slower), record("lonely", even="absent")]
+    assert script.lost({"rows": rows}) == {"uneven": pytest.approx(0.2)}
+    assert script.remarks({"rows": rows}) == ["uneven: 20.0% slower than even rows (10% allowed)"]
+
+
+def at(density: float, milliseconds: float, block: int = 128) -> dict[str, Any]:
+    results = {
+        "ours": {"milliseconds": milliseconds, "tflops": 1.0, "error": 1e-3},
+        "cuBLAS, dense": {"milliseconds": 2.0, "tflops": 1.0, "error": 1e-3},
+    }
+    return record("x", groups=["crossover"], density=density, results=results, spec={"block": {"rows": block}})
+
+
+def test_crossover_lies_between_two_densities(script: ModuleType) -> None:
+    rows = [at(0.5, 4.0), at(0.125, 1.0), at(0.25, 0.5, 64), at(0.5, 1.0, 64), at(0.5, 9.0, 16), at(1.0, 18.0, 16)]
+    found = script.gains({"rows": rows})
+    assert found == {128: {0.125: 2.0, 0.5: 0.5}, 64: {0.25: 4.0, 0.5: 2.0}, 16: {0.5: 2 / 9, 1.0: 1 / 9}}
+    assert script.crossover(found[128]) == pytest.approx(0.25)
+    assert script.crossover(found[64]) is None
+    assert script.remarks({"rows": rows}) == [
+        "blocks of 128: faster than cuBLAS on a dense A up to a density of 25.0%",
+        "blocks of 64: faster than cuBLAS on a dense A at densities from 25.0% to 50.0%",
+        "blocks of 16: faster than cuBLAS on a dense A nowhere from 50.0% to 100.0%",
+    ]
+
+
+def test_shows_an_earlier_run(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    rows = [record("x"), record("y", target_tflops=None, target_ratio=1.5), at(0.5, 1.0)]
+    path.write_text(json.dumps({"device": "a device", "driver": "580.0", "rows": rows, "not_run": ["z"]}))
+    monkeypatch.setattr("sys.argv", ["bsr.py", "--from", str(path)])
+    script.main()
+    out = capsys.readouterr().out
+    assert "a device, driver 580.0" in out and "1.5x" in out
+    assert "blocks of 128: faster than cuBLAS" in out and "rows not run: z" in out
+
+
+def test_a_budget_leaves_rows_out(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = [0.0]
+
+    def run_row(row: Any, peers: list[str], quick: bool) -> dict[str, Any]:
+        assert peers == ["cublas"] and quick  # what is not installed is not asked
+        clock[0] += 10.0
+        return record(row.name)
+
+    monkeypatch.setattr(script.harness.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(script, "run_row", run_row)
+    monkeypatch.setattr(script.harness, "environment", lambda packages: {"device": "a device"})
+    monkeypatch.setattr(script, "free_memory", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    path = tmp_path / "run.json"
+    arguments = ["--groups", "uneven", "--quick", "--peers", "cublas,triton", "--budget", "15", "--json", str(path)]
+    report = script.measure(script.parse_arguments(arguments))
+    assert [row["name"] for row in report["rows"]] == ["spmm_b128", "spmm_b64"]
+    assert report["not_run"][0] == "spmm_b32" and len(report["not_run"]) == 6
+    assert report["not_installed"] == ["triton"]
+    assert json.loads(path.read_text()) == report
+
+
+def test_plots_are_drawn(script: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        record("x"),
+        record("y", target_tflops=None, target_ratio=1.5),
+        at(0.25, 1.0),
+        at(0.5, 4.0),
+        at(0.5, 1.0, 64),
+    ]
+    script.plot({"device": "a device", "driver": "580.0", "rows": rows}, tmp_path / "run")
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["run.png", "run.svg", "run_crossover.png", "run_crossover.svg"]

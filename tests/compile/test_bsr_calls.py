@@ -1,0 +1,205 @@
+"""Calls of BSR x dense kernels up to the launch, on the CPU: what is refused, and what the driver would be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from codegen.library import find_spec  # noqa: E402
+from codegen.plans import plan_for  # noqa: E402
+from runtime import arguments, bsr, bsr_spmm  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+Make = Callable[..., Any]
+
+
+class Loaded:
+    """Takes a kernel's place in the driver: records signatures and launches, and checks their names by the plan."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
+        self.signatures: list[dict[str, Any]] = []
+        self.launches: list[dict[str, int]] = []
+
+    def signature(self, device: Any, tiles: int, numbers: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+        wanted = {param.name for param in self.plan.params if param.type in ("i32", "i64", "f32")}
+        assert set(numbers) == wanted
+        assert {name.removesuffix("_map") for name in self.plan.tensor_maps} <= set(tensors)
+        self.signatures.append({"tiles": tiles, "numbers": dict(numbers), "tensors": dict(tensors)})
+        return self.signatures[-1]
+
+    def launch(self, signature: Any, addresses: Mapping[str, int], stream: int) -> None:
+        for param in self.plan.params:
+            if param.type in ("pointer", "tensor_map"):
+                assert addresses[param.name.removesuffix("_map")] > 0
+        self.launches.append(dict(addresses))
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a kernel that takes tensors of the CPU; its launches do nothing."""
+
+    def check(name: str, tensor: Any, dtype: Any, rank: int, device: Any = None) -> None:
+        with pytest.raises(ArgumentError, match="is on cpu, expected a CUDA device"):
+            arguments.check_tensor(name, tensor, dtype, rank, device)
+        if tensor.dtype != dtype or tensor.dim() != rank:
+            raise ArgumentError(name, "dtype or rank")
+
+    for module in (bsr, bsr_spmm):
+        monkeypatch.setattr(module, "check_tensor", check)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+
+    def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
+        block = {"rows": size, "cols": size}
+        named = find_spec({"op": "bsr_spmm", "arch": arch, "block": block, **fields})
+        compiled: Any = SimpleNamespace(plan=plan_for(named), named=named)
+        loaded: Any = Loaded(compiled.plan)
+        return bsr_spmm.BsrSpmmKernel(compiled, loaded)
+
+    return make
+
+
+def dense(*shape: int, fill: float = 0.0) -> Any:
+    return torch.full(shape, fill, dtype=torch.float16)
+
+
+def matrix(crow: list[int], col: list[int], columns: int = 3, index: Any = torch.int64, size: int = 64) -> Any:
+    indices = (torch.tensor(crow, dtype=index), torch.tensor(col, dtype=index))
+    shape = ((len(crow) - 1) * size, columns * size)
+    values = dense(len(col), size, size)
+    return torch.sparse_bsr_tensor(*indices, values, size=shape, check_invariants=False)
+
+
+A = matrix([0, 1, 1, 3], [2, 0, 1])
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("arch", "size"), [("sm_90a", 128), ("sm_90a", 64), ("sm_90a", 32), ("sm_89", 64)])
+def test_a_call_hands_over_what_the_kernel_reads(make: Make, arch: str, size: int, index: Any) -> None:
+    kernel = make(arch, size)
+    a, b = matrix([0, 1, 1, 3], [2, 0, 1], index=index, size=size), dense(3 * size, 1000)
+    out = kernel(a, b, validate=True)
+    assert out.shape == (3 * size, 1000)
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["numbers"]["index_words"] == (1 if index == torch.int32 else 2)
+    assert signature["tiles"] == 3 * -(-1000 // kernel.spec.tile.n)
+    assert launch["crow_indices"] == a.crow_indices().data_ptr() and launch["c"] == out.data_ptr()
+    kernel(a, b, out=out)
+    kernel(a, b, out=out)
+    assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 3
+
+
+def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
+    kernel = make(accumulate=True)
+    b, c = dense(4, 192, 77 + 3)[:, :, :77], dense(4, 192, 80)[:, :, :77]
+    out = kernel(A, b, c=c)
+    assert out.shape == (4, 192, 77) and out.stride() == (192 * 80, 80, 1)
+    assert len(kernel._loaded.signatures) == 1
+    places = [(launch["b"], launch["c_in"], launch["c"]) for launch in kernel._loaded.launches]
+    assert places == [(b[i].data_ptr(), c[i].data_ptr(), out[i].data_ptr()) for i in range(4)]
+    whole = dense(4, 192, 128)
+    assert kernel(A, dense(4, 192, 128), c=whole, out=whole) is whole
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"b": dense(0, 192, 128)}, r"b: is empty: \(0, 192, 128\)"),
+        ({"b": dense(2, 64, 128)}, r"b: has shape \(64, 128\), expected \(K 192, N\)"),
+        ({"out": dense(192, 128)}, r"out: is \(192, 128\), expected \(batch 2, M, N\)"),
+        ({"out": dense(3, 192, 128)}, r"out: is \(3, 192, 128\), expected \(batch 2, M, N\)"),
+        ({"out": dense(1, 192, 128).expand(2, -1, -1)}, "out: is expanded in dimension 0"),
+        ({"c": dense(192, 128)}, r"c: is \(192, 128\), expected \(batch 2, M, N\)"),
+        ({"c": 3}, r"c: is int, expected \(batch 2, M, N\)"),
+    ],
+)
+def test_what_is_wrong_with_a_batch(make: Make, change: dict[str, Any], message: str) -> None:
+    kernel = make(accumulate=True)
+    call = {"b": dense(2, 192, 128), "c": dense(2, 192, 128)} | change
+    with pytest.raises(ArgumentError, match=message):
+        kernel(A, **call)
+    assert not kernel._loaded.launches
+
+
+def test_beta_reaches_the_kernel(make: Make) -> None:
+    kernel = make(accumulate=True)
+    b, c = dense(192, 128), dense(192, 128)
+    kernel(A, b, c=c)
+    kernel(A, b, c=c, beta=-2)
+    kernel(A, b, c=c, beta=0.0, out=c)
+    assert [signature["numbers"]["beta"] for signature in kernel._loaded.signatures] == [1.0, -2.0, 0.0]
+    assert {launch["c_in"] for launch in kernel._loaded.launches} == {c.data_ptr()}
+
+
+WIDE = dense(192, 256)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "change", "message"),
+    [
+        (False, {"c": dense(192, 128)}, r"c: is not an argument of bsr_spmm_\w+: its spec does not accumulate"),
+        (False, {"beta": 0.5}, r"beta: is not an argument of bsr_spmm_\w+: its spec does not accumulate"),
+        (True, {}, r"c: is missing: bsr_spmm_\w+ computes A @ B \+ beta c"),
+        (True, {"c": dense(192, 120)}, r"c: has shape \(192, 120\), expected \(M 192, N 128\)"),
+        (True, {"c": dense(192, 129)[:, :128]}, r"c: has stride 129 in dimension 0"),
+        (True, {"c": dense(192, 128), "beta": float("nan")}, "beta: is nan, expected a finite float32"),
+        (True, {"c": dense(192, 128), "beta": 1e39}, r"beta: is 1e\+39, expected a finite float32"),
+        (True, {"c": dense(192, 128), "beta": "1"}, "beta: is str, expected a number"),
+        (True, {"c": WIDE[:, :128], "out": WIDE[:, 64:192]}, "c: overlaps out; it may be out itself"),
+        (True, {"c": WIDE[:96].view(192, 128), "out": WIDE[:, :128]}, "c: overlaps out"),
+    ],
+)
+def test_what_is_wrong_with_c_and_beta(make: Make, accumulate: bool, change: dict[str, Any], message: str) -> None:
+    kernel = make(**({"accumulate": True} if accumulate else {}))
+    with pytest.raises(ArgumentError, match=message):
+        kernel(A, dense(192, 128), **change)
+    assert not kernel._loaded.launches
+
+
+def test_c_may_lie_beside_out(make: Make) -> None:
+    kernel = make(accumulate=True)
+    kernel(A, dense(192, 128), c=WIDE[:, :128], out=WIDE[:, 128:])
+    kernel(A, dense(192, 128), c=WIDE[:, 128:], out=WIDE[:, :128])
+    kernel(A, dense(192, 128), c=WIDE[:, :128], out=WIDE[:, :128])
+    assert len(kernel._loaded.launches) == 3
+
+
+@pytest.mark.parametrize("epilogue", [None, {"activation": "relu"}, {"bias": True, "activation": "gelu"}])
+@pytest.mark.parametrize("beta", [None, 0.0, -1.0])
+def test_without_blocks_only_the_epilogue_is_computed(
+    make: Make, epilogue: dict[str, Any] | None, beta: float | None
+) -> None:
+    fields: dict[str, Any] = {} if epilogue is None else {"epilogue": epilogue}
+    kernel = make(**fields, **({} if beta is None else {"accumulate": True}))
+    torch.manual_seed(0)
+    c, bias = torch.randn(192, 40).half(), torch.randn(192).half()
+    if beta == 0:
+        c[0, 0] = torch.nan
+    call: dict[str, Any] = {} if beta is None else {"c": c, "beta": beta}
+    expected = torch.zeros(192, 40) + (beta * c.float() if beta else 0)
+    if epilogue and epilogue.get("bias"):
+        call["bias"] = bias
+        expected += bias.float()[:, None]
+    if epilogue:
+        expected = bsr_spmm.ACTIVATIONS[epilogue["activation"]](expected)
+    found = kernel(matrix([0, 0, 0, 0], []), dense(192, 40), **call)
+    assert torch.equal(found, expected.half()) and not kernel._loaded.launches
+
+
+def test_a_gradient_is_refused_unless_it_is_off(make: Make) -> None:
+    kernel = make(accumulate=True)
+    a = A.detach().requires_grad_()
+    with pytest.raises(ArgumentError, match="a: requires a gradient"):
+        kernel(a, dense(192, 128), c=dense(192, 128))
+    with torch.no_grad():
+        kernel(a, dense(192, 128), c=dense(192, 128))
+    with pytest.raises(ArgumentError, match="a: requires a gradient"):  # also where the shape is known by now
+        kernel(a, dense(192, 128), c=dense(192, 128))

@@ -33,6 +33,7 @@ from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
 
+GROUP = 64  # columns of B that lie side by side in shared memory: 128 bytes
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
     "relu": torch.relu,
@@ -132,7 +133,7 @@ class BsrSpmmKernel:
             check_address({"a": "a.values()", "c": "out", "c_in": "c"}.get(name, name), address)
         if values.shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
-        addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        addresses |= {"b_groups": b.data_ptr(), "crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         if bias is not None:
             addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
@@ -255,11 +256,11 @@ class BsrSpmmKernel:
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "block_rows": block_rows,
             "tiles": block_rows * column_tiles,
+            "n": columns,
         }
         if not self.compiled.plan.tensor_maps:
             block_columns = depth // self.spec.block.cols
             numbers |= {
-                "n": columns,
                 "block_columns": block_columns,
                 "b_row_stride": b.stride(0),
                 "c_row_stride": stride,
@@ -271,6 +272,7 @@ class BsrSpmmKernel:
             **added,
             "a": (tuple(values.shape), values.stride()),
             "b": (tuple(b.shape), b.stride()),
+            "b_groups": ((max(1, columns // GROUP), depth, GROUP), (GROUP, b.stride(0), 1)),
             "c": ((rows, columns), (stride, 1)),
         }
         return self._loaded.signature(b.device.index, block_rows * column_tiles, numbers, tensors)

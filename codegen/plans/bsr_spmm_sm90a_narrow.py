@@ -90,12 +90,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     params = (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
         tensor_map("b_map", "B (N, K)"),
+        tensor_map("b_groups_map", "B's whole column groups (columns of one, K, groups)"),
         tensor_map("c_map", "C (N, M)"),
         pointer("crow_indices", "int", "first block of each block row, and one more"),
         pointer("col_indices", "int", "block column of each block"),
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
         i32("block_rows", "block rows of A"),
         i32("tiles", "block_rows * column_tiles"),
+        i32("n", "columns of B and C"),
         *epilogue_params(spec),
     )
     return Plan(
@@ -112,6 +114,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_maps={
             "a_map": TensorMap((k, m, 1), k * dtype.bytes),
             "b_map": TensorMap((WARPGROUP_COLUMNS, k), SWIZZLE),
+            "b_groups_map": TensorMap((WARPGROUP_COLUMNS, k, tile_groups), SWIZZLE),
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
         },

@@ -80,55 +80,72 @@ class Row:
     quick: bool = False
 
 
-def fields(head_dim: int, pattern: Fields, stages: int = 2, **more: Any) -> Fields:
+def fields(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, **more: Any) -> Fields:
     """Return a kernel's spec; ``more`` are fields that only some kernels set."""
     base = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, "stages": stages}
-    return {**base, **more}
+    return {**base, "tile": {"m": tile[0], "n": tile[1]}, **more}
 
 
-def topk(k: int, q: int, kv: int) -> Fields:
-    return {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}
+def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
+    """Return the spec of a list kernel with the tile that docs/ladder-attention.md found best."""
+    pattern = {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}
+    if head_dim == 64:  # smaller tiles of K and V: more rows share them, or more of them fit
+        return fields(64, pattern, (256, 64), 4 if q == 128 else 2, **more)
+    # A step of 128 keys: one block, or two of 64 where the rows of a tile have one list.
+    one_list = q == 128 or more.get("packed_heads", 1) > 1
+    return fields(128, pattern, (128, 128 if one_list else 64), 2, **more)
 
 
-WINDOW: Fields = {"kind": "sliding_window", "left": 2047, "right": 0}
 DENSE: Fields = {"kind": "dense"}
 CAUSAL: Fields = {"kind": "causal"}
+EVERY_KEY = {
+    (128, "dense"): fields(128, DENSE, (192, 80), 3, schedule="cooperative"),
+    (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
+    (64, "dense"): fields(64, DENSE, (256, 64), 4),
+    (64, "causal"): fields(64, CAUSAL, (192, 128), 2),
+}
+SHORT_KEY = {  # enough tiles for every SM matter more than what they share
+    (128, "dense"): fields(128, DENSE, (128, 128), 2),
+    (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
+    (64, "dense"): fields(64, DENSE, (128, 128), 4),
+    (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
+}
+WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2)
 FLEX = ("flex", "flex_tuned")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")
 DENSE_PEERS = ("sdpa", "fa4", "fa3")
-STAGES = {64: 4, 128: 2}  # of the smaller tiles of K and V more fit
 
 MAIN_ROWS = (
-    Row("topk16", fields(128, topk(16, 128, 128)), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
-    Row("topk32", fields(128, topk(32, 128, 128)), 16, 32768, LIST_PEERS, 720, groups=("main", "k"), quick=True),
-    Row("topk64", fields(128, topk(64, 128, 128)), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
-    Row("topk32_128k", fields(128, topk(32, 128, 128)), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
-    Row("topk64_8k", fields(128, topk(64, 128, 128)), 8, 8192, LIST_PEERS, 730),
-    Row("topk32_d64", fields(64, topk(32, 128, 128), stages=4), 8, 32768, LIST_PEERS, 520, quick=True),
-    Row("topk32_d64_128k", fields(64, topk(32, 128, 128), stages=4), 8, 131072, LIST_PEERS, 490),
-    Row("topk16_b64", fields(128, topk(16, 64, 64)), 16, 32768, LIST_PEERS, 580),
-    Row("topk32_b64", fields(128, topk(32, 64, 64)), 16, 32768, LIST_PEERS, 620, quick=True),
-    Row("topk64_b64", fields(128, topk(64, 64, 64)), 16, 32768, LIST_PEERS, 640),
-    Row("topk32_b64_128k", fields(128, topk(32, 64, 64)), 8, 131072, LIST_PEERS, 560),
-    Row("topk64_b128x64", fields(128, topk(64, 128, 64), stages=4), 16, 32768, (*FLEX, "fa4", "flashinfer"), 690),
-    Row("topk32_d64_b64", fields(64, topk(32, 64, 64), stages=4), 8, 32768, LIST_PEERS, 440),
-    Row("gqa_topk32_b64", fields(128, topk(32, 64, 64)), 64, 32768, LIST_PEERS, 650, kv_heads=8),
-    Row("window2k", fields(128, WINDOW), 8, 32768, (*FLEX, "fa4"), 650, quick=True),
-    Row("window2k_128k", fields(128, WINDOW), 8, 131072, (*FLEX, "fa4"), 660),
-    Row("dense", fields(128, DENSE), 16, 16384, DENSE_PEERS, 690, batch=2),
-    Row("causal", fields(128, CAUSAL), 16, 16384, DENSE_PEERS, 715, batch=2, quick=True),
-    Row("dense_d64", fields(64, DENSE, stages=4), 8, 16384, DENSE_PEERS, 540),
-    Row("causal_d64", fields(64, CAUSAL, stages=4), 8, 16384, DENSE_PEERS, 570),
+    Row("topk16", topk(128, 16, 128, 128), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
+    Row("topk32", topk(128, 32, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k"), quick=True),
+    Row("topk64", topk(128, 64, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
+    Row("topk32_128k", topk(128, 32, 128, 128), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
+    Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
+    Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
+    Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
+    Row("topk16_b64", topk(128, 16, 64, 64), 16, 32768, LIST_PEERS, 580),
+    Row("topk32_b64", topk(128, 32, 64, 64), 16, 32768, LIST_PEERS, 620, quick=True),
+    Row("topk64_b64", topk(128, 64, 64, 64), 16, 32768, LIST_PEERS, 640),
+    Row("topk32_b64_128k", topk(128, 32, 64, 64), 8, 131072, LIST_PEERS, 560),
+    Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", "flashinfer"), 690),
+    Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440),
+    Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, kv_heads=8),
+    Row("window2k", WINDOW, 8, 32768, (*FLEX, "fa4"), 650, quick=True),
+    Row("window2k_128k", WINDOW, 8, 131072, (*FLEX, "fa4"), 660),
+    Row("dense", EVERY_KEY[128, "dense"], 16, 16384, DENSE_PEERS, 690, batch=2),
+    Row("causal", EVERY_KEY[128, "causal"], 16, 16384, DENSE_PEERS, 715, batch=2, quick=True),
+    Row("dense_d64", EVERY_KEY[64, "dense"], 8, 16384, DENSE_PEERS, 540),
+    Row("causal_d64", EVERY_KEY[64, "causal"], 8, 16384, DENSE_PEERS, 570),
 )
-K_ROWS = tuple(Row(f"topk{k}", fields(128, topk(k, 128, 128)), 16, 32768, LIST_PEERS, groups=("k",)) for k in (8, 128))
+K_ROWS = tuple(Row(f"topk{k}", topk(128, k, 128, 128), 16, 32768, LIST_PEERS, groups=("k",)) for k in (8, 128))
 LENGTH_ROWS = tuple(
-    Row(f"topk32_{length}", fields(128, topk(32, 128, 128)), 8, length, LIST_PEERS, groups=("length",))
+    Row(f"topk32_{length}", topk(128, 32, 128, 128), 8, length, LIST_PEERS, groups=("length",))
     for length in (4096, 8192, 16384, 32768, 65536)
 )
 SHORT_ROWS = tuple(
     Row(
-        f"{pattern['kind']}_h{heads}_s{length}_d{head_dim}",
-        fields(head_dim, pattern, STAGES[head_dim]),
+        f"{kind}_h{heads}_s{length}_d{head_dim}",
+        SHORT_KEY[head_dim, kind],
         heads,
         length,
         ("sdpa", *FLEX, "fa4", "fa3"),
@@ -137,16 +154,9 @@ SHORT_ROWS = tuple(
     for head_dim in (128, 64)
     for length in (1024, 4096)
     for heads in (8, 16)
-    for pattern in (DENSE, CAUSAL)
+    for kind in ("dense", "causal")
 ) + tuple(
-    Row(
-        f"topk8_h{heads}_s4096_d{head_dim}",
-        fields(head_dim, topk(8, 128, 128), STAGES[head_dim]),
-        heads,
-        4096,
-        LIST_PEERS,
-        groups=("short",),
-    )
+    Row(f"topk8_h{heads}_s4096_d{head_dim}", topk(head_dim, 8, 128, 128), heads, 4096, LIST_PEERS, groups=("short",))
     for head_dim in (128, 64)
     for heads in (8, 16)
 )

@@ -56,6 +56,7 @@ ARCHS = {
             warps_per_sm=48,
             combinations=(
                 Combination("attention", "mma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
             ),

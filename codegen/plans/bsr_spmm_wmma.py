@@ -6,6 +6,7 @@ from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import (
     Constant,
+    Param,
     Plan,
     Registers,
     SharedLayout,
@@ -93,20 +94,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kStagingStride", staging_stride, "floats from one row of the staging to the next, padding included"),
         *(ring_constants if asynchronous else ()),
     )
-    params = (
-        pointer("a", dtype.cuda, "stored blocks of A (nnz, rows, cols), contiguous"),
-        pointer("b", dtype.cuda, "B (K, N)"),
-        pointer("c", dtype.cuda, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
-        i64("c_row_stride", "elements from one row of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("block_columns", "blocks across A, block rows of B"),
-        i32("block_rows", "block rows of A"),
-        i32("n", "columns of B and C, a multiple of 8"),
-        i32("tiles", "block_rows * column_tiles: the grid"),
-    )
     return Plan(
         spec=spec,
         stem=stem,
@@ -117,7 +104,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
         registers=registers,
-        params=params,
+        params=warp_level_params(dtype.cuda),
         tensor_maps={},
         constants=constants,
         values={"asynchronous": asynchronous},
@@ -134,10 +121,28 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     )
 
 
+def warp_level_params(element: str) -> tuple[Param, ...]:
+    """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
+    return (
+        pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
+        pointer("b", element, "B (K, N)"),
+        pointer("c", element, "C (M, N)", writes=True),
+        i64("b_row_stride", "elements from one row of B to the next"),
+        i64("c_row_stride", "elements from one row of C to the next"),
+        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("col_indices", "int", "block column of each block"),
+        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_columns", "blocks across A, block rows of B"),
+        i32("block_rows", "block rows of A"),
+        i32("n", "columns of B and C, a multiple of 8"),
+        i32("tiles", "block_rows * column_tiles: the grid"),
+    )
+
+
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
-    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch}; allowed: none, leave it out")
+    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in (64, 128), "block.rows", f"is {block.rows}; allowed: 64, 128")
     require(block.cols in (16, 32, 64, 128), "block.cols", f"is {block.cols}; allowed: 16, 32, 64, 128")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")

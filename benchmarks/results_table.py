@@ -58,7 +58,7 @@ def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt
     found = {}
     for named in specs:
         if state(named, render(named), folder).standing is Standing.OK:
-            found[named.stem] = Receipt.read(receipt_path(named.stem, folder))
+            found[named.stem] = Receipt.read(receipt_path(named.stem, folder / named.subfolder))
     return found
 
 

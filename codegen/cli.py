@@ -189,7 +189,7 @@ def schema_command(
 def home_of(named: NamedSpec) -> Path:
     """Return where a source goes unless the user says otherwise."""
     in_source_tree = not GENERATED.is_relative_to(Path(__file__).resolve().parent)
-    shipped = named.path is not None and named.path.resolve().parent == SPECS
+    shipped = named.path is not None and named.path.resolve().is_relative_to(SPECS)
     return GENERATED if in_source_tree and shipped else Path()
 
 

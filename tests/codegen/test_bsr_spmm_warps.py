@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from codegen.errors import SpecError
-from codegen.library import find_spec
+from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
 
@@ -101,3 +102,71 @@ def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
                 (16 * slice_ + lane % 16, part_column // 8 + 2 * j + lane // 16) for lane in lanes
             ]
             assert len({x // 16 % 8 for x in found}) == 8
+
+
+def wmma(**changes: Any) -> Plan:
+    return plan_of(**{"arch": "sm_90a", "mma": "wmma", "copy": "cp_async", **changes})
+
+
+def test_a_tall_wmma_tile_gives_each_warp_64_rows() -> None:
+    c = constants(wmma(block={"rows": 256, "cols": 128}, tile={"m": 256, "n": 128, "k": 64}))
+    assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (64, 64, 2)
+    c = constants(wmma())
+    assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (32, 64, 2)
+
+
+def test_the_accumulators_of_512_x_128_are_all_registers_of_an_sm() -> None:
+    assert wmma().arch.registers_per_sm == 512 * 128
+    with pytest.raises(SpecError, match=r"^block\.rows: is 512; allowed with wmma: 64, 128, 256"):
+        wmma(block={"rows": 512, "cols": 112}, tile={"m": 512, "n": 128, "k": 112})
+
+
+@pytest.mark.parametrize(("n", "depths"), [(128, {16, 112}), (64, set())])
+def test_steps_of_112_where_all_threads_make_as_many_copies(n: int, depths: set[int]) -> None:
+    allowed = set()
+    for depth in (16, 32, 64, 112):
+        try:
+            wmma(block={"rows": 256, "cols": 112}, tile={"m": 256, "n": n, "k": depth}, stages=2)
+        except SpecError as error:
+            assert error.field == "tile.k"
+        else:
+            allowed.add(depth)
+    assert allowed == depths
+
+
+def test_tma_pads_rows_by_reading_a_chunk_more() -> None:
+    plan = wmma(copy="tma", tile={"m": 128, "n": 128, "k": 64})
+    c = constants(plan)
+    assert plan.tensor_maps["a_map"].box == (c["kAStride"], 128, 1)
+    assert plan.tensor_maps["b_map"].box == (c["kBStride"], 64)
+    assert c["kAStride"] // 8 % 2 == c["kBStride"] // 8 % 2 == 1  # chunks: rows of a fragment lie in distinct banks
+    assert all(2 * tile % 128 == 0 for tile in (c["kATile"], c["kBTile"]))  # what TMA writes to is aligned
+    assert not {"a", "b", "b_row_stride", "block_columns"} & {param.name for param in plan.params}
+
+
+SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]
+
+
+@pytest.mark.parametrize("named", SPMM, ids=lambda named: named.stem)
+def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from runtime import bsr_spmm
+    from runtime.launch import ParameterLayout
+
+    monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *arguments: None)
+    plan, seen = plan_for(named), {}
+
+    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
+        ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
+        seen.update(numbers)
+
+    loaded = SimpleNamespace(signature=signature)
+    kernel = bsr_spmm.BsrSpmmKernel(SimpleNamespace(named=named, plan=plan), loaded)  # type: ignore[arg-type]
+    block = named.spec.block  # type: ignore[union-attr]
+    values = torch.zeros((2, block.rows, block.cols), dtype=torch.float16)
+    a = torch.sparse_bsr_tensor([0, 1, 2, 2], [1, 0], values, size=(3 * block.rows, 2 * block.cols))
+    epilogue = named.spec.epilogue  # type: ignore[union-attr]
+    bias = torch.zeros(3 * block.rows, dtype=torch.float16) if epilogue and epilogue.bias else None
+    kernel._check(a, torch.zeros((2 * block.cols, 1000), dtype=torch.float16), bias, None)
+    columns = -(-1000 // named.spec.tile.n)
+    assert (seen["tiles"], seen["block_rows"], seen["index_words"]) == (3 * columns, 3, 2)

@@ -59,6 +59,8 @@ ARCHS = {
                 Combination("bsr_spmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
+                Combination("tile_copy", "none", "cp_async", "multistage"),
+                Combination("tile_copy", "none", "ld_global", "multistage"),
             ),
         ),
         Arch(
@@ -79,6 +81,7 @@ ARCHS = {
                 Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
                 Combination("bsr_sddmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
+                Combination("tile_copy", "none", "tma", "multistage"),
             ),
         ),
     )

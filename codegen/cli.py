@@ -22,7 +22,7 @@ from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_name
 from codegen.plans import plan_for
 from codegen.receipts import Standing, state
 from codegen.render import render
-from codegen.spec import AttentionSpec, Spec, json_schema
+from codegen.spec import AttentionSpec, Spec, TileCopySpec, json_schema
 
 BAD_INPUT = 2
 CHECK_FAILED = 1
@@ -204,6 +204,8 @@ def _print(table: RenderableType) -> None:
 def _what(spec: Spec) -> str:
     if isinstance(spec, AttentionSpec):
         return f"{spec.pattern.stem()}, d {spec.head_dim}"
+    if isinstance(spec, TileCopySpec):
+        return f"tiles {spec.tile.m} x {spec.tile.n}"
     return f"blocks {spec.block.rows} x {spec.block.cols}"
 
 

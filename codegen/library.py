@@ -107,6 +107,8 @@ def unnamed_stem(spec: Spec) -> str:
     what: list[str] = [spec.op, spec.arch, spec.dtype]
     if spec.op == "attention":
         what += [f"d{spec.head_dim}", spec.pattern.stem()]
+    elif spec.op == "tile_copy":
+        what += [f"{spec.tile.m}x{spec.tile.n}"]
     else:
         what += [f"b{spec.block.rows}x{spec.block.cols}"]
     return "_".join([*what, spec.hash[:8]])

@@ -42,6 +42,13 @@ class GemmTile(Frozen):
     k: int = Field(description="depth of one step")
 
 
+class CopyTile(Frozen):
+    """What a thread block of a copy moves at a time."""
+
+    m: int = Field(description="rows")
+    n: int = Field(description="columns")
+
+
 class BlockShape(Frozen):
     """Shape of one stored block of a BSR matrix."""
 
@@ -67,7 +74,7 @@ class SpecBase(Frozen):
 
     arch: ArchName = Field(description="architecture the kernel is written for")
     dtype: DTypeName = Field(default="fp16", description="type of the inputs and outputs; accumulation is fp32")
-    mma: Literal["wmma", "mma", "wgmma"] = Field(description="matrix instruction")
+    mma: Literal["wmma", "mma", "wgmma", "none"] = Field(description="matrix instruction")
     copy_: Literal["ld_global", "cp_async", "tma"] = Field(alias="copy", description="how tiles reach shared memory")
     schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(description="who loads and who computes, when")
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
@@ -229,9 +236,25 @@ class BsrSpgemmSpec(SpecBase):
         )
 
 
-MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec)
-OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm")
-Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec
+class TileCopySpec(SpecBase):
+    """out = in, tile by tile through shared memory: measures one way of loading tiles."""
+
+    op: Literal["tile_copy"] = Field(description="operator")
+    tile: CopyTile = Field(description="what is copied at a time")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        choice = _combination(data, "tile_copy")
+        stages = 1 if choice is not None and choice.copy == "ld_global" else 3
+        return _fill(dict(data), "tile_copy", {"tile": {"m": 64, "n": 128}, "stages": stages})
+
+
+MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, TileCopySpec)
+OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "tile_copy")
+Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | TileCopySpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
 
@@ -320,10 +343,12 @@ __all__ = [
     "BsrSddmmSpec",
     "BsrSpgemmSpec",
     "BsrSpmmSpec",
+    "CopyTile",
     "Epilogue",
     "GemmTile",
     "Spec",
     "SpecBase",
+    "TileCopySpec",
     "json_schema",
     "parse_spec",
 ]

@@ -60,7 +60,7 @@ def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt
     found = {}
     for named in specs:
         if state(named, render(named), folder).standing is Standing.OK:
-            found[named.stem] = Receipt.read(receipt_path(named.stem, folder))
+            found[named.stem] = Receipt.read(receipt_path(named.stem, folder / named.subfolder))
     return found
 
 
@@ -84,7 +84,8 @@ def numbers(receipt: Receipt) -> list[str]:
     own = receipt.measurement[0]
     best = min((m for m in receipt.measurement if m.shape == own.shape), key=lambda m: m.peer_milliseconds)
     ratio = f"{best.peer_milliseconds / best.milliseconds:.2f}"
-    return [own.shape, f"{own.tflops:.0f}", best.peer, f"{useful_tflops(best):.0f}", ratio, error]
+    speeds = [f"{own.tflops:.0f}", f"{useful_tflops(best):.0f}"] if own.tflops else [DASH, DASH]  # a copy has none
+    return [own.shape, speeds[0], best.peer, speeds[1], ratio, error]
 
 
 def useful_tflops(record: MeasurementRecord) -> float:

@@ -56,8 +56,11 @@ ARCHS = {
             warps_per_sm=48,
             combinations=(
                 Combination("attention", "mma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
+                Combination("tile_copy", "none", "cp_async", "multistage"),
+                Combination("tile_copy", "none", "ld_global", "multistage"),
             ),
         ),
         Arch(
@@ -72,8 +75,13 @@ ARCHS = {
                 Combination("attention", "wgmma", "tma", "ping_pong"),
                 Combination("attention", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
+                Combination("bsr_spmm", "mma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "wmma", "tma", "multistage"),
+                Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
                 Combination("bsr_sddmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
+                Combination("tile_copy", "none", "tma", "multistage"),
             ),
         ),
     )

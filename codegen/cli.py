@@ -22,7 +22,7 @@ from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_name
 from codegen.plans import plan_for
 from codegen.receipts import Standing, state
 from codegen.render import render
-from codegen.spec import AttentionSpec, Spec, json_schema
+from codegen.spec import AttentionSpec, Spec, TileCopySpec, json_schema
 
 BAD_INPUT = 2
 CHECK_FAILED = 1
@@ -189,7 +189,7 @@ def schema_command(
 def home_of(named: NamedSpec) -> Path:
     """Return where a source goes unless the user says otherwise."""
     in_source_tree = not GENERATED.is_relative_to(Path(__file__).resolve().parent)
-    shipped = named.path is not None and named.path.resolve().parent == SPECS
+    shipped = named.path is not None and named.path.resolve().is_relative_to(SPECS)
     return GENERATED if in_source_tree and shipped else Path()
 
 
@@ -204,6 +204,8 @@ def _print(table: RenderableType) -> None:
 def _what(spec: Spec) -> str:
     if isinstance(spec, AttentionSpec):
         return f"{spec.pattern.stem()}, d {spec.head_dim}"
+    if isinstance(spec, TileCopySpec):
+        return f"tiles {spec.tile.m} x {spec.tile.n}"
     return f"blocks {spec.block.rows} x {spec.block.cols}"
 
 

@@ -35,7 +35,7 @@ def explain(plan: Plan) -> RenderableType:
     spec, arch = plan.spec, plan.arch
     registers = plan.registers
     facts = [
-        ("operator", f"{spec.op}, {spec.dtype} in and out, fp32 accumulation"),
+        ("operator", f"{spec.op}, {spec.dtype} in and out" + (", fp32 accumulation" if plan.flops else "")),
         ("architecture", f"{arch.name} (compute capability {arch.compute_capability[0]}.{arch.compute_capability[1]})"),
         ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
         *plan.summary,

@@ -49,7 +49,7 @@ class Problem:
 
 
 def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
-    """Render specs into ``folder``; return each file and whether it changed.
+    """Render specs into ``folder``, laid out as specs/ is; return each file and whether it changed.
 
     Nothing is written unless all of them render.
 
@@ -59,7 +59,7 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
     """
     texts: dict[Path, str] = {}
     for named in specs:
-        path = folder / f"{named.stem}.cu"
+        path = folder / named.subfolder / f"{named.stem}.cu"
         if path in texts:
             raise CodegenError(f"two of the specs are called {named.stem}: both would be written to {shown(path)}")
         texts[path] = render(named)
@@ -70,7 +70,7 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     """Return what is wrong with the sources of ``specs`` in ``folder``."""
     problems = []
     for named in specs:
-        path = folder / f"{named.stem}.cu"
+        path = folder / named.subfolder / f"{named.stem}.cu"
         fresh = render(named).encode("utf-8")
         mend = _render_command(named, folder)
         if not path.is_file():
@@ -87,14 +87,14 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     return problems
 
 
-def check_orphans(folder: Path, stems: Iterable[str]) -> list[Problem]:
-    """Return the sources and receipts in ``folder`` that belong to none of the specs ``stems``."""
-    known = set(stems)
-    found = sorted(path for suffix in ("cu", "json") for path in folder.glob(f"*.{suffix}"))
+def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
+    """Return the sources and receipts in ``folder`` that belong to none of the specs."""
+    known = {folder / named.subfolder / named.stem for named in specs}
+    found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
         Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {shown(path)}")
         for path in found
-        if path.stem not in known
+        if path.with_suffix("") not in known
     ]
 
 
@@ -112,7 +112,8 @@ def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
         found = state(named, render(named), folder)
         if found.standing in kinds:
             mend = f"codegen verify {named.stem} (on a GPU)"
-            problems.append(Problem(receipt_path(named.stem, folder), kinds[found.standing], found.explanation, mend))
+            path = receipt_path(named.stem, folder / named.subfolder)
+            problems.append(Problem(path, kinds[found.standing], found.explanation, mend))
     return problems
 
 
@@ -124,7 +125,7 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
         specs: all specs the folder is generated from.
         strict: whether receipts count too.
     """
-    problems = check_sources(folder, specs) + check_orphans(folder, [named.stem for named in specs])
+    problems = check_sources(folder, specs) + check_orphans(folder, specs)
     return problems + (check_receipts(folder, specs) if strict else [])
 
 

@@ -45,19 +45,35 @@ class NamedSpec:
     path: Path | None = None
     lines: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def subfolder(self) -> Path:
+        """Folder of a shipped spec below specs/, and of its source and receipt below generated/; else ``.``."""
+        parent = SPECS if self.path is None else self.path.resolve().parent
+        return parent.relative_to(SPECS) if parent.is_relative_to(SPECS) else Path()
+
+    @property
+    def source_file(self) -> str:
+        """Where its source belongs, relative to the project."""
+        return ("generated" / self.subfolder / f"{self.stem}.cu").as_posix()
+
     def located(self, error: SpecError) -> SpecError:
         """Return ``error`` with the file and line of its field."""
         return error.at(_location(self.origin, self.lines or {}, error.field)) if self.origin else error
 
 
+def shipped_files() -> dict[str, Path]:
+    """Return the shipped specs, in whichever folder of specs/ they are, by stem, sorted."""
+    return {path.stem: path for path in sorted(SPECS.rglob("*.yaml"), key=lambda path: path.stem)}
+
+
 def shipped_names() -> list[str]:
     """Return the stems of the shipped specs, sorted."""
-    return sorted(path.stem for path in SPECS.glob("*.yaml"))
+    return list(shipped_files())
 
 
 def shipped_specs() -> list[NamedSpec]:
     """Read every shipped spec."""
-    return [read_spec(SPECS / f"{name}.yaml") for name in shipped_names()]
+    return [read_spec(path) for path in shipped_files().values()]
 
 
 def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> NamedSpec:
@@ -76,10 +92,11 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
         if path.suffix in (".yaml", ".yml") or path.is_file():
             return read_spec(path)
         name = str(source)
-        if name in shipped_names():
-            return read_spec(SPECS / f"{name}.yaml")
-        near = difflib.get_close_matches(name, shipped_names(), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"shipped specs: {', '.join(shipped_names())}"
+        shipped = shipped_files()
+        if name in shipped:
+            return read_spec(shipped[name])
+        near = difflib.get_close_matches(name, shipped, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"shipped specs: {', '.join(shipped)}"
         raise SpecError("", f"no spec is called {name!r}, and there is no such file; {hint}")
     spec = parse_spec(source)
     return NamedSpec(stem=unnamed_stem(spec), spec=spec)
@@ -90,6 +107,8 @@ def unnamed_stem(spec: Spec) -> str:
     what: list[str] = [spec.op, spec.arch, spec.dtype]
     if spec.op == "attention":
         what += [f"d{spec.head_dim}", spec.pattern.stem()]
+    elif spec.op == "tile_copy":
+        what += [f"{spec.tile.m}x{spec.tile.n}"]
     else:
         what += [f"b{spec.block.rows}x{spec.block.cols}"]
     return "_".join([*what, spec.hash[:8]])

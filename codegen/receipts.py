@@ -171,8 +171,8 @@ class ReceiptState:
 
 
 def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> ReceiptState:
-    """Compare the receipt of a spec with the source that its spec renders to."""
-    path = receipt_path(named.stem, folder)
+    """Compare the receipt of a spec, in ``folder`` laid out as specs/ is, with the source that its spec renders to."""
+    path = receipt_path(named.stem, folder / named.subfolder)
     try:
         receipt = Receipt.read(path)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from codegen.arch import ARCHS
+from codegen.arch import ARCHS, Combination
 from codegen.errors import SpecError
 from codegen.patterns import PATTERNS, PatternBase, pattern_union
 from codegen.patterns.base import Frozen, Integral
@@ -42,6 +42,13 @@ class GemmTile(Frozen):
     k: int = Field(description="depth of one step")
 
 
+class CopyTile(Frozen):
+    """What a thread block of a copy moves at a time."""
+
+    m: int = Field(description="rows")
+    n: int = Field(description="columns")
+
+
 class BlockShape(Frozen):
     """Shape of one stored block of a BSR matrix."""
 
@@ -67,7 +74,7 @@ class SpecBase(Frozen):
 
     arch: ArchName = Field(description="architecture the kernel is written for")
     dtype: DTypeName = Field(default="fp16", description="type of the inputs and outputs; accumulation is fp32")
-    mma: Literal["wmma", "mma", "wgmma"] = Field(description="matrix instruction")
+    mma: Literal["wmma", "mma", "wgmma", "none"] = Field(description="matrix instruction")
     copy_: Literal["ld_global", "cp_async", "tma"] = Field(alias="copy", description="how tiles reach shared memory")
     schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(description="who loads and who computes, when")
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
@@ -91,18 +98,27 @@ class SpecBase(Frozen):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
+COMBINED = ("mma", "copy", "schedule")
+
+
+def _combination(data: Mapping[str, Any], op: str) -> Combination | None:
+    """Return the first legal combination that agrees with what was given, or else the first; None without an arch."""
+    name = data.get("arch")
+    if not isinstance(name, str) or name not in ARCHS:
+        return None
+    legal = ARCHS[name].of(op)
+    if not legal:
+        written = ", ".join(arch.name for arch in ARCHS.values() if arch.of(op))
+        raise SpecError("arch", f"is {name}; {op} is written for {written}")
+    fits = [c for c in legal if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in COMBINED)]
+    return (fits or legal)[0]
+
+
 def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in the first legal combination that agrees with what was given, then the other defaults."""
-    name = data.get("arch")
-    if isinstance(name, str) and name in ARCHS:
-        legal = ARCHS[name].of(op)
-        if not legal:
-            written = ", ".join(arch.name for arch in ARCHS.values() if arch.of(op))
-            raise SpecError("arch", f"is {name}; {op} is written for {written}")
-        keys = ("mma", "copy", "schedule")
-        fits = [c for c in legal if all(data.get(key, getattr(c, key)) == getattr(c, key) for key in keys)]
-        choice = (fits or legal)[0]
-        defaults = {**{key: getattr(choice, key) for key in keys}, **defaults}
+    choice = _combination(data, op)
+    if choice is not None:
+        defaults = {**{key: getattr(choice, key) for key in COMBINED}, **defaults}
     return {**{key: value for key, value in defaults.items() if value is not None}, **data}
 
 
@@ -184,9 +200,12 @@ class BsrSpmmSpec(SpecBase):
         block = data.get("block")
         block = block if isinstance(block, Mapping) else {}
         rows = block.get("rows", 128)
+        choice = _combination(data, "bsr_spmm")
         stages = 1 if data.get("copy") == "ld_global" else 3
-        if data.get("arch") != "sm_90a":
+        if choice is not None and choice.mma == "wmma":
             tile = {"m": rows, "n": 128, "k": 32}
+        elif choice is not None and choice.mma == "mma":  # as many stages as leave room for two thread blocks on an SM
+            tile, stages = {"m": rows, "n": 128 if rows == 128 else 256, "k": 32}, 3 if rows == 128 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
         else:
@@ -231,9 +250,25 @@ class BsrSpgemmSpec(SpecBase):
         )
 
 
-MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec)
-OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm")
-Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec
+class TileCopySpec(SpecBase):
+    """out = in, tile by tile through shared memory: measures one way of loading tiles."""
+
+    op: Literal["tile_copy"] = Field(description="operator")
+    tile: CopyTile = Field(description="what is copied at a time")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        choice = _combination(data, "tile_copy")
+        stages = 1 if choice is not None and choice.copy == "ld_global" else 3
+        return _fill(dict(data), "tile_copy", {"tile": {"m": 64, "n": 128}, "stages": stages})
+
+
+MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, TileCopySpec)
+OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "tile_copy")
+Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | TileCopySpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
 
@@ -322,10 +357,12 @@ __all__ = [
     "BsrSddmmSpec",
     "BsrSpgemmSpec",
     "BsrSpmmSpec",
+    "CopyTile",
     "Epilogue",
     "GemmTile",
     "Spec",
     "SpecBase",
+    "TileCopySpec",
     "json_schema",
     "parse_spec",
 ]

@@ -2,8 +2,8 @@
 //     codegen render specs/l4_bsr_spmm_wmma_cp_async.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c07593734a8840c120c9c3831f0dd5dc534575db8ade598934f1e8c91b77d3ae
-// templates: bsr_spmm/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ff504fedc086ae70f245344fa16b1d3334f11ee89e2f61c31f99f84f03f86867
+// templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 cc319aa6be0667530dc102883b2ebb681152afa2746651b7142089c82c494ad4
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

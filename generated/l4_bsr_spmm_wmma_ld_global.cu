@@ -2,8 +2,8 @@
 //     codegen render specs/l4_bsr_spmm_wmma_ld_global.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 9dce46f81c0856325c408a9bd46f2b089afe9e23d016b86c31869aeb28f9c24c
-// templates: bsr_spmm/wmma.cu.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3f9df5e9ef53e758c8a4a05794fb9ac527682fdb100e08c84f4186da62a63e78
+// templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 b07e0daff32a05f7c962d160d055f1bc6fb824dcd9b066378228d66a4b176755
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

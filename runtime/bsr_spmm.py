@@ -252,21 +252,18 @@ class BsrSpmmKernel:
         block_rows, column_tiles = rows // self.spec.block.rows, -(-columns // self.spec.tile.n)
         if block_rows * column_tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
-        numbers: dict[str, int | float] = {
+        known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "block_rows": block_rows,
             "tiles": block_rows * column_tiles,
             "n": columns,
+            "block_columns": depth // self.spec.block.cols,
+            "b_row_stride": b.stride(0),
+            "c_row_stride": stride,
+            "beta": beta,
         }
-        if not self.compiled.plan.tensor_maps:
-            block_columns = depth // self.spec.block.cols
-            numbers |= {
-                "block_columns": block_columns,
-                "b_row_stride": b.stride(0),
-                "c_row_stride": stride,
-            }
-        if added:
-            numbers["beta"] = beta
+        # What a tensor map says is no parameter beside it.
+        numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
         values = a.values()
         tensors = {
             **added,

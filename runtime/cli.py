@@ -69,7 +69,7 @@ def compile_command(
 def source_place(named: NamedSpec) -> str:
     """Return where the rendered source of a spec lies, if it was written."""
     for folder in (GENERATED, Path()):
-        path = folder / f"{named.stem}.cu"
+        path = folder / named.subfolder / f"{named.stem}.cu"
         if path.is_file():
             return str(path)
     return f"not written (codegen render {named.origin or named.stem})"
@@ -80,7 +80,7 @@ def receipt_differences(compiled: Compiled) -> list[str]:
     from runtime.verification.receipts import cubin_record  # noqa: PLC0415
 
     named = compiled.named
-    path = receipt_path(named.stem)
+    path = receipt_path(named.stem, GENERATED / named.subfolder)
     if not path.is_file():
         return [f"{named.stem}: has no receipt; run: codegen verify {named.stem}"]
     told, found = Receipt.read(path).cubin, cubin_record(compiled)
@@ -128,7 +128,7 @@ def verify_command(
         timings = measure_kernel(kernel) if measure else ()
         folder = home_of(named) if out is None else out
         render_to(folder, [named])
-        receipt(named, record, timings).write(receipt_path(named.stem, folder))
+        receipt(named, record, timings).write(receipt_path(named.stem, folder / named.subfolder))
         verdict = "FAILED" if record.failed else "ok"
         typer.echo(
             f"{verdict:6} {named.stem}: {len(record.cases)} cases on {record.device} ({record.target}), "

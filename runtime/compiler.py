@@ -71,7 +71,7 @@ def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache 
     )
 
     def build() -> Entry:
-        code, log = run_nvrtc(source, f"generated/{named.stem}.cu", target, options, plan.headers)
+        code, log = run_nvrtc(source, named.source_file, target, options, plan.headers)
         return Entry(stem=named.stem, target=target, log=log, code=code)
 
     entry, was_cached = (cache or KernelCache()).get_or_build(key, build)

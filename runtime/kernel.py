@@ -10,7 +10,7 @@ import torch
 
 from codegen.library import NamedSpec, find_spec
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
 from runtime.arguments import check_device
 from runtime.attention import AttentionKernel
 from runtime.bsr_sddmm import BsrSddmmKernel
@@ -20,8 +20,9 @@ from runtime.cache import KernelCache
 from runtime.compiler import compile_spec
 from runtime.errors import DeviceError
 from runtime.launch import LoadedKernel
+from runtime.tile_copy import TileCopyKernel
 
-Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel
+Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | TileCopyKernel
 
 
 def load_kernel(
@@ -42,7 +43,8 @@ def load_kernel(
 
     Returns:
         A callable; see :class:`runtime.attention.AttentionKernel`, :class:`runtime.bsr_spmm.BsrSpmmKernel`,
-        :class:`runtime.bsr_sddmm.BsrSddmmKernel` and :class:`runtime.bsr_spgemm.BsrSpgemmKernel`.
+        :class:`runtime.bsr_sddmm.BsrSddmmKernel`, :class:`runtime.bsr_spgemm.BsrSpgemmKernel` and
+        :class:`runtime.tile_copy.TileCopyKernel`.
 
     Raises:
         SpecError: for an unknown name or an illegal spec.
@@ -66,4 +68,6 @@ def load_kernel(
         return BsrSddmmKernel(compiled, loaded)
     if isinstance(named.spec, BsrSpgemmSpec):
         return BsrSpgemmKernel(compiled, loaded)
+    if isinstance(named.spec, TileCopySpec):
+        return TileCopyKernel(compiled, loaded)
     return BsrSpmmKernel(compiled, loaded)

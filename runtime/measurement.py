@@ -2,7 +2,7 @@
 
 Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
 counted). Of BSR x dense: 2 * stored elements * N. Of a sampled product: 2 * stored elements * K.
-Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet.
+Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet. A copy does none: its time says how fast it is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from runtime.bsr_sddmm import BsrSddmmKernel
 from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernel import Kernel
+from runtime.tile_copy import TileCopyKernel
 
 Call = Callable[[], Any]
 SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
@@ -77,6 +78,8 @@ def workload(kernel: Kernel) -> Workload:
         return sddmm_workload(kernel)
     if isinstance(kernel, BsrSpgemmKernel):
         return spgemm_workload(kernel)
+    if isinstance(kernel, TileCopyKernel):
+        return copy_workload(kernel)
     return bsr_workload(kernel)
 
 
@@ -289,6 +292,19 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
             "cuBLAS, dense A": lambda: finished(torch.mm(dense, b)),
         },
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
+    )
+
+
+def copy_workload(kernel: TileCopyKernel, size: int = 16384) -> Workload:
+    """Return the reference workload of a copy: size x size elements, far more than an L2 holds."""
+    x = torch.randn((size, size), device="cuda", dtype=TORCH_DTYPES[kernel.spec.dtype])
+    out = torch.empty_like(x)
+    return Workload(
+        shape=f"{size} x {size}, {2 * x.nbytes / 1e6:.0f} MB read and written",
+        flops=0.0,
+        call=lambda: kernel(x, out=out),
+        peers={"torch copy_": lambda: out.copy_(x)},
+        peer_flops={},
     )
 
 

@@ -10,11 +10,13 @@ from codegen.plans import (
     attention_sm90a,
     bsr_sddmm_sm90a,
     bsr_spgemm_sm90a,
+    bsr_spmm_mma,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_narrow,
     bsr_spmm_wmma,
+    tile_copy,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
 
 
 def plan_for(named: NamedSpec) -> Plan:
@@ -37,7 +39,9 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
         return bsr_sddmm_sm90a.plan(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):
         return bsr_spgemm_sm90a.plan(spec, stem)
+    if isinstance(spec, TileCopySpec):
+        return tile_copy.plan(spec, stem)
     if spec.mma != "wgmma":
-        return bsr_spmm_wmma.plan(spec, stem)
+        return bsr_spmm_mma.plan(spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
     narrow = spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
     return bsr_spmm_sm90a_narrow.plan(spec, stem) if narrow else bsr_spmm_sm90a.plan(spec, stem)

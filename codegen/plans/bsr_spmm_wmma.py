@@ -1,4 +1,4 @@
-"""Plan of the WMMA BSR x dense kernel: every warp loads and computes, by plain loads or by a ring of cp.async."""
+"""Plan of the WMMA BSR x dense kernel: every warp computes; plain loads, or a ring filled by cp.async or TMA."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import (
     Constant,
+    Param,
     Plan,
     Registers,
     SharedLayout,
     SharedRegion,
+    TensorMap,
     check_budget,
     i32,
     i64,
     pointer,
     require,
+    tensor_map,
 )
 from codegen.spec import BsrSpmmSpec
 
 WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
 THREADS = WARPS * 32
 MMA = 16  # rows, columns and depth of one WMMA product
-WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice
+WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice; in tiles of 256 rows four times
+TALL_WARP_ROWS = 4 * MMA
 COPY_BYTES = 16
 # One 16-byte chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
+# (The copy engine cannot pad: it reads a chunk more of each row, which nothing looks at.)
 PADDING_BYTES = 16
 # A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
 STAGING_PADDING = 8
@@ -35,12 +40,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    asynchronous = spec.copy_ == "cp_async"
+    tma = spec.copy_ == "tma"
+    asynchronous = spec.copy_ != "ld_global"
     _check(spec)
 
     copy = COPY_BYTES // dtype.bytes
     a_copies, b_copies = m * k // (copy * THREADS), k * n // (copy * THREADS)
-    warps_n = WARPS // (m // WARP_ROWS)
+    warp_rows = TALL_WARP_ROWS if m == 256 else WARP_ROWS
+    warps_n = WARPS // (m // warp_rows)
     warp_columns = n // warps_n
     a_stride, b_stride = (columns + PADDING_BYTES // dtype.bytes for columns in (k, n))
     staging_stride = warp_columns + STAGING_PADDING
@@ -50,12 +57,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring = SharedLayout()
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128)
     ring.add("B", spec.stages * b_bytes, f"B tiles, {k} rows of {b_stride} elements", align=128)
+    if tma:
+        ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
     # The tiles are done with when C leaves: its staging lies over them.
     staging = SharedRegion("Staging", 0, staging_bytes, "float strips of C, one a warp, over the tiles")
     shared_bytes = max(ring.size, staging_bytes)
 
-    accumulators = WARP_ROWS * warp_columns // 32
-    fragments = (WARP_ROWS // MMA + 1) * FRAGMENT_REGISTERS
+    accumulators = warp_rows * warp_columns // 32
+    fragments = (warp_rows // MMA + 1) * FRAGMENT_REGISTERS
     in_flight = 0 if asynchronous else (a_copies + b_copies) * COPY_BYTES // 4
     held = accumulators + max(fragments, in_flight)  # fragments are not live while loads are in flight
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
@@ -76,6 +85,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kATile", m * a_stride, "elements of an A tile, padding included"),
         Constant("kBTile", k * b_stride, "elements of a B tile, padding included"),
     )
+    thread_copies = (
+        Constant("kACopies", a_copies, "copies of a thread for an A tile"),
+        Constant("kBCopies", b_copies, "copies of a thread for a B tile"),
+    )
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
         Constant("kTileN", n, "columns of a C tile"),
@@ -83,30 +96,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
         Constant("kThreads", THREADS, "all load and compute"),
         Constant("kCopy", copy, "elements of a 16-byte copy"),
-        Constant("kACopies", a_copies, "copies of a thread for an A tile"),
-        Constant("kBCopies", b_copies, "copies of a thread for a B tile"),
+        *(() if tma else thread_copies),
         Constant("kAStride", a_stride, "elements from one row of an A tile to the next, padding included"),
         Constant("kBStride", b_stride, "elements from one row of a B tile to the next, padding included"),
         Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
-        Constant("kWarpRows", WARP_ROWS, "rows of C of one warp"),
+        Constant("kWarpRows", warp_rows, "rows of C of one warp"),
         Constant("kWarpColumns", warp_columns, "columns of C of one warp"),
         Constant("kStagingStride", staging_stride, "floats from one row of the staging to the next, padding included"),
         *(ring_constants if asynchronous else ()),
     )
-    params = (
-        pointer("a", dtype.cuda, "stored blocks of A (nnz, rows, cols), contiguous"),
-        pointer("b", dtype.cuda, "B (K, N)"),
-        pointer("c", dtype.cuda, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
-        i64("c_row_stride", "elements from one row of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("block_columns", "blocks across A, block rows of B"),
-        i32("block_rows", "block rows of A"),
-        i32("n", "columns of B and C, a multiple of 8"),
-        i32("tiles", "block_rows * column_tiles: the grid"),
-    )
+    loaders = "one thread asks for tiles" if tma else "all warps load"
     return Plan(
         spec=spec,
         stem=stem,
@@ -117,14 +116,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
         registers=registers,
-        params=params,
-        tensor_maps={},
+        params=_tma_params(dtype.cuda) if tma else warp_level_params(dtype.cuda),
+        tensor_maps={"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, k), 0)} if tma else {},
         constants=constants,
-        values={"asynchronous": asynchronous},
+        values={"asynchronous": asynchronous, "tma": tma},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
-            ("tile", f"{m} x {n} of C in steps of {k}; each of {WARPS} warps has {WARP_ROWS} x {warp_columns}"),
-            ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (WMMA 16 x 16 x 16)"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each of {WARPS} warps has {warp_rows} x {warp_columns}"),
+            ("schedule", f"{spec.schedule}: {loaders} ({spec.copy_}), all warps compute (WMMA 16 x 16 x 16)"),
             ("pipeline", f"ring of {spec.stages} pairs of tiles" if asynchronous else "load, wait, compute, wait"),
             ("grid", "one thread block per tile, block rows fastest"),
         ),
@@ -134,21 +133,50 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     )
 
 
+def warp_level_params(element: str) -> tuple[Param, ...]:
+    """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
+    return (
+        pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
+        pointer("b", element, "B (K, N)"),
+        pointer("c", element, "C (M, N)", writes=True),
+        i64("b_row_stride", "elements from one row of B to the next"),
+        i64("c_row_stride", "elements from one row of C to the next"),
+        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("col_indices", "int", "block column of each block"),
+        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_columns", "blocks across A, block rows of B"),
+        i32("block_rows", "block rows of A"),
+        i32("n", "columns of B and C, a multiple of 8"),
+        i32("tiles", "block_rows * column_tiles: the grid"),
+    )
+
+
+def _tma_params(element: str) -> tuple[Param, ...]:
+    """Return the parameters of the kernel whose tiles come by TMA."""
+    by_map = ("a", "b", "b_row_stride", "block_columns")
+    return (
+        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
+        tensor_map("b_map", "B (N, K)"),
+        *(param for param in warp_level_params(element) if param.name not in by_map),
+    )
+
+
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
-    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch}; allowed: none, leave it out")
-    require(not spec.accumulate, "accumulate", f"is true, but not written for {spec.arch}; allowed: false")
-    require(block.rows in (64, 128), "block.rows", f"is {block.rows}; allowed: 64, 128")
-    require(block.cols in (16, 32, 64, 128), "block.cols", f"is {block.cols}; allowed: 16, 32, 64, 128")
+    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(block.rows in (64, 128, 256), "block.rows", f"is {block.rows}; allowed with wmma: 64, 128, 256")
+    columns = (16, 32, 64, 112, 128)
+    require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
     require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
     # Every thread makes the same number of copies.
-    smallest = THREADS * COPY_BYTES // DTYPES[spec.dtype].bytes // min(m, n)
-    depths = [depth for depth in (16, 32, 64) if depth >= smallest and block.cols % depth == 0]
+    elements = THREADS * COPY_BYTES // DTYPES[spec.dtype].bytes
+    depths = [k for k in (16, 32, 64, 112) if block.cols % k == m * k % elements == n * k % elements == 0]
     allowed = ", ".join(map(str, depths)) or "none; use larger blocks or a wider tile"
     require(k in depths, "tile.k", f"is {k}; allowed with block.cols {block.cols} and a tile of {m} x {n}: {allowed}")
-    if spec.copy_ == "cp_async":
+    if spec.copy_ != "ld_global":
         require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
     else:
         require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer: 1")

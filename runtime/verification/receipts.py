@@ -45,7 +45,7 @@ def receipt(
     compiled = compile_spec(named)
     return Receipt(
         spec=SpecRecord(file=named.origin, hash=named.spec.hash),
-        source=SourceRecord(file=f"generated/{named.stem}.cu", sha256=source_sha256(compiled.source)),
+        source=SourceRecord(file=named.source_file, sha256=source_sha256(compiled.source)),
         cubin=cubin_record(compiled),
         verification=verification,
         measurement=measurement,

@@ -13,7 +13,7 @@ from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.attention import AttentionKernel
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
-from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm
+from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, tile_copy
 from runtime.verification.common import Outcome, summary, worst
 
 # Of each operator: CASES, and run_case(kernel, case, device).
@@ -22,12 +22,14 @@ MODULES: dict[str, ModuleType] = {
     "bsr_spmm": bsr_spmm,
     "bsr_sddmm": bsr_sddmm,
     "bsr_spgemm": bsr_spgemm,
+    "tile_copy": tile_copy,
 }
 ORACLE = {
     "attention": "float64 softmax over the same pairs, on the GPU",
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
     "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
     "bsr_spgemm": "float64 product of the dense matrices, on the GPU",
+    "tile_copy": "the input, bit for bit, on the GPU",
 }
 
 

@@ -98,7 +98,7 @@ def receipt() -> Callable[[NamedSpec, str], Receipt]:
                 {
                     "spec": {"file": named.origin, "hash": named.spec.hash},
                     "source": {
-                        "file": f"generated/{named.stem}.cu",
+                        "file": named.source_file,
                         "sha256": hashlib.sha256(source.encode()).hexdigest(),
                     },
                     "cubin": {

@@ -17,21 +17,22 @@ PREFIX = {"sm_90a": "h100", "sm_89": "l4"}
 
 @every_spec
 def test_stem_is_file_symbol_and_receipt(named: NamedSpec) -> None:
-    assert named.origin == f"specs/{named.stem}.yaml"
-    assert named.path == SPECS / f"{named.stem}.yaml"
+    assert named.origin == ("specs" / named.subfolder / f"{named.stem}.yaml").as_posix()
+    assert named.path == SPECS / named.subfolder / f"{named.stem}.yaml"
     assert receipt_path(named.stem) == GENERATED / f"{named.stem}.json"
-    source = (GENERATED / f"{named.stem}.cu").read_text(encoding="utf-8")
+    assert named.source_file == named.origin.replace("specs/", "generated/").replace(".yaml", ".cu")
+    source = (GENERATED / named.subfolder / f"{named.stem}.cu").read_text(encoding="utf-8")
     assert re.search(rf'extern "C" __global__ [^;{{]*\b{named.stem}\(', source)
 
 
 @every_spec
 def test_receipt_names_its_own_kernel(named: NamedSpec) -> None:
-    path = receipt_path(named.stem)
+    path = receipt_path(named.stem, GENERATED / named.subfolder)
     if not path.exists():
         pytest.skip("no receipt yet")
     receipt = json.loads(path.read_bytes())
     assert receipt["spec"]["file"] == named.origin
-    assert receipt["source"]["file"] == f"generated/{named.stem}.cu"
+    assert receipt["source"]["file"] == named.source_file
     assert receipt["cubin"]["arch"] == named.spec.arch
 
 
@@ -40,9 +41,11 @@ def test_stem_begins_with_the_device(named: NamedSpec) -> None:
     assert named.stem.startswith(f"{PREFIX[named.spec.arch]}_")
 
 
-def test_one_folder_of_specs() -> None:
-    assert {path.suffix for path in SPECS.iterdir()} == {".yaml"}
-    assert shipped_names() == sorted(shipped_names())
+def test_folders_of_specs() -> None:
+    assert {path.suffix for path in SPECS.rglob("*") if path.is_file()} == {".yaml"}
+    assert {path.name for path in SPECS.iterdir() if path.is_dir()} == {"ladder"}
+    stems = sorted(path.stem for path in SPECS.rglob("*.yaml"))
+    assert shipped_names() == stems and len(set(stems)) == len(stems)
 
 
 def test_specs_without_a_file_get_distinct_names(named: NamedSpec) -> None:

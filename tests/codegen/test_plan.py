@@ -81,7 +81,7 @@ def test_names_and_comments(named: NamedSpec) -> None:
     for param in plan.params:
         assert param.ctype in C_TYPES[param.type] if param.type in C_TYPES else param.ctype.endswith("*")
     assert set(plan.tensor_maps) == {p.name for p in plan.params if p.type == "tensor_map"}
-    assert plan.flops > 0
+    assert (plan.flops > 0) == (named.spec.op != "tile_copy")
     assert plan.bytes > 0
     assert plan.summary
 

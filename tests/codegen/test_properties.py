@@ -47,7 +47,7 @@ pattern = st.one_of(
 )
 size = st.sampled_from([16, 32, 64, 128, 256]) | st.integers(-8, 512)
 shared_fields = {
-    "mma": st.sampled_from(["wmma", "mma", "wgmma"]),
+    "mma": st.sampled_from(["wmma", "mma", "wgmma", "none"]),
     "copy": st.sampled_from(["ld_global", "cp_async", "tma"]),
     "schedule": st.sampled_from(["multistage", "cooperative", "ping_pong"]),
     "stages": st.integers(0, 9),

@@ -207,7 +207,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("softcap", float("nan"), "is nan"),
         ("softcap", "30", "is '30'"),
         ("softcap", True, "is True"),
-        ("mma", "hgmma", "allowed: 'wmma', 'mma' or 'wgmma'"),
+        ("mma", "hgmma", "allowed: 'wmma', 'mma', 'wgmma' or 'none'"),
         ("tile", 128, "is 128; a mapping of fields is expected"),
         ("tile.m", "128", "is '128'"),
         ("tile.depth", 2, "is not a field of this spec"),
@@ -259,7 +259,7 @@ def test_every_combination_is_legal_or_names_the_legal_ones(attention: Fields, s
     for data in (attention, spmm):
         for arch in ARCHS.values():
             legal = {(c.mma, c.copy, c.schedule) for c in arch.of(data["op"])}
-            for mma in ("wmma", "mma", "wgmma"):
+            for mma in ("wmma", "mma", "wgmma", "none"):
                 for how in ("ld_global", "cp_async", "tma"):
                     for schedule in ("multistage", "cooperative", "ping_pong"):
                         case = {**data, "arch": arch.name, "mma": mma, "copy": how, "schedule": schedule}
@@ -350,6 +350,7 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
         ("BsrSpmmSpec", {"op", "arch", "block"}),
         ("BsrSddmmSpec", {"op", "arch", "block"}),
         ("BsrSpgemmSpec", {"op", "arch", "block"}),
+        ("TileCopySpec", {"op", "arch"}),
     ):
         definition = schema["$defs"][model]
         assert set(definition["required"]) == required

@@ -1,0 +1,122 @@
+"""Plan of the mma.sync BSR x dense kernel: a swizzled ring of cp.async, fragments fetched one slice ahead."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.plan import (
+    Constant,
+    Plan,
+    Registers,
+    SharedLayout,
+    SharedRegion,
+    check_budget,
+    require,
+)
+from codegen.plans.bsr_spmm_wmma import warp_level_params
+from codegen.spec import BsrSpmmSpec
+
+COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
+LINE_BYTES = 128  # of all banks of shared memory
+MMA_ROWS, MMA_DEPTH = 16, 16  # of one mma.sync
+# A warp's part of C. 64 x 64 do 32 FLOPs for each byte read from shared memory, which is then no limit.
+WARP_ROWS = 64  # or all rows of a tile that has fewer
+WARP_COLUMNS = 64
+OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    _check(spec)
+
+    copy = COPY_BYTES // dtype.bytes
+    warp_rows, warps_n = min(m, WARP_ROWS), n // WARP_COLUMNS
+    warps = m // warp_rows * warps_n
+    threads = 32 * warps
+    a_chunks, b_chunks = k // copy, n // copy
+    a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
+    staging_bytes = warps * MMA_ROWS * WARP_COLUMNS * dtype.bytes
+
+    ring = SharedLayout()
+    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled")
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {k} rows of {n} elements, swizzled")
+    # The tiles are done with when C leaves: its staging lies over them.
+    staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles")
+    shared_bytes = max(ring.size, staging_bytes)
+
+    fragments = 2 * (warp_rows + WARP_COLUMNS) * MMA_DEPTH * dtype.bytes // 4 // 32  # of two slices
+    held = warp_rows * WARP_COLUMNS // 32 + fragments
+    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    blocks_per_sm = max(
+        1,
+        min(
+            arch.shared_memory_per_sm // (shared_bytes + KIB),
+            arch.registers_per_sm // (threads * min(held + OVERHEAD_REGISTERS, arch.registers_per_thread)),
+            arch.warps_per_sm // warps,
+        ),
+    )
+    limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
+    registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared_bytes, registers)
+
+    constants = (
+        Constant("kTileM", m, "rows of a C tile: one block row"),
+        Constant("kTileN", n, "columns of a C tile"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", threads, "all load and compute"),
+        Constant("kCopy", copy, "elements of a chunk, one 16-byte copy"),
+        Constant("kAChunks", a_chunks, "chunks of a row of an A tile"),
+        Constant("kBChunks", b_chunks, "chunks of a row of a B tile"),
+        Constant("kARowsPerLine", max(1, LINE_BYTES // (k * dtype.bytes)), "rows of an A tile that span all banks"),
+        Constant("kAPassRows", threads // a_chunks, "rows of an A tile that all threads copy at a time, a chunk each"),
+        Constant("kBPassRows", threads // b_chunks, "rows of a B tile that all threads copy at a time"),
+        Constant("kATile", a_bytes, "bytes of an A tile"),
+        Constant("kBTile", b_bytes, "bytes of a B tile"),
+        Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
+        Constant("kWarpRows", warp_rows, "rows of C of one warp"),
+        Constant("kWarpColumns", WARP_COLUMNS, "columns of C of one warp"),
+        Constant("kStripChunks", WARP_COLUMNS // copy, "chunks of a row of a strip of C"),
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spmm/mma.cu.j2",
+        threads=threads,
+        blocks_per_sm=blocks_per_sm,
+        persistent=False,
+        shared=(*ring.regions, staging),
+        shared_bytes=shared_bytes,
+        registers=registers,
+        params=warp_level_params("unsigned short"),
+        tensor_maps={},
+        constants=constants,
+        values={},
+        summary=(
+            ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {WARP_COLUMNS}"),
+            ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
+            ("pipeline", f"ring of {spec.stages} pairs of tiles; fragments of one slice ahead in registers"),
+            ("grid", f"one thread block per tile, {blocks_per_sm} at a time on an SM, block rows fastest"),
+        ),
+        flops=2 * m * n * k,
+        bytes=a_bytes + b_bytes,
+    )
+
+
+def _check(spec: BsrSpmmSpec) -> None:
+    """Refuse what the kernel is not written for."""
+    m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
+    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(block.rows in (32, 64, 128), "block.rows", f"is {block.rows}; allowed with mma: 32, 64, 128")
+    require(block.cols in (32, 64, 128), "block.cols", f"is {block.cols}; allowed with mma: 32, 64, 128")
+    require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
+    require(n in (128, 256), "tile.n", f"is {n}; allowed with mma: 128, 256")
+    depths = [depth for depth in (32, 64) if block.cols % depth == 0]
+    allowed = ", ".join(map(str, depths))
+    require(k in depths, "tile.k", f"is {k}; allowed with mma and block.cols {block.cols}: {allowed}")
+    require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -1,0 +1,110 @@
+"""Plan of the tile copy: a matrix goes through shared memory tile by tile, loaded in the way that the spec names."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.plan import (
+    Constant,
+    Plan,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    i64,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.spec import TileCopySpec
+
+THREADS = 256
+COPY_BYTES = 16  # of one load or store of a thread
+COPIES_AT_ONCE = 8  # chunks of a thread in registers: an allowance
+OVERHEAD_REGISTERS = 24  # addresses and loop state: an allowance
+SIZES = {"tile.m": (32, 64, 128), "tile.n": (64, 128, 256)}  # a TMA box has at most 256 elements along a dimension
+
+
+def plan(spec: TileCopySpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    m, n = spec.tile.m, spec.tile.n
+    tma, ring = spec.copy_ == "tma", spec.copy_ != "ld_global"
+    for field, value in (("tile.m", m), ("tile.n", n)):
+        require(value in SIZES[field], field, f"is {value}; allowed: {', '.join(map(str, SIZES[field]))}")
+    if ring:
+        require(spec.stages >= 2, "stages", "is 1; a tile is loaded while another is stored: 2 or more")
+    else:
+        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer: 1")
+
+    copy = COPY_BYTES // dtype.bytes
+    copies, tile_bytes = m * n // (copy * THREADS), m * n * dtype.bytes
+    shared = SharedLayout()
+    shared.add("Tiles", spec.stages * tile_bytes, f"tiles, {m} rows of {n} elements", align=128)
+    if tma:
+        shared.add("Full", 8 * spec.stages, "mbarriers: the tile of a stage has landed", align=8)
+
+    held = min(copies, COPIES_AT_ONCE) * COPY_BYTES // 4
+    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    blocks_per_sm = max(
+        1,
+        min(
+            arch.shared_memory_per_sm // (shared.size + KIB),
+            arch.registers_per_sm // (THREADS * (held + OVERHEAD_REGISTERS)),
+            arch.warps_per_sm * 32 // THREADS,
+        ),
+    )
+    limit = min(arch.registers_per_thread, arch.registers_per_sm // (THREADS * blocks_per_sm) // 8 * 8)
+    registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared.size, registers)
+
+    stages = (Constant("kStages", spec.stages, "depth of the ring of tiles"),) if ring else ()
+    source = (
+        (tensor_map("in_map", "in (columns, rows)"),)
+        if tma
+        else (
+            pointer("in", "unsigned short", "in (rows, columns)"),
+            i64("in_row_stride", "elements from one row of in to the next"),
+        )
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="tile_copy/tile_copy.cu.j2",
+        threads=THREADS,
+        blocks_per_sm=blocks_per_sm,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=(
+            *source,
+            pointer("out", "unsigned short", "out (rows, columns)", writes=True),
+            i64("out_row_stride", "elements from one row of out to the next"),
+            i32("rows", "rows of in and out"),
+            i32("columns", "columns of in and out, a multiple of 8"),
+            i32("column_tiles", "tiles side by side"),
+            i32("tiles", "all tiles"),
+        ),
+        tensor_maps={"in_map": TensorMap((n, m), 0)} if tma else {},
+        constants=(
+            Constant("kTileM", m, "rows of a tile"),
+            Constant("kTileN", n, "columns of a tile"),
+            *stages,
+            Constant("kThreads", THREADS, "threads of a block"),
+            Constant("kCopy", copy, "elements of a chunk"),
+            Constant("kRowChunks", n // copy, "chunks of a row of a tile"),
+            Constant("kCopies", copies, "chunks of a thread for a tile"),
+            *((Constant("kTileBytes", tile_bytes, "bytes of a tile"),) if ring else ()),
+        ),
+        values={"tma": tma, "ring": ring},
+        summary=(
+            ("tile", f"{m} x {n}"),
+            ("schedule", f"{spec.schedule}: loads by {spec.copy_}, stores of 16 bytes from shared memory"),
+            ("pipeline", f"ring of {spec.stages} tiles" if ring else "load, wait, store, wait"),
+            ("grid", f"{blocks_per_sm} thread blocks on an SM, looping over tiles (persistent)"),
+        ),
+        flops=0,
+        bytes=tile_bytes,
+    )

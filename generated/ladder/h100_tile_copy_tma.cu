@@ -1,0 +1,162 @@
+// Generated from specs/ladder/h100_tile_copy_tma.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/ladder/h100_tile_copy_tma.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
+// spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
+// templates: common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, tile_copy/tile_copy.cu.j2
+// seal: sha256 581e61aea7c8d6c1249ba2d05de97104871cca90ca93830ab108d8b19fcfa825
+
+// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
+// shared memory: each warp stores what another warp, or the copy engine, put there.
+//
+// Who does what: a thread block takes every gridDim.x-th tile. Its first thread asks the copy engine for tiles, all
+// threads store.
+//
+// Pipeline: a ring of kStages tiles, filled by TMA kStages - 1 tiles ahead.
+//   full[i]         the tile of stage i has landed
+//   __syncthreads   everyone has read the stage that is filled next
+//
+// Symbols
+//   tile   kTileM x kTileN elements. Tiles are numbered along rows first
+//   chunk  16 bytes, kCopy elements, which one thread moves at a time
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 64;  // rows of a tile
+constexpr int kTileN = 128;  // columns of a tile
+constexpr int kStages = 3;  // depth of the ring of tiles
+constexpr int kThreads = 256;  // threads of a block
+constexpr int kCopy = 8;  // elements of a chunk
+constexpr int kRowChunks = 16;  // chunks of a row of a tile
+constexpr int kCopies = 4;  // chunks of a thread for a tile
+constexpr int kTileBytes = 16384;  // bytes of a tile
+
+// Dynamic shared memory: 49176 bytes. Byte offsets:
+constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
+constexpr int kFullOffset = 49152;  // 24 bytes: mbarriers: the tile of a stage has landed
+
+struct Params {
+  TensorMap in_map;  // in (columns, rows)
+  unsigned short* out;  // out (rows, columns)
+  long long out_row_stride;  // elements from one row of out to the next
+  int rows;  // rows of in and out
+  int columns;  // columns of in and out, a multiple of 8
+  int column_tiles;  // tiles side by side
+  int tiles;  // all tiles
+};
+
+using Element = unsigned short;  // the bits of one fp16
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// Where a tile lies in the matrix.
+struct Place {
+  int row, column;
+
+  __device__ __forceinline__ Place(const Params& p, int tile)
+      : row(tile / p.column_tiles * kTileM), column(tile % p.column_tiles * kTileN) {}
+};
+
+// Asks for a tile. What lies outside the matrix comes as zeros.
+__device__ __forceinline__ void load_tile(const Params& p, int tile, uint32 base, int stage) {
+  const Place place(p, tile);
+  const uint32 full = base + kFullOffset + 8 * stage;
+  mbarrier_arrive_expect_tx(full, kTileBytes);
+  tma_load_2d(base + kTilesOffset + stage * kTileBytes, &p.in_map, full, place.column, place.row);
+}
+
+// Stores the part of a tile that lies in the matrix: each thread what the same lane of the next warp loaded.
+__device__ __forceinline__ void store_tile(const Params& p, int tile, const unsigned char* from) {
+  const Place place(p, tile);
+#pragma unroll
+  for (int copy = 0; copy < kCopies; ++copy) {
+    const int i = copy * kThreads + (threadIdx.x + 32) % kThreads;
+    const int row = place.row + i / kRowChunks, column = place.column + i % kRowChunks * kCopy;
+    const uint4 chunk = *reinterpret_cast<const uint4*>(from + i * 16);
+    if (row < p.rows && column < p.columns) {
+      *reinterpret_cast<uint4*>(p.out + row * p.out_row_stride + column) = chunk;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    h100_tile_copy_tma(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  unsigned char* tiles = shared + kTilesOffset;
+  // The first thread prepares the barriers, then fills all stages but one.
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const bool leader = threadIdx.x == 0;
+  int next = blockIdx.x;
+  if (leader) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(base + kFullOffset + 8 * stage, 1);
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.in_map);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (leader && next < p.tiles) load_tile(p, next, base, stage);
+    next += gridDim.x;
+  }
+  int stage = 0, free_stage = kStages - 1, parity = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    // Wait for this tile and for everyone, refill the stage of the tile before.
+    mbarrier_wait(base + kFullOffset + 8 * stage, parity);
+    __syncthreads();
+    if (leader && next < p.tiles) load_tile(p, next, base, free_stage);
+    next += gridDim.x;
+    store_tile(p, tile, tiles + stage * kTileBytes);
+    free_stage = stage;
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+}

@@ -1,0 +1,124 @@
+// Generated from specs/ladder/l4_tile_copy_cp_async.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/ladder/l4_tile_copy_cp_async.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
+// spec hash: fcc51137fc7e0ed6eec7fdad94845a1ed96a3070f0f026a899186cdbd9220207
+// templates: common/declarations.cuh.j2, ptx/cp_async.cuh.j2, tile_copy/tile_copy.cu.j2
+// seal: sha256 eac9fb48ed6db5b20c956473e067f733fb4c636c3a5120a8fa1e67544da85005
+
+// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
+// shared memory: each warp stores what another warp, or the copy engine, put there.
+//
+// Who does what: a thread block takes every gridDim.x-th tile. All threads load, all threads store.
+//
+// Pipeline: a ring of kStages tiles, filled by cp.async kStages - 1 tiles ahead.
+//   cp_async_wait   this thread's copies of the tile have landed
+//   __syncthreads   so have everyone's, and everyone has read the stage that is filled next
+//
+// Symbols
+//   tile   kTileM x kTileN elements. Tiles are numbered along rows first
+//   chunk  16 bytes, kCopy elements, which one thread moves at a time
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kTileM = 64;  // rows of a tile
+constexpr int kTileN = 128;  // columns of a tile
+constexpr int kStages = 3;  // depth of the ring of tiles
+constexpr int kThreads = 256;  // threads of a block
+constexpr int kCopy = 8;  // elements of a chunk
+constexpr int kRowChunks = 16;  // chunks of a row of a tile
+constexpr int kCopies = 4;  // chunks of a thread for a tile
+constexpr int kTileBytes = 16384;  // bytes of a tile
+
+// Dynamic shared memory: 49152 bytes. Byte offsets:
+constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
+
+struct Params {
+  const unsigned short* in;  // in (rows, columns)
+  long long in_row_stride;  // elements from one row of in to the next
+  unsigned short* out;  // out (rows, columns)
+  long long out_row_stride;  // elements from one row of out to the next
+  int rows;  // rows of in and out
+  int columns;  // columns of in and out, a multiple of 8
+  int column_tiles;  // tiles side by side
+  int tiles;  // all tiles
+};
+
+using Element = unsigned short;  // the bits of one fp16
+
+// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Where a tile lies in the matrix.
+struct Place {
+  int row, column;
+
+  __device__ __forceinline__ Place(const Params& p, int tile)
+      : row(tile / p.column_tiles * kTileM), column(tile % p.column_tiles * kTileN) {}
+};
+
+// Copies a tile to shared memory. What lies outside the matrix is zeros.
+__device__ __forceinline__ void load_tile(const Params& p, int tile, unsigned char* to) {
+  const Place place(p, tile);
+#pragma unroll
+  for (int copy = 0; copy < kCopies; ++copy) {
+    const int i = copy * kThreads + threadIdx.x;
+    const int row = place.row + i / kRowChunks, column = place.column + i % kRowChunks * kCopy;
+    const Element* from = p.in + row * p.in_row_stride + column;
+    const bool valid = row < p.rows && column < p.columns;
+    cp_async_16(static_cast<uint32>(__cvta_generic_to_shared(to + i * 16)), from, valid);
+  }
+}
+
+// Stores the part of a tile that lies in the matrix: each thread what the same lane of the next warp loaded.
+__device__ __forceinline__ void store_tile(const Params& p, int tile, const unsigned char* from) {
+  const Place place(p, tile);
+#pragma unroll
+  for (int copy = 0; copy < kCopies; ++copy) {
+    const int i = copy * kThreads + (threadIdx.x + 32) % kThreads;
+    const int row = place.row + i / kRowChunks, column = place.column + i % kRowChunks * kCopy;
+    const uint4 chunk = *reinterpret_cast<const uint4*>(from + i * 16);
+    if (row < p.rows && column < p.columns) {
+      *reinterpret_cast<uint4*>(p.out + row * p.out_row_stride + column) = chunk;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    l4_tile_copy_cp_async(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  unsigned char* tiles = shared + kTilesOffset;
+  // Fill all stages but one. Every tile has its group of copies, empty behind the last tile: so one wait fits all.
+  int next = blockIdx.x;
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (next < p.tiles) load_tile(p, next, tiles + stage * kTileBytes);
+    next += gridDim.x;
+    cp_async_commit();
+  }
+  int stage = 0, free_stage = kStages - 1;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    // Wait for this tile, refill the stage of the tile before.
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    if (next < p.tiles) load_tile(p, next, tiles + free_stage * kTileBytes);
+    next += gridDim.x;
+    cp_async_commit();
+    store_tile(p, tile, tiles + stage * kTileBytes);
+    free_stage = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+}

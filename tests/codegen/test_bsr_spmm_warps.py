@@ -1,0 +1,172 @@
+"""BSR x dense by mma.sync and WMMA: what their plans work out and refuse, where tiles lie in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.plan import Plan
+from codegen.plans import plan_for
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    return {"op": "bsr_spmm", "arch": "sm_89", "mma": "mma", "block": {"rows": 128, "cols": 128}, **changes}
+
+
+def plan_of(**changes: Any) -> Plan:
+    return plan_for(find_spec(fields(**changes)))
+
+
+def constants(plan: Plan) -> dict[str, int]:
+    return {constant.name: int(constant.value) for constant in plan.constants}
+
+
+@pytest.mark.parametrize(("size", "n", "stages", "warps"), [(128, 128, 3, 4), (64, 256, 2, 4), (32, 256, 2, 4)])
+def test_default_tiles_let_two_thread_blocks_share_an_sm(size: int, n: int, stages: int, warps: int) -> None:
+    spec = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": size, "cols": size}}
+    plan = plan_for(find_spec(spec))
+    assert (plan.spec.mma, plan.spec.copy_, plan.spec.stages, plan.spec.tile.model_dump()) == (
+        *("mma", "cp_async", stages),
+        {"m": size, "n": n, "k": 32},
+    )
+    assert (plan.threads, plan.blocks_per_sm) == (32 * warps, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("block.rows", {"block": {"rows": 16, "cols": 64}}),
+        ("block.rows", {"block": {"rows": 256, "cols": 64}}),
+        ("block.cols", {"block": {"rows": 64, "cols": 16}}),
+        ("tile.m", {"tile": {"m": 64, "n": 128, "k": 32}}),
+        ("tile.n", {"tile": {"m": 128, "n": 64, "k": 32}}),
+        ("tile.k", {"tile": {"m": 128, "n": 128, "k": 16}}),
+        ("tile.k", {"block": {"rows": 64, "cols": 32}, "tile": {"m": 64, "n": 128, "k": 64}}),
+        ("stages", {"stages": 1}),
+        ("stages", {"stages": 7}),
+        ("epilogue", {"epilogue": {"bias": True}}),
+    ],
+)
+def test_what_mma_is_not_written_for_is_refused(field: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=rf"^{field}: "):
+        plan_of(**changes)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [*itertools.product((32, 64, 128), (128, 256), (32, 64))], ids=str)
+def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
+    """The formulas of templates/bsr_spmm/mma.cu.j2: each chunk is copied once, and found without bank conflicts."""
+    plan = plan_of(block={"rows": m, "cols": 64}, tile={"m": m, "n": n, "k": k}, stages=2)
+    c = constants(plan)
+    a_row_bytes, b_row_bytes = c["kAChunks"] * 16, c["kBChunks"] * 16
+
+    def a_offset(row: int, chunk: int) -> int:
+        return row * a_row_bytes + (chunk ^ row // c["kARowsPerLine"] % c["kAChunks"]) * 16
+
+    def b_offset(row: int, chunk: int) -> int:
+        return row * b_row_bytes + (chunk ^ row % 8) * 16
+
+    a_tile, b_tile = {}, {}
+    for thread in range(plan.threads):
+        a_row, a_chunk = divmod(thread, c["kAChunks"])
+        b_row, b_chunk = divmod(thread, c["kBChunks"])
+        for row in range(0, m, c["kAPassRows"]):
+            a_tile[a_offset(a_row, a_chunk) + row * a_row_bytes] = (a_row + row, a_chunk)
+        for row in range(0, k, c["kBPassRows"]):
+            b_tile[(b_offset(b_row, b_chunk) ^ row % 8 * 16) + row * b_row_bytes] = (b_row + row, b_chunk)
+    assert sorted(a_tile) == list(range(0, c["kATile"], 16))
+    assert sorted(b_tile) == list(range(0, c["kBTile"], 16))
+
+    for warp, slice_, matrix in itertools.product(range(plan.threads // 32), range(k // 16), range(4)):
+        part_row = warp // c["kWarpsN"] * c["kWarpRows"]
+        part_column = warp % c["kWarpsN"] * c["kWarpColumns"]
+        lanes = range(8 * matrix, 8 * matrix + 8)
+        for i in range(c["kWarpRows"] // 16):
+            found = [
+                (a_offset(part_row + lane % 16, lane // 16) ^ slice_ * 32) + i * 16 * a_row_bytes for lane in lanes
+            ]
+            assert [a_tile[x] for x in found] == [
+                (part_row + 16 * i + lane % 16, 2 * slice_ + lane // 16) for lane in lanes
+            ]
+            assert len({x // 16 % 8 for x in found}) == 8
+        for j in range(c["kWarpColumns"] // 16):
+            found = [
+                (b_offset(lane % 16, part_column // 8 + lane // 16) ^ j * 32) + slice_ * 16 * b_row_bytes
+                for lane in lanes
+            ]
+            assert [b_tile[x] for x in found] == [
+                (16 * slice_ + lane % 16, part_column // 8 + 2 * j + lane // 16) for lane in lanes
+            ]
+            assert len({x // 16 % 8 for x in found}) == 8
+
+
+def wmma(**changes: Any) -> Plan:
+    return plan_of(**{"arch": "sm_90a", "mma": "wmma", "copy": "cp_async", **changes})
+
+
+def test_a_tall_wmma_tile_gives_each_warp_64_rows() -> None:
+    c = constants(wmma(block={"rows": 256, "cols": 128}, tile={"m": 256, "n": 128, "k": 64}))
+    assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (64, 64, 2)
+    c = constants(wmma())
+    assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (32, 64, 2)
+
+
+def test_the_accumulators_of_512_x_128_are_all_registers_of_an_sm() -> None:
+    assert wmma().arch.registers_per_sm == 512 * 128
+    with pytest.raises(SpecError, match=r"^block\.rows: is 512; allowed with wmma: 64, 128, 256"):
+        wmma(block={"rows": 512, "cols": 112}, tile={"m": 512, "n": 128, "k": 112})
+
+
+@pytest.mark.parametrize(("n", "depths"), [(128, {16, 112}), (64, set())])
+def test_steps_of_112_where_all_threads_make_as_many_copies(n: int, depths: set[int]) -> None:
+    allowed = set()
+    for depth in (16, 32, 64, 112):
+        try:
+            wmma(block={"rows": 256, "cols": 112}, tile={"m": 256, "n": n, "k": depth}, stages=2)
+        except SpecError as error:
+            assert error.field == "tile.k"
+        else:
+            allowed.add(depth)
+    assert allowed == depths
+
+
+def test_tma_pads_rows_by_reading_a_chunk_more() -> None:
+    plan = wmma(copy="tma", tile={"m": 128, "n": 128, "k": 64})
+    c = constants(plan)
+    assert plan.tensor_maps["a_map"].box == (c["kAStride"], 128, 1)
+    assert plan.tensor_maps["b_map"].box == (c["kBStride"], 64)
+    assert c["kAStride"] // 8 % 2 == c["kBStride"] // 8 % 2 == 1  # chunks: rows of a fragment lie in distinct banks
+    assert all(2 * tile % 128 == 0 for tile in (c["kATile"], c["kBTile"]))  # what TMA writes to is aligned
+    assert not {"a", "b", "b_row_stride", "block_columns"} & {param.name for param in plan.params}
+
+
+SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]
+
+
+@pytest.mark.parametrize("named", SPMM, ids=lambda named: named.stem)
+def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from runtime import bsr_spmm
+    from runtime.launch import ParameterLayout
+
+    monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *arguments: None)
+    plan, seen = plan_for(named), {}
+
+    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
+        ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
+        seen.update(numbers)
+
+    loaded = SimpleNamespace(signature=signature)
+    kernel = bsr_spmm.BsrSpmmKernel(SimpleNamespace(named=named, plan=plan), loaded)  # type: ignore[arg-type]
+    block = named.spec.block  # type: ignore[union-attr]
+    values = torch.zeros((2, block.rows, block.cols), dtype=torch.float16)
+    a = torch.sparse_bsr_tensor([0, 1, 2, 2], [1, 0], values, size=(3 * block.rows, 2 * block.cols))
+    epilogue = named.spec.epilogue  # type: ignore[union-attr]
+    bias = torch.zeros(3 * block.rows, dtype=torch.float16) if epilogue and epilogue.bias else None
+    kernel._check(a, torch.zeros((2 * block.cols, 1000), dtype=torch.float16), bias, None)
+    columns = -(-1000 // named.spec.tile.n)
+    assert (seen["tiles"], seen["block_rows"], seen["index_words"]) == (3 * columns, 3, 2)

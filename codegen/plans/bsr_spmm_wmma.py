@@ -139,6 +139,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch}; allowed: none, leave it out")
     require(not spec.accumulate, "accumulate", f"is true, but not written for {spec.arch}; allowed: false")
+    require(not spec.balanced, "balanced", f"is true, but not written for {spec.arch}; allowed: false")
     require(block.rows in (64, 128), "block.rows", f"is {block.rows}; allowed: 64, 128")
     require(block.cols in (16, 32, 64, 128), "block.cols", f"is {block.cols}; allowed: 16, 32, 64, 128")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")

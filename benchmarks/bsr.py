@@ -42,7 +42,7 @@ from harness import (
 from codegen.library import find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
-from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
+from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
 from runtime.measurement import Call
@@ -70,6 +70,7 @@ class Row:
         pattern: which columns: ``random``; ``clustered``, rows next to each other share 3/4 of theirs; ``power_law``,
             random, with row lengths from many to few.
         even: the row with the same work and equal row lengths, for those of a power law.
+        balanced: whether the kernel's tiles are handed out, longest block rows first; these are found beforehand.
         quick: whether --quick takes it.
     """
 
@@ -84,6 +85,7 @@ class Row:
     row_blocks: int = ROW_BLOCKS
     pattern: Literal["random", "clustered", "power_law"] = "random"
     even: str | None = None
+    balanced: bool = False
     quick: bool = False
 
 
@@ -108,13 +110,15 @@ MAIN_ROWS = (
 )
 UNEVEN_ROWS = tuple(
     Row(
-        f"spmm_b{block}_uneven",
-        *(spmm(block), block, 8192, ("cublas", "triton")),
+        f"spmm_b{block}_uneven" + ("" if balanced else "_static"),
+        *(spmm(block), block, 8192, ("cublas", "triton") if balanced else ()),
         groups=("uneven",),
         pattern="power_law",
         even=f"spmm_b{block}",
+        balanced=balanced,
     )
     for block in (128, 64, 32, 16)
+    for balanced in (True, False)
 )
 CROSSOVER_ROWS = tuple(
     Row(
@@ -166,10 +170,16 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
     return crow.to(device), torch.cat(columns).to(device)
 
 
+def spec_of(row: Row) -> Spec:
+    """Return the spec of a row's kernel."""
+    spec = find_spec(row.kernel).spec
+    return parse_spec({**json.loads(spec.canonical_json()), "balanced": True}) if row.balanced else spec
+
+
 def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
     """Draw random normal inputs and the patterns of a row."""
     torch.manual_seed(0)
-    spec = find_spec(row.kernel).spec
+    spec = spec_of(row)
     assert isinstance(spec, BsrSpmmSpec | BsrSpgemmSpec | BsrSddmmSpec)
     dtype, block = TORCH_DTYPES[spec.dtype], spec.block
 
@@ -257,6 +267,9 @@ def ours(problem: Problem) -> dict[str, Call]:
         out = torch.empty_like(pattern.values())
         return {OURS: lambda: kernel(a, b, pattern, out=out)}
     out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
+    if isinstance(problem.spec, BsrSpmmSpec) and problem.spec.balanced:
+        order = kernel.row_order(a)
+        return {OURS: lambda: kernel(a, b, row_order=order, out=out)}
     return {OURS: lambda: kernel(a, b, out=out)}
 
 

@@ -190,7 +190,12 @@ class BsrSpmmSpec(SpecBase):
     accumulate: bool = Field(
         default=False, description="whether the caller passes c and beta, and C = A B + beta c; sm_90a only"
     )
-    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate")
+    balanced: bool = Field(
+        default=False,
+        description="whether tiles are handed out as thread blocks ask for them, the longest block rows first, which "
+        "pays where rows are of very different lengths; sm_90a only",
+    )
+    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced")
 
     @model_validator(mode="before")
     @classmethod

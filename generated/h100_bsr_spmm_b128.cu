@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: a818777e59a36d0f11b2e5152dc01d80218508ded1d97706ae0b73f1e47c9d9b
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d2006a46f02d2a32b598994f9e31a5e82cf505471e81173371287eecf8570366
+// seal: sha256 a48c0235aeee86754cb7f91482435be748718c62a5382deb2d5ff5c341644ac2
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -76,9 +76,9 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
-  int n;  // columns of B and C
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

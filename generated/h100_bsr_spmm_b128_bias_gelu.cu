@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","epilogue":{"activation":"gelu","bias":true},"mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: aefdf3290bbd8158fa1eeb95339702b50be87aaf929ea71964b1a1d4ca48bd38
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 335ef7c329ba20e1897c221bd5a66a8179fc1ddec493f0a836a6b68f5e6e35f9
+// seal: sha256 8d3375d3fd2ab3b200589fa792bc4888a29a30ab4dadb606fad225c537e18285
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is gelu(A B + bias), computed in fp32; the bias has one element for each row of C.
@@ -77,9 +77,9 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
-  int n;  // columns of B and C
   const unsigned short* bias;  // added to C, one fp16 for each row (M)
 };
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 605f5ff924a64c452988186845c2dab5e4944eb4ff840868be5ac77586ce7c32
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7201c98e1e1ec5a48a7c2532e39b42fff1b980bc0191bb3eaee2274df7468c8c
+// seal: sha256 80a563890ceec5d3606410f9e74f795e9d1bc39177a5eabfdbdc58c55ad97f48
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -76,9 +76,9 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
-  int n;  // columns of B and C
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

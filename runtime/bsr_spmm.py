@@ -32,6 +32,7 @@ from runtime.bsr import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
+from runtime.workspace import SCHEDULER_COUNTERS, counters
 
 GROUP = 64  # columns of B that lie side by side in shared memory: 128 bytes
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -70,6 +71,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None = None,
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
+        row_order: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
     ) -> torch.Tensor:
@@ -84,8 +86,10 @@ class BsrSpmmKernel:
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
             bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
+            row_order: of balanced specs only: what ``row_order(a)`` returns. Without it, each call finds it anew, which
+                takes a few small kernels. It must name each block row once; ``validate`` finds out.
             out: (M, N) to write into, same rules as b.
-            validate: also check crow_indices and col_indices. Costs kernels and a synchronisation.
+            validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
         Returns:
             C (M, N), or (batch, M, N): A @ B, or A @ B + beta c, then the spec's epilogue. In block rows without blocks
@@ -96,9 +100,36 @@ class BsrSpmmKernel:
         """
         check_layout("a", a)
         beta = check_number("beta", beta)
+        row_order = self._ordered(a, row_order, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
-            return self._each(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
-        return self._one(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
+            return self._each(a, b, c=c, beta=beta, bias=bias, row_order=row_order, out=out, validate=validate)
+        return self._one(a, b, c=c, beta=beta, bias=bias, row_order=row_order, out=out, validate=validate)
+
+    def row_order(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the block rows of ``a``, longest first: int32, (block rows,), on its device."""
+        check_layout("a", a)
+        lengths: torch.Tensor = a.crow_indices().diff()
+        return lengths.argsort(descending=True).to(torch.int32)
+
+    def _ordered(self, a: torch.Tensor, row_order: torch.Tensor | None, validate: bool) -> torch.Tensor | None:
+        """Return the order of block rows that the kernel takes; None for kernels that take none."""
+        if not self.spec.balanced:
+            if row_order is not None:
+                stem = self.compiled.named.stem
+                raise ArgumentError("row_order", f"is not an argument of {stem}: its spec is not balanced")
+            return None
+        if row_order is None:
+            return self.row_order(a)
+        rows = a.shape[0] // self.spec.block.rows
+        check_tensor("row_order", row_order, torch.int32, 1, a.device)
+        check_shape("row_order", row_order.shape, [("block rows", (rows,))])
+        if not row_order.is_contiguous():
+            raise ArgumentError("row_order", f"has stride {row_order.stride(0)}, expected a contiguous tensor")
+        if validate and not torch.equal(
+            row_order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)
+        ):
+            raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
+        return row_order
 
     def _one(
         self,
@@ -108,6 +139,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None,
         beta: float,
         bias: torch.Tensor | None,
+        row_order: torch.Tensor | None,
         out: torch.Tensor | None,
         validate: bool,
         own_out: torch.Tensor | None = None,
@@ -137,7 +169,11 @@ class BsrSpmmKernel:
         if bias is not None:
             addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
-            self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+            stream = torch.cuda.current_stream().cuda_stream
+            if row_order is not None:
+                addresses["row_order"] = row_order.data_ptr()
+                addresses["scheduler"] = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
+            self._loaded.launch(signature, addresses, stream)
         return out
 
     def _each(
@@ -148,6 +184,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None,
         beta: float,
         bias: torch.Tensor | None,
+        row_order: torch.Tensor | None,
         out: torch.Tensor | None,
         validate: bool,
     ) -> torch.Tensor:
@@ -173,6 +210,7 @@ class BsrSpmmKernel:
                 c=None if c is None else c[i],
                 beta=beta,
                 bias=bias,
+                row_order=row_order,
                 out=None if out is None else out[i],
                 validate=validate and i == 0,
                 own_out=written[i],
@@ -254,7 +292,7 @@ class BsrSpmmKernel:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
-            "block_rows": block_rows,
+            **({"column_tiles": column_tiles} if self.spec.balanced else {"block_rows": block_rows}),
             "tiles": block_rows * column_tiles,
             "n": columns,
             "block_columns": depth // self.spec.block.cols,

@@ -277,6 +277,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     epilogue = kernel.spec.epilogue
     bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
     c = torch.randn((size, columns), device="cuda", dtype=dtype) if kernel.spec.accumulate else None
+    order = kernel.row_order(a) if kernel.spec.balanced else None
 
     def finished(product: torch.Tensor) -> torch.Tensor:
         product = product if c is None else product.add_(c)
@@ -286,7 +287,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     return Workload(
         shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
         flops=2.0 * a.values().numel() * columns,
-        call=lambda: kernel(a, b, c=c, bias=bias, out=out),
+        call=lambda: kernel(a, b, c=c, bias=bias, row_order=order, out=out),
         peers={
             "torch A @ B (BSR)": lambda: finished(a @ b),
             "cuBLAS, dense A": lambda: finished(torch.mm(dense, b)),

@@ -112,6 +112,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in (32, 64, 128), "block.rows", f"is {block.rows}; allowed with mma: 32, 64, 128")
     require(block.cols in (32, 64, 128), "block.cols", f"is {block.cols}; allowed with mma: 32, 64, 128")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")

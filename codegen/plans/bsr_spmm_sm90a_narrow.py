@@ -19,7 +19,9 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.balance import QUEUE_BYTES, order_constants, order_params, order_summary
 from codegen.plans.epilogue import (
+    barriers,
     epilogue_constants,
     epilogue_maps,
     epilogue_params,
@@ -58,11 +60,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     tile_groups = n // WARPGROUP_COLUMNS
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {tile_groups} column groups of {k} rows of 128 bytes")
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
-    if spec.accumulate:
-        barriers = 2 * spec.stages + CONSUMERS
-        shared.add("Barriers", 8 * barriers, "mbarriers: full, then empty, then c_in of each warpgroup", align=8)
-    else:
-        shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
+    if spec.balanced:
+        shared.add(
+            "Queue", QUEUE_BYTES, "the tiles that are announced: number, block row, its first block and its end", 16
+        )
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=REGISTERS)
     check_budget(spec, shared.size, registers)
@@ -85,6 +87,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
         *epilogue_constants(spec, groups * c_group_bytes),
+        *order_constants(spec),
     )
     c_map = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE)
     params = (
@@ -95,9 +98,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         pointer("crow_indices", "int", "first block of each block row, and one more"),
         pointer("col_indices", "int", "block column of each block"),
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("block_rows", "block rows of A"),
-        i32("tiles", "block_rows * column_tiles"),
         i32("n", "columns of B and C"),
+        *order_params(spec),
         *epilogue_params(spec),
     )
     return Plan(
@@ -126,7 +128,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
-            ("grid", "one thread block per SM, looping over tiles (persistent), block rows fastest"),
+            order_summary(spec),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,

@@ -166,6 +166,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in (64, 128, 256), "block.rows", f"is {block.rows}; allowed with wmma: 64, 128, 256")
     columns = (16, 32, 64, 112, 128)
     require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.plan import Constant, Param, TensorMap, f32, pointer, tensor_map
+from codegen.plans.balance import QUEUE
 from codegen.spec import BsrSpmmSpec
 
 
@@ -14,6 +15,15 @@ def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     if spec.epilogue is not None and spec.epilogue.bias:
         params += (pointer("bias", "unsigned short", f"added to C, one {spec.dtype} for each row (M)"),)
     return params
+
+
+def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
+    """Return the bytes of a kernel's mbarriers, and their order, for as many consumers."""
+    kinds = [(spec.stages, "full"), (spec.stages, "empty")]
+    kinds += [(warpgroups, "c_in of each warpgroup")] if spec.accumulate else []
+    kinds += [(QUEUE, "tile_full"), (QUEUE, "tile_empty")] if spec.balanced else []
+    size = 8 * sum(count for count, _ in kinds)
+    return size, f"mbarriers: {', then '.join(name for _, name in kinds)}"
 
 
 def epilogue_constants(spec: BsrSpmmSpec, c_bytes: int) -> tuple[Constant, ...]:

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 528452dbff4199d6932fb94d9e01e93909173153f38d73ecf1a372961c199dbe
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 423a2d3326c25225201da6a55027ac1c782439973d8254161f3c238b09ea7594
+// seal: sha256 4b522351c451a59be37881fabc59237537e7db12e26769efad80e199da5b1f61
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -76,9 +76,9 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
-  int n;  // columns of B and C
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

@@ -481,6 +481,30 @@ def test_what_is_added_comes_to_a_staging_of_its_own(size: int) -> None:
     assert "beta" not in render_plan(plain) and plain.spec.hash != plan.spec.hash
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("size", [128, 64, 32, 16])
+def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "accumulate": accumulate}
+    plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
+    names = {param.name for param in plan.params}
+    assert names - {param.name for param in plain.params} == {"row_order", "column_tiles", "scheduler"}
+    assert {param.name for param in plain.params} - names == {"block_rows"}
+    regions = {region.name: region for region in plan.shared}
+    barriers, queue = regions["Barriers"], regions["Queue"]
+    assert queue.offset == barriers.offset + barriers.bytes  # kTileFullBarrier counts back from the queue
+    assert queue.offset % 16 == 0 and queue.bytes == 32
+    assert barriers.bytes == 8 * (2 * plan.spec.stages + 4 + 2 * accumulate)
+    source = render_plan(plan)
+    assert "p.block_rows" not in source and "take_tile(p)" in source
+    assert "scheduler" not in render_plan(plain)
+
+
+def test_tiles_are_not_handed_out_on_sm_89() -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "balanced": True}
+    with pytest.raises(SpecError, match=r"^balanced: is true, but not written for sm_89"):
+        plan_of(fields)
+
+
 def test_nothing_is_added_where_there_is_no_kernel_for_it() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "accumulate": True}
     with pytest.raises(SpecError, match=r"^accumulate: is true, but not written for sm_89"):

@@ -76,6 +76,7 @@ spmm = st.fixed_dictionaries(
         **shared_fields,
         "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size}),
         "accumulate": st.booleans(),
+        "balanced": st.booleans(),
     },
 )
 other_bsr = st.fixed_dictionaries(

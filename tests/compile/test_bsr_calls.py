@@ -55,6 +55,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     for module in (bsr, bsr_spmm):
         monkeypatch.setattr(module, "check_tensor", check)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(bsr_spmm, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
@@ -203,3 +204,37 @@ def test_a_gradient_is_refused_unless_it_is_off(make: Make) -> None:
         kernel(a, dense(192, 128), c=dense(192, 128))
     with pytest.raises(ArgumentError, match="a: requires a gradient"):  # also where the shape is known by now
         kernel(a, dense(192, 128), c=dense(192, 128))
+
+
+def test_block_rows_are_ordered_by_length(make: Make) -> None:
+    kernel = make(balanced=True)
+    a, b = matrix([0, 1, 1, 3], [2, 0, 1]), dense(192, 304)
+    order = kernel.row_order(a)
+    assert order.tolist() == [2, 0, 1] and order.dtype == torch.int32
+    kernel(a, b, row_order=order, validate=True)
+    kernel(a, dense(3, 192, 304))
+    given, *found = kernel._loaded.launches
+    assert given["row_order"] == order.data_ptr()
+    assert len(found) == 3 and len({launch["row_order"] for launch in found}) == 1
+    assert {signature["numbers"]["column_tiles"] for signature in kernel._loaded.signatures} == {2}
+
+
+@pytest.mark.parametrize(
+    ("balanced", "order", "message"),
+    [
+        (
+            False,
+            torch.tensor([0, 1, 2]).int(),
+            r"row_order: is not an argument of bsr_spmm_\w+: its spec is not balanced",
+        ),
+        (True, torch.tensor([0, 1]).int(), r"row_order: has shape \(2,\), expected \(block rows 3\)"),
+        (True, torch.tensor([0, 1, 2]), "row_order: dtype or rank"),
+        (True, torch.tensor([0, 9, 1, 9, 2, 9]).int()[::2], "row_order: has stride 2"),
+        (True, torch.tensor([0, 1, 1]).int(), "row_order: does not name each of the 3 block rows once"),
+    ],
+)
+def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, message: str) -> None:
+    kernel = make(**({"balanced": True} if balanced else {}))
+    with pytest.raises(ArgumentError, match=message):
+        kernel(A, dense(192, 128), row_order=order, validate=True)
+    assert not kernel._loaded.launches

@@ -176,6 +176,16 @@ OTHERS = [
         }
         for size in (64, 16)
     ),
+    *(
+        {
+            "op": "bsr_spmm",
+            "arch": "sm_90a",
+            "block": {"rows": size, "cols": size},
+            "balanced": True,
+            "accumulate": size == 32,
+        }
+        for size in (64, 32)
+    ),
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
 ]
 

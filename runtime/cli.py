@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,18 @@ from rich.table import Table
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of
 from codegen.freshness import render_to
 from codegen.library import GENERATED, NamedSpec
-from codegen.receipts import Receipt, receipt_path
+from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
 from runtime.cache import KernelCache
 from runtime.compiler import Compiled, compile_spec
 from runtime.errors import DeviceError, ToolchainError
 from runtime.inspection import INSTRUCTIONS, usage
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Where sources and receipts are; else where render puts them.", show_default=False
+    ),
+]
 
 cache_app = typer.Typer(name="cache", help="Look after the cache of compiled kernels.", no_args_is_help=True)
 app.add_typer(cache_app)
@@ -75,12 +83,12 @@ def source_place(named: NamedSpec) -> str:
     return f"not written (codegen render {named.origin or named.stem})"
 
 
-def receipt_differences(compiled: Compiled) -> list[str]:
+def receipt_differences(compiled: Compiled, folder: Path | None = None) -> list[str]:
     """Return what a receipt says differently about a cubin that the same compiler has just made."""
     from runtime.verification.receipts import cubin_record  # noqa: PLC0415
 
     named = compiled.named
-    path = receipt_path(named.stem, GENERATED / named.subfolder)
+    path = receipt_path(named.stem, GENERATED / named.subfolder if folder is None else folder)
     if not path.is_file():
         return [f"{named.stem}: has no receipt; run: codegen verify {named.stem}"]
     told, found = Receipt.read(path).cubin, cubin_record(compiled)
@@ -95,15 +103,31 @@ def receipt_differences(compiled: Compiled) -> list[str]:
     ]
 
 
+def require_gpu(verb: str, undone: str) -> None:
+    """Raise an error where there is no GPU; nothing was ``undone`` then."""
+    try:
+        import torch  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise ToolchainError(f"{verb} needs torch: pip install 'sparse-kernel-codegen[torch]'") from None
+    if not torch.cuda.is_available():
+        raise DeviceError(f"{verb} needs a GPU, and torch sees none; nothing was {undone}")
+
+
+def tell(timings: Iterable[MeasurementRecord]) -> None:
+    """Print what was timed."""
+    for timing in timings:
+        typer.echo(
+            f"    {timing.shape}: {timing.milliseconds} ms, {timing.tflops} TFLOPS; "
+            f"{timing.peer}: {timing.peer_milliseconds} ms, {timing.peer_tflops} TFLOPS"
+        )
+
+
 @app.command("verify")
 def verify_command(
     specs: SpecsArgument = None,
     every: AllOption = False,
     measure: Annotated[bool, typer.Option("--measure", help="Also time the kernel beside its peers.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where sources and receipts go; else as for render.", show_default=False),
-    ] = None,
+    out: OutOption = None,
 ) -> None:
     """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
 
@@ -112,12 +136,7 @@ def verify_command(
       codegen verify --all --measure
     """
     named_specs = chosen(specs, every)
-    try:
-        import torch  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise ToolchainError("verify needs torch: pip install 'sparse-kernel-codegen[torch]'") from None
-    if not torch.cuda.is_available():
-        raise DeviceError("verify needs a GPU, and torch sees none; nothing was verified")
+    require_gpu("verify", "verified")
     from runtime.measurement import measure as measure_kernel  # noqa: PLC0415
     from runtime.verification.receipts import receipt  # noqa: PLC0415
     from runtime.verification.run import verify  # noqa: PLC0415
@@ -140,13 +159,44 @@ def verify_command(
                     f"    {case.name} ({case.description}): error {case.max_error:.3g}, allowed {case.tolerance:.3g}, "
                     f"torch {case.torch_error}; repeat: codegen verify {named.stem}"
                 )
-        for timing in timings:
-            typer.echo(
-                f"    {timing.shape}: {timing.milliseconds} ms, {timing.tflops} TFLOPS; "
-                f"{timing.peer}: {timing.peer_milliseconds} ms, {timing.peer_tflops} TFLOPS"
-            )
+        tell(timings)
         failed += bool(record.failed)
     if failed:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@app.command("measure")
+def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: OutOption = None) -> None:
+    """Time a verified kernel on the GPU beside its peers, and put that in its receipt.
+
+    The receipt must be that of the source and of the cubin as they are now.
+
+    [bold]Examples[/bold]
+      codegen measure h100_topk32
+      codegen measure --all
+    """
+    named_specs = chosen(specs, every)
+    require_gpu("measure", "measured")
+    from runtime.kernel import load_kernel  # noqa: PLC0415
+    from runtime.measurement import measure  # noqa: PLC0415
+
+    unverified = []
+    for named in named_specs:
+        path = receipt_path(named.stem, (home_of(named) if out is None else out) / named.subfolder)
+        kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
+        differences = receipt_differences(compiled, path.parent)
+        if not differences and Receipt.read(path).source.sha256 != source_sha256(compiled.source):
+            differences = [f"{named.stem}: its receipt is of another source; run: codegen verify {named.stem}"]
+        if differences:
+            unverified += differences
+            continue
+        timings = measure(kernel)
+        Receipt.read(path).model_copy(update={"measurement": timings}).write(path)
+        typer.echo(f"{named.stem}:")
+        tell(timings)
+    for difference in unverified:
+        typer.echo(difference, err=True)
+    if unverified:
         raise typer.Exit(CHECK_FAILED)
 
 

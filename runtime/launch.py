@@ -197,6 +197,7 @@ class LoadedKernel:
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.
         """
+        slots = self.slots(device)  # prepares the kernel, which any grid needs
         offsets, types = self.layout.offsets, self.layout.types
         block = ctypes.create_string_buffer(self.layout.pack(values), self.layout.size)
         view = memoryview(block).cast("B")
@@ -213,7 +214,7 @@ class LoadedKernel:
                 if kind == "pointer"
             ),
             maps=tuple(maps),
-            grid=min(tiles, self.slots(device)) if self.plan.persistent else tiles,
+            grid=min(tiles, slots) if self.plan.persistent else tiles,
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
         )

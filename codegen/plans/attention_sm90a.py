@@ -40,7 +40,16 @@ REGISTER_OVERHEAD = {2: 32, 3: 24, 4: 24}
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
-ARRANGEMENTS = ((TILE_STAGES, False), (TILE_STAGES, True), (1, True))  # places for Q, whether O leaves from them
+# Whether Q is kept in registers, places for it in shared memory, whether O leaves from there. The first that fits is
+# taken: the next tile's Q should arrive early, and O have a place of its own to leave from. Where Q is in registers,
+# its place is free again at once.
+ARRANGEMENTS = (
+    (True, TILE_STAGES, False),
+    (True, 1, False),
+    (False, TILE_STAGES, False),
+    (False, TILE_STAGES, True),
+    (False, 1, True),
+)
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 SPLIT_PARAMS = (
@@ -83,18 +92,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     accumulators = scores + scores // 2 + output
     overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
-    q_in_registers = accumulators + queries // 2 + overhead <= splits[-1][1]
-    if q_in_registers:
-        accumulators += queries // 2
-
-    # The best arrangement that fits: the next tile's Q arrives early, and O has a place of its own to leave from.
-    # Where Q is in registers, its place is free again at once.
-    arrangements = ((TILE_STAGES, False), (1, False)) if q_in_registers else ARRANGEMENTS
-    for tile_stages, shares_staging in arrangements:
+    has_room = accumulators + queries // 2 + overhead <= splits[-1][1]
+    for q_in_registers, tile_stages, shares_staging in ARRANGEMENTS:
         rings = _Rings(tile_stages, shares_staging, streams, step_blocks, q_bytes, kv_bytes)
         shared = _shared(spec, rings)
-        if shared.size <= arch.shared_memory_per_block:
+        if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
+    accumulators += queries // 2 if q_in_registers else 0
     fitting = [split for split in splits if accumulators + overhead <= split[1]]
     producer_registers, consumer_registers = (fitting or splits[-1:])[0]
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer_registers)

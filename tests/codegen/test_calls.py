@@ -216,3 +216,18 @@ def test_a_failed_launch_raises_and_the_next_one_works(kernel: Any) -> None:
     call._loaded._launch = driver
     call(q, k, v)
     assert len(driver.launches) == 1
+
+
+@pytest.mark.parametrize("name", ["h100_dense", "l4_causal"])
+def test_every_kernel_is_prepared_for_its_device(
+    name: str,
+    kernel: Callable[[str], tuple[attention.AttentionKernel, Driver]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread block gets more than 48 KB of shared memory only where that was asked for, whatever the grid."""
+    prepared: list[int] = []
+    monkeypatch.setattr(launch.LoadedKernel, "sm_count", lambda self, device: prepared.append(device) or 132)
+    call, driver = kernel(name)
+    q, k, v = (torch.randn(1, 2, 256, call.spec.head_dim, dtype=torch.float16) for _ in range(3))
+    call(q, k, v)
+    assert prepared and driver.launches

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from codegen.library import find_spec
-from codegen.receipts import CaseRecord, Receipt, Standing, VerificationRecord, state
+from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, Standing, VerificationRecord, state
 from codegen.render import render
 from runtime import toolchain
 from runtime.cli import app
@@ -55,10 +55,11 @@ def test_an_unusable_cache_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.exit_code == 2 and "CODEGEN_CACHE_DIR" in result.stderr
 
 
-def test_verify_without_a_gpu_says_so_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["verify", "measure"])
+def test_without_a_gpu_it_says_so_and_fails(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = run.invoke(app, ["verify", "h100_topk32"])
+    result = run.invoke(app, [command, "h100_topk32"])
     assert result.exit_code == 2 and "needs a GPU" in result.stderr
 
 
@@ -95,6 +96,34 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
     else:
         assert result.exit_code == 1 and standing is Standing.FAILED
         assert "plain" in result.output and "repeat: codegen verify l4_topk32_d64" in result.output
+
+
+def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything of the command but the GPU."""
+    torch = pytest.importorskip("torch")
+    from runtime import kernel, measurement
+    from runtime.verification.receipts import receipt
+
+    timing = MeasurementRecord(
+        shape="a shape", milliseconds=1.0, tflops=2.0, peer="a peer", peer_milliseconds=2.0, peer_tflops=1.0
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernel, "load_kernel", lambda named, forward_compatible: None)
+    monkeypatch.setattr(measurement, "measure", lambda kernel: (timing,))
+    name, path = "l4_topk32_d64", tmp_path / "l4_topk32_d64.json"
+    result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
+    assert result.exit_code == 1 and "has no receipt; run: codegen verify" in result.stderr
+    before = receipt(find_spec(name), None)
+    before.write(path)
+    result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
+    assert result.exit_code == 0 and "2.0 TFLOPS; a peer" in result.output
+    assert Receipt.read(path) == before.model_copy(update={"measurement": (timing,)})
+    for part in ("source", "cubin"):
+        other = getattr(before, part).model_copy(update={"sha256": "0" * 64})
+        before.model_copy(update={part: other}).write(path)
+        result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
+        assert result.exit_code == 1 and part in result.stderr.replace("sha256", "cubin")
+        assert Receipt.read(path).measurement == ()
 
 
 def test_load_kernel_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,9 @@ WARPGROUP = 128  # threads
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills a few words.
 REGISTER_SPLITS = {2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
-# Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it.
-REGISTER_OVERHEAD = {2: 32, 3: 24, 4: 24}
+# Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
+# 24 beside heads of 128 and steps of 96 keys were too few, and it spilled in the main loop.
+REGISTER_OVERHEAD = {2: 32, 3: 28, 4: 24}
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done

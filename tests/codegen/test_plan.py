@@ -302,7 +302,16 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
 
 @pytest.mark.parametrize(
     ("m", "head_dim", "keys", "needed", "available"),
-    [(192, 128, 96, 160, 160), (192, 128, 112, 172, 160), (192, 64, 160, 176, 160), (256, 64, 80, 116, 112)],
+    [
+        (128, 64, 208, 228, 232),
+        (128, 64, 224, 240, 232),
+        (128, 128, 160, 224, 224),
+        (128, 128, 176, 236, 232),
+        (192, 96, 112, 160, 160),
+        (192, 128, 96, 164, 160),
+        (192, 64, 144, 168, 160),
+        (256, 64, 80, 116, 112),
+    ],
 )
 def test_what_the_registers_of_large_tiles_hold(m: int, head_dim: int, keys: int, needed: int, available: int) -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": {"kind": "dense"}, "stages": 1}

@@ -45,7 +45,7 @@ pattern = st.one_of(
         {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal"])}
     ),
 )
-size = st.sampled_from([16, 32, 64, 128, 256]) | st.integers(-8, 512)
+size = st.sampled_from([16, 32, 64, 80, 128, 192, 256]) | st.integers(-8, 512)
 shared_fields = {
     "mma": st.sampled_from(["wmma", "mma", "wgmma", "none"]),
     "copy": st.sampled_from(["ld_global", "cp_async", "tma"]),
@@ -68,6 +68,7 @@ attention = st.fixed_dictionaries(
         "softcap": st.none() | st.floats(0, 2000),
         "sink": st.booleans(),
         "packed_heads": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
+        "split_tail": st.booleans(),
     },
 )
 spmm = st.fixed_dictionaries(
@@ -88,7 +89,10 @@ other_bsr = st.fixed_dictionaries(
     optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size})},
 )
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
-changes = st.fixed_dictionaries({}, optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans()})
+changes = st.fixed_dictionaries(
+    {},
+    optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans(), "split_tail": st.booleans()},
+)
 near_a_shipped_one = st.builds(
     lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes
 )

@@ -119,6 +119,9 @@ OTHERS = [
         "tile": {"m": 128, "n": 144},
     },
     {"op": "attention", "arch": "sm_90a", "head_dim": 128, "split_tail": False, "pattern": DENSE},
+    # The most that the registers of two and of three warpgroups are said to hold.
+    {"op": "attention", "arch": "sm_90a", "head_dim": 128, "tile": {"m": 128, "n": 160}, "stages": 1, "pattern": DENSE},
+    {"op": "attention", "arch": "sm_90a", "head_dim": 96, "tile": {"m": 192, "n": 112}, "stages": 1, "pattern": DENSE},
     {"op": "attention", "arch": "sm_89", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
     {
         "op": "attention",

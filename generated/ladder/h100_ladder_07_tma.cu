@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fad3bc38cc89aafef24bf90da3940574cd92c0f449efb346aec6539264720449
+// seal: sha256 88eea9a10e965971de9d0c287e24f625753416a36572e9364ab37831cfd83694
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -179,6 +179,7 @@ __device__ __forceinline__ void load_step(const Params& p, const Step& step, int
   tma_load_2d(base + kBOffset + stage * kBTile * sizeof(Element), &p.b_map, full, first_column,
       step.column * kBlockCols + step.k);
 }
+
 // accumulators += A B for this warp's part of one step; a_tile and b_tile begin at its rows and columns.
 __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM][kMmasN], const Element* a_tile,
     const Element* b_tile) {

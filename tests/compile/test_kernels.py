@@ -190,6 +190,16 @@ OTHERS = [
         for size in (64, 32)
     ),
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
+    {"op": "bsr_spmm", "arch": "sm_89", "mma": "wmma", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "mma": "wmma",
+        "copy": "tma",
+        "dtype": "bf16",
+        "block": {"rows": 64, "cols": 64},
+        "tile": {"m": 64, "n": 64, "k": 32},
+    },
 ]
 
 

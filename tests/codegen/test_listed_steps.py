@@ -20,7 +20,21 @@ from codegen.render import environment
 
 KV_LEN, ROWS, LENGTH = 1000, 5, 70
 PATTERNS: list[dict[str, Any]] = [{"kind": "topk", "k": LENGTH}, {"kind": "block_lists", "mask": "causal"}]
-SHAPES = [(128, 128, 128, 1), (128, 128, 64, 1), (64, 128, 64, 1), (64, 64, 64, 8), (1, 128, 64, 16), (16, 64, 64, 1)]
+# Queries of a block, keys of a block, rows of a tile, keys of a step, packed heads
+SHAPES = [
+    ("sm_90a", 128, 128, 128, 128, 1),
+    ("sm_90a", 128, 128, 128, 64, 1),
+    ("sm_90a", 128, 64, 128, 128, 1),
+    ("sm_90a", 64, 128, 128, 64, 1),
+    ("sm_90a", 64, 64, 128, 64, 8),
+    ("sm_90a", 1, 128, 128, 64, 16),
+    ("sm_90a", 16, 64, 128, 64, 1),
+    ("sm_89", 16, 128, 16, 32, 1),
+    ("sm_89", 32, 64, 32, 64, 1),
+    ("sm_89", 128, 128, 64, 64, 1),
+    ("sm_89", 64, 16, 64, 64, 1),
+    ("sm_89", 64, 32, 16, 96, 1),
+]
 
 PROGRAM = """\
 #include <algorithm>
@@ -62,7 +76,7 @@ int main() {
   p.query_blocks = %(rows)d, p.q_len = %(rows)d * %(block_q)d, p.kv_len = %(kv_len)d;
   for (int first = 0; first < p.q_len + kStreamRows; first += kStreamRows) {
     KeyBlocks one(p, 0, 0, first), lanes[32] = {%(copies)s};
-    for (int i = 0; i < one.count; ++i) {
+    for (int i = 0; i < one.count * kStepBlocks; ++i) {
       int block = 0;
       for (int round = 0; round < 2; ++round)
         for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) block = lanes[threadIdx.x].at(i);
@@ -90,8 +104,9 @@ def program(plan: Plan, block_q: int) -> str:
     }
 
 
-def expected(kind: str, row: int, block_kv: int, steps: int) -> list[str]:
-    """The steps of a row's lists; behind the last key for an entry that names no block."""
+def expected(kind: str, row: int, block_kv: int, n: int) -> list[str]:
+    """The loads of a row's lists; behind the last key for an entry that names no block, or for none."""
+    steps, step_blocks = max(1, block_kv // n), max(1, n // block_kv)
     key_blocks = -(-KV_LEN // block_kv)
     lists = [[(5 * i + 3 * row + full) % 12 - 1 for i in range(LENGTH)] for full in range(2)]
     if kind == "topk":
@@ -99,16 +114,17 @@ def expected(kind: str, row: int, block_kv: int, steps: int) -> list[str]:
     else:
         entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
+    known += [(key_blocks, "")] * (-len(known) % step_blocks)
     return [f"{entry * steps + step}{mark}" for entry, mark in known for step in range(steps)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "_".join(map(str, shape)))
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: str(pattern["kind"]))
-def test_steps_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_steps_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any, ...], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    block_q, block_kv, n, heads = shape
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "packed_heads": heads, "tile": {"m": 128, "n": n}}
+    arch, block_q, block_kv, m, n, heads = shape
+    fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
     plan = plan_for(find_spec({**fields, "pattern": {**pattern, "block": {"q": block_q, "kv": block_kv}}}))
     (tmp_path / "main.cpp").write_text(program(plan, block_q), encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
@@ -118,4 +134,4 @@ def test_steps_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[int,
     assert len(lines) == len(firsts)
     for first, line in zip(firsts, lines, strict=True):
         row = first // block_q
-        assert line.split() == (expected(pattern["kind"], row, block_kv, block_kv // n) if row < ROWS else []), first
+        assert line.split() == (expected(pattern["kind"], row, block_kv, n) if row < ROWS else []), first

@@ -68,6 +68,7 @@ attention = st.fixed_dictionaries(
         "softcap": st.none() | st.floats(0, 2000),
         "sink": st.booleans(),
         "packed_heads": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
+        "warp_rows": st.sampled_from([16, 32]),
     },
 )
 spmm = st.fixed_dictionaries(

@@ -152,7 +152,12 @@ class AttentionSpec(SpecBase):
         default=1,
         description="query heads of a K/V head that share keys and the rows of a tile: those of one query together",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail")
+    warp_rows: Annotated[Literal[16, 32], Integral] = Field(
+        default=16,
+        description="query rows of a warp where it multiplies by mma.sync; with 32 it reads K and V from shared memory "
+        "half as often",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail", "warp_rows")
 
     @model_validator(mode="before")
     @classmethod
@@ -163,13 +168,16 @@ class AttentionSpec(SpecBase):
         block = pattern.get("block") if isinstance(pattern, Mapping) else None
         block = block if isinstance(block, Mapping) else {}
         hopper = data.get("arch") == "sm_90a"
-        tile = {"m": block.get("q", 64), "n": block.get("kv", 64)}
-        if hopper:
-            # Steps of 128 keys of such a head would not fit beside its output, neither registers nor shared memory.
-            tile = {"m": 128, "n": 64 if data.get("head_dim") in (192, 256) else block.get("kv", 128)}
+        tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data.get("head_dim"), block)
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
-        return _fill(dict(data), "attention", {"tile": tile, "stages": 2, "split_tail": splits})
+        defaults = {"tile": tile, "stages": 2, "split_tail": splits}
+        if not hopper:
+            given = data.get("tile", tile)
+            rows = given.get("m") if isinstance(given, Mapping) else None
+            # O of 32 rows of a wider head would not fit a thread's registers.
+            defaults["warp_rows"] = 32 if rows in (128, 256) and data.get("head_dim") in (64, 96, 128) else 16
+        return _fill(dict(data), "attention", defaults)
 
     @property
     def can_split(self) -> bool:
@@ -178,6 +186,23 @@ class AttentionSpec(SpecBase):
 
     def _unused(self) -> set[str]:
         return super()._unused() - ({"split_tail"} if self.can_split else set())
+
+
+def _hopper_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tile of a spec for sm_90a that has none."""
+    # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
+    return {"m": 128, "n": 64 if head_dim in (192, 256) else block.get("kv", 128)}
+
+
+def _ada_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tile of a spec for another architecture that has none: two thread blocks fit 100 KB."""
+    wide = head_dim in (192, 256)
+    largest = 64 if wide else 128
+    if head_dim == 96 and block.get("kv") == 16:
+        largest = 32  # more warps would copy more rows of 192 bytes at a time than such a block has
+    rows = block.get("q")
+    m = rows if isinstance(rows, int) and rows < largest else largest
+    return {"m": m, "n": 64 if head_dim == 64 or (m < 128 and not wide) else 32}
 
 
 class BsrSpmmSpec(SpecBase):
@@ -290,6 +315,8 @@ def parse_spec(data: object) -> Spec:
     except ValidationError as error:
         raise _first_error(error) from None
     _check_combination(spec)
+    if isinstance(spec, AttentionSpec) and spec.arch == "sm_90a" and spec.warp_rows != 16:
+        raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
         message = f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out"
         raise SpecError("split_tail", message)

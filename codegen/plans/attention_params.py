@@ -23,9 +23,10 @@ def sink_params(spec: AttentionSpec) -> list[Param]:
 def needs_scale(spec: AttentionSpec) -> bool:
     """Return whether the kernel takes the softmax scale itself, beside scale * log2(e).
 
-    The LSE needs it, unless the logits are capped or a sink joined them: those are in units of log2(e) already.
+    The LSE of sm_90a needs it, unless the logits are capped or a sink joined them: those are in units of log2(e)
+    already, as the other kernels' are.
     """
-    return spec.softcap is None and not spec.sink
+    return spec.mma == "wgmma" and spec.softcap is None and not spec.sink
 
 
 def size_params(spec: AttentionSpec) -> list[Param]:

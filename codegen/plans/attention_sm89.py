@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.patterns import Block
 from codegen.plan import (
     Constant,
     Param,
@@ -16,17 +17,31 @@ from codegen.plan import (
     pointer,
     require,
 )
-from codegen.plans.attention_params import index_params, list_constants, lse_params, size_params
+from codegen.plans.attention_params import (
+    index_params,
+    list_constants,
+    lse_params,
+    options_summary,
+    sink_params,
+    size_params,
+    softcap_constants,
+)
 from codegen.spec import AttentionSpec
 
 WARP = 32  # threads
-WARP_ROWS = 16  # rows of one mma.sync
+TILE_ROWS = 16  # rows of one mma.sync
 CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatrix
+BANK_BYTES = 128  # of shared memory that one access can reach: 32 banks
 # Shared memory the system takes from each block (CUDA C++ Programming Guide, "Compute Capability 8.x").
 RESERVED = 1 * KIB
-# Addresses, loop state, softmax state, operands in flight. The compiler takes a few more where they are free.
-REGISTER_OVERHEAD = 56
-ONE_LOAD = Constant("kStepBlocks", 1, "listed blocks of a step")
+# Addresses, loop state, softmax state, operands in flight. The compiler takes a few more where they are free, and would
+# spill with fewer.
+REGISTER_OVERHEAD = 46
+MASK_OVERHEAD = 8  # more of them, where a pattern hides some pairs of a block
+LOAD_OVERHEAD = 8  # and for each further load of a step
+ROWS = (16, 32, 64, 128, 256)
+KEYS = range(32, 129, 16)
+BLOCKS = (16, 32, 64, 128)
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -34,67 +49,71 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
-    require(d in (64, 128), "head_dim", f"is {d}; allowed on {arch.name}: 64, 128")
-    require(spec.softcap is None, "softcap", f"is {spec.softcap}; {arch.name} has no kernel with it: leave it out")
-    require(not spec.sink, "sink", f"is true; {arch.name} has no kernel with it: leave it out")
-    packed = spec.packed_heads
-    require(packed == 1, "packed_heads", f"is {packed}; {arch.name} has no kernel with it: leave it out")
-    if block is not None:
-        require(block.q >= WARP_ROWS, "pattern.block.q", f"is {block.q}; allowed on {arch.name}: 16, 32, 64, 128")
-        require(block.kv in (32, 64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 32, 64, 128")
-        require(m == block.q, "tile.m", f"is {m}; a tile is one query block: pattern.block.q is {block.q}")
-        require(n == block.kv, "tile.n", f"is {n}; a step is one listed block: pattern.block.kv is {block.kv}")
-    require(m in (16, 32, 64, 128), "tile.m", f"is {m}; allowed: 16, 32, 64, 128 (one warp computes 16 rows)")
-    require(n in (32, 64, 128), "tile.n", f"is {n}; allowed: 32, 64, 128")
-    require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
-    warps = m // WARP_ROWS
+    _check_tile(spec)
+    load_keys = n if block is None else min(n, block.kv)
+    block_steps = 1 if block is None else max(1, block.kv // n)
+    warps = m // spec.warp_rows
     threads = warps * WARP
+    row_tiles = spec.warp_rows // TILE_ROWS
     ahead = spec.stages - 1
     row_bytes = d * dtype.bytes
-    chunks = row_bytes // CHUNK
+    # A row is a whole number of lines: all banks, or half of them.
+    line_bytes = BANK_BYTES if row_bytes % BANK_BYTES == 0 else BANK_BYTES // 2
+    line_chunks = line_bytes // CHUNK
+    pass_rows = threads // line_chunks
+    require(
+        load_keys % pass_rows == 0,
+        "tile.m",
+        f"is {m}; {warps} warps copy {pass_rows} rows of {d} elements at a time, which the {load_keys} keys of a step "
+        "or a listed block are no multiple of; use a smaller tile.m or warp_rows 32",
+    )
     q_bytes, slot_bytes = m * row_bytes, n * row_bytes
 
-    # Q waits in the last slot until it is in registers, and O leaves through the ring: neither costs memory of its own.
-    shared = SharedLayout()
-    ring = shared.add(
-        "Ring", ahead * slot_bytes + max(slot_bytes, q_bytes), f"{spec.stages} slots, each one block of K or V"
-    )
-    regions = (
-        ring,
-        SharedRegion("Q", ring.offset + ahead * slot_bytes, q_bytes, "Q tile: in the slot that is filled last"),
-        SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle"),
-    )
-
-    scores, output, queries = (WARP_ROWS * size // WARP for size in (n, d, d // 2))
-    accumulators = scores + scores // 2 + output + queries
-    needed = -(-(accumulators + REGISTER_OVERHEAD) // 8) * 8  # the hardware hands them out in eights
+    scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, d // 2))
+    fragments = 2 * 4 * row_tiles  # probabilities of 16 keys, and of 16 more
+    # Q stays in registers if these last.
+    kept = scores + output + queries + fragments
+    overhead = REGISTER_OVERHEAD + MASK_OVERHEAD * pattern.masks_pairs + LOAD_OVERHEAD * (n // load_keys - 1)
+    q_in_registers = kept + overhead <= arch.registers_per_thread
+    accumulators = kept if q_in_registers else kept - queries
+    regions = _regions(q_in_registers, spec.stages, q_bytes, slot_bytes)
+    shared_bytes = max(region.offset + region.bytes for region in regions)
+    needed = -(-(accumulators + overhead) // 8) * 8  # the hardware hands them out in eights
     blocks_per_sm = max(
         1,
         min(
-            arch.shared_memory_per_sm // (shared.size + RESERVED),
+            arch.shared_memory_per_sm // (shared_bytes + RESERVED),
             arch.registers_per_sm // (threads * needed),
             arch.warps_per_sm // warps,
         ),
     )
     limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
-    registers = Registers(accumulators=accumulators, overhead=REGISTER_OVERHEAD, limit=limit)
-    check_budget(spec, shared.size, registers)
+    registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
+    check_budget(spec, shared_bytes, registers)
 
+    tile_in_block = block is not None and block.q > m
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
         Constant("kTileM", m, "query rows of a thread block"),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "slots of the ring"),
-        Constant("kAhead", ahead, "K and V blocks in flight while one is read"),
+        Constant("kAhead", ahead, "K and V tiles in flight while one is read"),
         Constant("kStreamRows", m, "query rows that share a list of key blocks"),
-        Constant("kThreads", threads, f"{warps} warps, {WARP_ROWS} query rows each"),
+        Constant("kWarpRows", spec.warp_rows, "query rows of a warp"),
+        Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
+        Constant("kThreads", threads, f"{warps} warps"),
         Constant("kRowBytes", row_bytes, "bytes of a row of Q, K, V, O"),
-        Constant("kRowChunks", chunks, "16-byte chunks of a row"),
-        Constant("kPassRows", threads // chunks, "rows that all threads copy at a time, one chunk each"),
-        Constant("kWarpPassRows", WARP // chunks, "rows that a warp stores at a time"),
-        Constant("kSlotBytes", slot_bytes, "bytes of a K or V block"),
-        *([*list_constants(block, 1), ONE_LOAD] if block is not None else []),
+        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, part of a row, that lanes side by side copy"),
+        Constant("kRowLines", row_bytes // line_bytes, "lines of a row"),
+        Constant("kSwizzleRows", BANK_BYTES // line_bytes, "rows in a row that swap their chunks alike"),
+        Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
+        Constant("kWarpPassRows", WARP // line_chunks, "rows that a warp stores at a time"),
+        Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
+        Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
+        Constant("kLoadKeys", load_keys, "keys of one load"),
+        *(_block_constants(block, m, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
+        *softcap_constants(spec),
     ]
     params = [
         *_tensor_params("q", "Q (batch, heads, q_len, head_dim)"),
@@ -102,6 +121,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *_tensor_params("v", "V, as K"),
         *_tensor_params("o", "O, as Q", writes=True),
         *lse_params(spec),
+        *sink_params(spec),
         *index_params(spec),
         *size_params(spec),
     ]
@@ -113,7 +133,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         blocks_per_sm=blocks_per_sm,
         persistent=False,
         shared=regions,
-        shared_bytes=shared.size,
+        shared_bytes=shared_bytes,
         registers=registers,
         params=tuple(params),
         tensor_maps={},
@@ -121,19 +141,67 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         values={
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
             "splits": False,
-            "packed": False,
+            "packed": tile_in_block,
+            "q_in_registers": q_in_registers,
+            "block_steps": block_steps,
+            "step_blocks": n // load_keys,
+            "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
         },
         summary=(
             ("pattern", pattern.describe()),
-            ("tile", f"{m} queries x {n} keys"),
-            ("schedule", f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, 16 rows each)"),
-            ("pipeline", f"{ahead} K or V blocks in flight while one is read"),
+            *options_summary(spec),
+            ("tile", f"{m} queries x {n} keys, Q in {'registers' if q_in_registers else 'shared memory'}"),
+            (
+                "schedule",
+                f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, {spec.warp_rows} rows each)",
+            ),
+            ("pipeline", f"{ahead} K or V tiles in flight while one is read"),
             ("grid", f"one thread block for each tile, {blocks_per_sm} at a time on an SM"),
         ),
         flops=4 * m * n * d,
         bytes=2 * slot_bytes,
         tile_queries=m,
     )
+
+
+def _check_tile(spec: AttentionSpec) -> None:
+    """Refuse a tile that the kernel is not written for."""
+    name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    packed = spec.packed_heads
+    require(packed == 1, "packed_heads", f"is {packed}; {name} has no kernel with it: leave it out")
+    require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")
+    require(n in KEYS, "tile.n", f"is {n}; allowed on {name}: 32 to 128, multiples of 16")
+    require(m >= spec.warp_rows, "warp_rows", f"is {spec.warp_rows}; tile.m has only {m} rows")
+    require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
+    if block is not None:
+        require(block.q in BLOCKS, "pattern.block.q", f"is {block.q}; allowed on {name}: {_list(BLOCKS)}")
+        reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}"
+        require(block.q % m == 0, "tile.m", reason)
+        require(block.kv in BLOCKS, "pattern.block.kv", f"is {block.kv}; allowed on {name}: {_list(BLOCKS)}")
+        reason = f"is {n}; a step is one listed block, an equal part of one, or several: pattern.block.kv is {block.kv}"
+        require(block.kv % n == 0 or n % block.kv == 0, "tile.n", reason)
+
+
+def _block_constants(block: Block, m: int, n: int) -> list[Constant]:
+    """Return what the index lists count in."""
+    queries = Constant("kBlockQueries", block.q, "queries that share a list")
+    return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
+
+
+def _regions(q_in_registers: bool, stages: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:
+    """Lay out the shared memory."""
+    shared = SharedLayout()
+    slots = f"{stages} slots, each K or V of one step"
+    if q_in_registers:
+        # Q waits in the last slot until it is in registers, and O leaves through the ring: no memory of their own.
+        before = (stages - 1) * slot_bytes
+        ring = shared.add("Ring", before + max(slot_bytes, q_bytes), slots)
+        q = SharedRegion("Q", ring.offset + before, q_bytes, "Q tile: in the slot that is filled last")
+        o = SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle")
+        return ring, q, o
+    q = shared.add("Q", q_bytes, "Q tile")
+    ring = shared.add("Ring", stages * slot_bytes, slots)
+    return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q")
 
 
 def _tensor_params(name: str, doc: str, *, writes: bool = False) -> list[Param]:
@@ -144,3 +212,7 @@ def _tensor_params(name: str, doc: str, *, writes: bool = False) -> list[Param]:
         i64(f"{name}_head_stride", "elements from one head to the next"),
         i64(f"{name}_row_stride", "elements from one row to the next"),
     ]
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

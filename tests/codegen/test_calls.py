@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def test_each_launch_has_the_numbers_and_addresses_of_its_call(kernel: Any, name
     for (grid, stream, block), (q, k, v, indices, out, lse) in zip(driver.launches, kept, strict=True):
         assert stream == 7 and grid > 0
         assert field(call, block, "q_len") == (256,) and field(call, block, "kv_len") == (256,)
-        assert field(call, block, "scale") == (0.25,)
+        assert field(call, block, "scale_log2") == pytest.approx((0.25 * math.log2(math.e),))
         assert field(call, block, "lse") == (lse.data_ptr(),) and lse.shape == (1, 2, 256)
         for letter, tensor in (("q", q), ("k", k), ("v", v), ("o", out)):
             name_of_map = f"{letter}_map"

@@ -21,19 +21,24 @@ from codegen.render import environment
 
 KV_LEN, ROWS, LENGTH = 1000, 5, 71
 PATTERNS: list[dict[str, Any]] = [{"kind": "topk", "k": LENGTH}, {"kind": "block_lists", "mask": "causal"}]
-# (queries and keys of a block, rows and keys of a tile, packed heads)
+# Architecture, queries and keys of a block, rows and keys of a tile, packed heads
 SHAPES = [
-    (128, 128, 128, 128, 1),
-    (128, 128, 128, 64, 1),
-    (64, 128, 128, 64, 1),
-    (64, 64, 128, 64, 8),
-    (1, 128, 128, 64, 16),
-    (16, 64, 128, 64, 1),
-    (128, 64, 128, 128, 1),  # pairs
-    (1, 64, 128, 128, 16),
-    (64, 64, 192, 128, 1),
-    (64, 128, 256, 64, 1),
-    (128, 64, 256, 64, 1),
+    ("sm_90a", 128, 128, 128, 128, 1),
+    ("sm_90a", 128, 128, 128, 64, 1),
+    ("sm_90a", 64, 128, 128, 64, 1),
+    ("sm_90a", 64, 64, 128, 64, 8),
+    ("sm_90a", 1, 128, 128, 64, 16),
+    ("sm_90a", 16, 64, 128, 64, 1),
+    ("sm_90a", 128, 64, 128, 128, 1),  # pairs
+    ("sm_90a", 1, 64, 128, 128, 16),
+    ("sm_90a", 64, 64, 192, 128, 1),
+    ("sm_90a", 64, 128, 256, 64, 1),
+    ("sm_90a", 128, 64, 256, 64, 1),
+    ("sm_89", 16, 128, 16, 32, 1),
+    ("sm_89", 32, 64, 32, 64, 1),
+    ("sm_89", 128, 128, 64, 64, 1),
+    ("sm_89", 64, 16, 64, 64, 1),
+    ("sm_89", 64, 32, 16, 96, 1),
 ]
 WIDTHS = (1, 2, 5, 40)  # shares of a part
 
@@ -143,11 +148,11 @@ def parts(loads: list[str], shares: int, width: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "_".join(map(str, shape)))
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: str(pattern["kind"]))
-def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any, ...], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    block_q, block_kv, m, n, heads = shape
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
+    arch, block_q, block_kv, m, n, heads = shape
+    fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
     plan = plan_for(find_spec({**fields, "pattern": {**pattern, "block": {"q": block_q, "kv": block_kv}}}))
     (tmp_path / "main.cpp").write_text(program(plan, block_q), encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)

@@ -177,12 +177,6 @@ def test_tile_the_kernel_is_not_written_for(attention: dict[str, Any], field: st
     assert "is " in caught.value.reason
 
 
-@pytest.mark.parametrize("head_dim", [96, 192, 256])
-def test_heads_that_sm_89_has_no_kernel_for(head_dim: int) -> None:
-    with pytest.raises(SpecError, match=rf"^head_dim: is {head_dim}; allowed on sm_89: 64, 128$"):
-        plan_of({"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": {"kind": "dense"}})
-
-
 def constants_of(plan: Plan) -> dict[str, int | float]:
     return {constant.name: constant.value for constant in plan.constants}
 
@@ -303,10 +297,10 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
 @pytest.mark.parametrize(
     ("m", "head_dim", "keys", "needed", "available"),
     [
-        (128, 64, 208, 228, 232),
-        (128, 64, 224, 240, 232),
-        (128, 128, 160, 224, 224),
-        (128, 128, 176, 236, 232),
+        (128, 64, 224, 232, 232),
+        (128, 64, 240, 244, 232),
+        (128, 128, 176, 228, 232),
+        (128, 128, 192, 240, 232),
         (192, 96, 112, 160, 160),
         (192, 128, 96, 164, 160),
         (192, 64, 144, 168, 160),
@@ -358,13 +352,6 @@ def test_sink(attention: dict[str, Any]) -> None:
     # Beside a sink, as where it is capped, the row's largest logit is known in units of log2(e) only.
     assert "scale" not in params and "scale_log2" in params
     assert "sink" not in {param.name for param in plan_of(attention).params}
-
-
-@pytest.mark.parametrize(("option", "value"), [("softcap", 30.0), ("sink", True), ("packed_heads", 8)])
-def test_options_that_sm_89_has_no_kernel_for(option: str, value: object) -> None:
-    fields = {"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": {"kind": "dense"}, option: value}
-    with pytest.raises(SpecError, match=rf"^{option}: is .*; sm_89 has no kernel with it"):
-        plan_of(fields)
 
 
 @pytest.mark.parametrize(
@@ -554,3 +541,96 @@ def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> N
     assert plan.spec.tile.model_dump() == {"m": rows, "n": 512, "k": cols}
     assert plan.tensor_maps["a_map"].swizzle == 2 * cols
     assert plan.spec.stages * plan.bytes >= 96 * KIB  # on their way: what the L2 takes to be busy
+
+
+def ada(head_dim: int, pattern: dict[str, Any], m: int, n: int, warp_rows: int = 16, **options: Any) -> dict[str, Any]:
+    """A spec of attention on sm_89."""
+    fields = {"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": pattern, "tile": {"m": m, "n": n}}
+    return {**fields, "warp_rows": warp_rows, **options}
+
+
+def listed(q: int, kv: int) -> dict[str, Any]:
+    return {"kind": "topk", "k": 8, "block": {"q": q, "kv": kv}}
+
+
+DENSE = {"kind": "dense"}
+
+
+@pytest.mark.parametrize("kv", [16, 32, 64, 128])
+@pytest.mark.parametrize("q", [16, 32, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_sm_89_has_a_kernel_for_all_blocks_and_heads(head_dim: int, q: int, kv: int) -> None:
+    plan = plan_of({"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": listed(q, kv)})
+    values = constants_of(plan)
+    assert values["kStepBlocks"] * values["kLoadKeys"] == values["kTileN"]
+    assert values["kLoadKeys"] * values["kBlockSteps"] == kv
+    assert values["kTileM"] % values["kPassRows"] == 0 and values["kLoadKeys"] % values["kPassRows"] == 0
+    # A row is whole lines of chunks, and the rows that share a swizzle share the banks.
+    assert values["kRowLines"] * values["kLineChunks"] * 16 == values["kRowBytes"] == 2 * head_dim
+    assert values["kLineChunks"] * values["kSwizzleRows"] == 8
+    assert values.get("kBlockQueries", q) == q
+    assert plan.blocks_per_sm >= (1 if head_dim > 128 else 2)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_swizzled_rows_meet_no_bank_twice(head_dim: int) -> None:
+    """The 8 rows that one matrix of ldmatrix reads, one chunk of each, lie in 8 different groups of banks."""
+    values = constants_of(plan_of(ada(head_dim, DENSE, 64, 32)))
+    lines, swizzle = values["kLineChunks"], values["kSwizzleRows"]
+
+    def place(row: int, chunk: int) -> int:
+        return int(row * values["kRowBytes"] + (chunk ^ int(row // swizzle % lines)) * 16)
+
+    for chunk in range(head_dim // 8):
+        for first in (0, 8):
+            assert len({place(row, chunk) // 16 % 8 for row in range(first, first + 8)}) == 8
+    assert len({place(row, chunk) for row in range(16) for chunk in range(head_dim // 8)}) == 16 * head_dim // 8
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "n", "warp_rows", "kept"),
+    [(64, 64, 32, True), (128, 64, 16, True), (128, 64, 32, False), (128, 32, 32, False), (256, 32, 16, False)],
+)
+def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int, kept: bool) -> None:
+    plan = plan_of(ada(head_dim, DENSE, 64, n, warp_rows))
+    assert plan.values["q_in_registers"] == kept
+    regions = {region.name: region for region in plan.shared}
+    # In shared memory it has a place of its own; else it passes through the ring.
+    assert (regions["Ring"].offset == regions["Q"].bytes) != kept
+    assert regions["O"].offset == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "spec"),
+    [
+        ("tile.m", ada(64, DENSE, 48, 64)),
+        ("tile.m", ada(64, listed(32, 64), 64, 64)),
+        ("tile.m", ada(64, listed(128, 16), 128, 64)),  # eight warps copy more rows at a time than a block has
+        ("tile.n", ada(64, DENSE, 64, 24)),
+        ("tile.n", ada(64, DENSE, 64, 256)),
+        ("tile.n", ada(64, listed(64, 64), 64, 48)),
+        ("warp_rows", ada(64, DENSE, 16, 64, 32)),
+        ("tile", ada(256, DENSE, 64, 32, 32)),
+        ("stages", ada(64, DENSE, 64, 64, stages=1)),
+        ("stages", ada(256, DENSE, 64, 64, stages=3)),
+        ("pattern.block.q", ada(64, listed(8, 64), 64, 64)),
+        ("packed_heads", ada(64, DENSE, 64, 64, packed_heads=8)),
+    ],
+)
+def test_tiles_that_sm_89_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(spec)
+    assert caught.value.field == field
+    assert "is " in caught.value.reason or "need" in caught.value.reason
+
+
+def test_warp_rows_are_a_matter_of_mma_sync(attention: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"^warp_rows: is 32; sm_90a multiplies 64 rows at a time"):
+        plan_of(attention | {"warp_rows": 32})
+
+
+def test_left_out_warp_rows_follow_the_tile() -> None:
+    fields = {"op": "attention", "arch": "sm_89", "pattern": DENSE}
+    for head_dim, m, rows in ((64, 128, 32), (128, 128, 32), (128, 64, 16), (256, 64, 16), (192, 128, 16)):
+        spec = parse_spec({**fields, "head_dim": head_dim, "tile": {"m": m, "n": 32}})
+        assert isinstance(spec, AttentionSpec) and spec.warp_rows == rows

@@ -69,6 +69,7 @@ attention = st.fixed_dictionaries(
         "sink": st.booleans(),
         "packed_heads": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
         "split_tail": st.booleans(),
+        "warp_rows": st.sampled_from([16, 32]),
     },
 )
 spmm = st.fixed_dictionaries(

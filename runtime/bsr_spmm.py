@@ -286,16 +286,19 @@ class BsrSpmmKernel:
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)
             stride = out.stride(0)
-        block_rows, column_tiles = rows // self.spec.block.rows, -(-columns // self.spec.tile.n)
-        if block_rows * column_tiles >= 2**31:
+        block, tile = self.spec.block, self.spec.tile
+        block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n)
+        if tile_rows * column_tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         numbers: dict[str, int | float] = {
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             **({"column_tiles": column_tiles} if self.spec.balanced else {"block_rows": block_rows}),
-            "tiles": block_rows * column_tiles,
+            "tiles": tile_rows * column_tiles,
         }
+        if tile.m > block.rows:
+            numbers["row_pairs"] = tile_rows
         if not self.compiled.plan.tensor_maps:
-            block_columns = depth // self.spec.block.cols
+            block_columns = depth // block.cols
             numbers |= {
                 "n": columns,
                 "block_columns": block_columns,
@@ -311,4 +314,4 @@ class BsrSpmmKernel:
             "b": (tuple(b.shape), b.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
-        return self._loaded.signature(b.device.index, block_rows * column_tiles, numbers, tensors)
+        return self._loaded.signature(b.device.index, tile_rows * column_tiles, numbers, tensors)

@@ -12,9 +12,10 @@ from codegen.plans import (
     bsr_spgemm_sm90a,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_narrow,
+    bsr_spmm_sm90a_pairs,
     bsr_spmm_wmma,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 
 
 def plan_for(named: NamedSpec) -> Plan:
@@ -37,7 +38,13 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
         return bsr_sddmm_sm90a.plan(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):
         return bsr_spgemm_sm90a.plan(spec, stem)
+    return _spmm(spec, stem)
+
+
+def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
     if spec.mma != "wgmma":
         return bsr_spmm_wmma.plan(spec, stem)
-    narrow = spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
-    return bsr_spmm_sm90a_narrow.plan(spec, stem) if narrow else bsr_spmm_sm90a.plan(spec, stem)
+    if spec.block.rows in bsr_spmm_sm90a_narrow.SIZES:
+        return bsr_spmm_sm90a_narrow.plan(spec, stem)
+    pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)
+    return bsr_spmm_sm90a_pairs.plan(spec, stem) if pairs else bsr_spmm_sm90a.plan(spec, stem)

@@ -44,7 +44,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     rows, cols = spec.block.rows, spec.block.cols
     require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {ARCHS[spec.arch].name}: 16, 32, 64, 128")
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is {rows}: 64, 128")
-    require(m == spec.block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {spec.block.rows}")
+    high = f"a tile is one block row high, or two of 64: block.rows is {rows}"
+    require(m == rows, "tile.m", f"is {m}; {high}")
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")

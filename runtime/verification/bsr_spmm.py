@@ -23,6 +23,7 @@ class Case:
         n: columns of B.
         row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``.
         repeated: columns drawn with replacement.
+        rising: the columns of a row rise.
         wild: a fifth of the columns name no block of B; they count as zeros.
         index_dtype: of crow_indices and col_indices.
         strided: b and out are column slices of wider matrices.
@@ -38,6 +39,7 @@ class Case:
     n: int = 512
     row_counts: str = "random"
     repeated: bool = False
+    rising: bool = False
     wild: bool = False
     index_dtype: torch.dtype = torch.int64
     strided: bool = False
@@ -51,6 +53,7 @@ class Case:
         text = f"{self.block_rows} x {self.block_columns} blocks, N {self.n}, {self.row_counts} counts"
         extras = {
             "repeated columns": self.repeated,
+            "rising columns": self.rising,
             "columns out of range": self.wild,
             "strided": self.strided,
             "own out": self.own_out,
@@ -73,6 +76,8 @@ CASES = (
     Case("long_rows", block_rows=2, block_columns=70, n=320, row_counts="even"),
     Case("many_tiles", block_rows=40, block_columns=10, n=2048, beta=0.5, in_place=True),
     Case("repeated_columns", block_rows=4, block_columns=5, n=384, repeated=True),
+    Case("rising_columns", block_rows=5, block_columns=80, n=256, row_counts="even", rising=True),
+    Case("uneven_rising", block_rows=14, block_columns=9, n=384, rising=True),
     Case("columns_out_of_range", block_rows=4, block_columns=8, n=384, row_counts="even", wild=True),
     Case("strided", block_rows=4, block_columns=5, n=512, strided=True),
     Case("batch", block_rows=3, block_columns=5, n=136, batch=3),
@@ -95,6 +100,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
             columns.append(torch.randint(0, case.block_columns, (count,), generator=random, device=device))
         else:
             columns.append(torch.randperm(case.block_columns, generator=random, device=device)[:count])
+        if case.rising:
+            columns[-1] = columns[-1].sort().values
     crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     col = torch.cat(columns).to(torch.int64)
     known = torch.ones_like(col, dtype=torch.bool)

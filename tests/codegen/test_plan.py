@@ -382,6 +382,42 @@ def test_what_is_added_comes_to_a_staging_of_its_own(size: int) -> None:
     assert "beta" not in render_plan(plain) and plain.spec.hash != plan.spec.hash
 
 
+PAIRS = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}}
+
+
+@pytest.mark.parametrize("columns", [128, 256])
+def test_two_block_rows_share_a_tile_of_b(columns: int) -> None:
+    plan = plan_of(PAIRS | {"tile": {"m": 128, "n": columns, "k": 64}})
+    assert plan.template == "bsr_spmm/sm90a_pairs.cu.j2"
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kAccumulators"] == 64 * columns // 128
+    regions = {region.name: region for region in plan.shared}
+    assert regions["A"].bytes == plan.spec.stages * values["kConsumers"] * values["kABytes"]
+    assert regions["Rows"].bytes == 4 * plan.spec.stages and regions["Rows"].offset % 4 == 0
+    for box in (plan.tensor_maps["a_map"].box, plan.tensor_maps["c_map"].box):
+        assert box[:2] == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"accumulate": True}, "accumulate"),
+        ({"balanced": True}, "balanced"),
+        ({"stages": 5}, "stages"),
+        ({"stages": 1}, "stages"),
+        ({"block": {"rows": 64, "cols": 32}}, "block.cols"),
+        ({"tile": {"m": 128, "n": 512, "k": 64}}, "tile.n"),
+        ({"tile": {"m": 128, "n": 256, "k": 32}}, "tile.k"),
+        ({"tile": {"m": 256, "n": 256, "k": 64}}, "tile.m"),
+        ({"block": {"rows": 128, "cols": 64}, "tile": {"m": 256, "n": 256, "k": 64}}, "tile.m"),
+    ],
+)
+def test_what_tiles_of_two_block_rows_are_not_written_for(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(PAIRS | change)
+    assert caught.value.field == field
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:

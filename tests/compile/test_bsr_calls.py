@@ -238,3 +238,11 @@ def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, mes
     with pytest.raises(ArgumentError, match=message):
         kernel(A, dense(192, 128), row_order=order, validate=True)
     assert not kernel._loaded.launches
+
+
+def test_tiles_of_two_block_rows_are_numbered_in_pairs(make: Make) -> None:
+    kernel = make(tile={"m": 128, "n": 256, "k": 64})
+    kernel(A, dense(192, 512))
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "row_pairs": 2, "tiles": 4}
+    assert signature["tiles"] == 4

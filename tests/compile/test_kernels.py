@@ -131,6 +131,14 @@ OTHERS = [
         }
         for size in (64, 16)
     ),
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "dtype": "bf16",
+        "block": {"rows": 64, "cols": 128},
+        "tile": {"m": 128, "n": 128, "k": 64},
+        "epilogue": {"bias": True, "activation": "gelu"},
+    },
     *(
         {
             "op": "bsr_spmm",

@@ -168,7 +168,12 @@ class BsrSpmmSpec(SpecBase):
         description="whether tiles are handed out as thread blocks ask for them, the longest block rows first, which "
         "pays where rows are of very different lengths; sm_90a only",
     )
-    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced")
+    cluster: Annotated[Literal[1, 2], Integral] = Field(
+        default=1,
+        description="thread blocks with neighbouring tiles of one block row, which load A once for all of them; sm_90a "
+        "only, with blocks of 64 and 128 rows",
+    )
+    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster")
 
     @model_validator(mode="before")
     @classmethod

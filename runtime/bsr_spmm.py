@@ -286,8 +286,8 @@ class BsrSpmmKernel:
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)
             stride = out.stride(0)
-        block, tile = self.spec.block, self.spec.tile
-        block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n)
+        block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
+        block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
         if tile_rows * column_tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         numbers: dict[str, int | float] = {
@@ -314,4 +314,4 @@ class BsrSpmmKernel:
             "b": (tuple(b.shape), b.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
-        return self._loaded.signature(b.device.index, tile_rows * column_tiles, numbers, tensors)
+        return self._loaded.signature(b.device.index, tile_rows * column_tiles * cluster, numbers, tensors)

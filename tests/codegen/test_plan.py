@@ -418,6 +418,38 @@ def test_what_tiles_of_two_block_rows_are_not_written_for(change: dict[str, Any]
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("size", [128, 64])
+def test_a_cluster_loads_a_in_equal_parts(size: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    plain, plan = plan_of(fields), plan_of(fields | {"cluster": 2})
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert (plain.cluster, plan.cluster, values["kCluster"]) == (1, 2, 2)
+    assert plan.tensor_maps["a_map"].box == (64, values["kAPartRows"], 1) and values["kAPartRows"] == size // 2
+    assert 2 * values["kAPartBytes"] == values["kABytes"] and values["kAPartBytes"] % 1024 == 0
+    assert plain.bytes - plan.bytes == values["kAPartBytes"]
+    source = render_plan(plan)
+    assert "__cluster_dims__(kCluster, 1, 1)" in source and "multicast::cluster" in source
+    assert source.count("cluster_wait();") == 2  # before the first copy, and before the end
+    assert "cluster" not in render_plan(plain).replace("shared::cluster", "").replace("release.cluster", "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arch": "sm_89"},
+        {"block": {"rows": 32, "cols": 32}},
+        {"balanced": True},
+        {"block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}},
+        {"cluster": 4},
+    ],
+)
+def test_where_there_are_no_clusters(change: dict[str, Any]) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "cluster": 2}
+    with pytest.raises(SpecError) as caught:
+        plan_of(fields | change)
+    assert caught.value.field == "cluster"
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:

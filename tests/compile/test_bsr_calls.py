@@ -246,3 +246,12 @@ def test_tiles_of_two_block_rows_are_numbered_in_pairs(make: Make) -> None:
     (signature,) = kernel._loaded.signatures
     assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "row_pairs": 2, "tiles": 4}
     assert signature["tiles"] == 4
+
+
+@pytest.mark.parametrize(("columns", "clusters"), [(256, 1), (512, 1), (513 + 7, 2)])
+def test_tiles_of_clusters_are_counted_whole(make: Make, columns: int, clusters: int) -> None:
+    kernel = make(cluster=2)
+    kernel(A, dense(192, columns))
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters}
+    assert signature["tiles"] == 2 * 3 * clusters

@@ -134,6 +134,14 @@ OTHERS = [
     {
         "op": "bsr_spmm",
         "arch": "sm_90a",
+        "block": {"rows": 64, "cols": 64},
+        "cluster": 2,
+        "accumulate": True,
+        "epilogue": {"bias": True},
+    },
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
         "dtype": "bf16",
         "block": {"rows": 64, "cols": 128},
         "tile": {"m": 128, "n": 128, "k": 64},

@@ -173,7 +173,10 @@ class BsrSpmmSpec(SpecBase):
         description="thread blocks with neighbouring tiles of one block row, which load A once for all of them; sm_90a "
         "only, with blocks of 64 and 128 rows",
     )
-    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster")
+    transpose_a: bool = Field(
+        default=False, description="whether C = A^T B; sm_90a only, with blocks of 64 and 128 rows and columns"
+    )
+    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster", "transpose_a")
 
     @model_validator(mode="before")
     @classmethod
@@ -189,7 +192,7 @@ class BsrSpmmSpec(SpecBase):
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
         else:
-            tile = {"m": rows, "n": 256, "k": 64}
+            tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
 
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: ecea812e54ffad4708cbf962c8ecd1ba74ac7fdef6e8a74b62ef16bdaa6c3189
 // templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d2e279298019b69aacf2596e27fe764ebc9daac4baa2b2861727c0bec77c2183
+// seal: sha256 c3234189505af6d5d7dd74b9a4ddbdfab6245a8c5b8514d6ddf2051f7d23a777
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -152,8 +152,9 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d.multicast::cluster: tensor box at (c0, ...) to the same place in the shared memory of each
-// thread block in `blocks`, counted by the mbarrier that each has in the same place (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d.multicast::cluster: tensor box at (c0, ...) to the same place in the shared memory of
+// each thread block in `blocks`, counted by the mbarrier that each has in the same place
+// (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d_multicast(uint32 to, const TensorMap* map, uint32 barrier,
     unsigned short blocks, int c0, int c1, int c2) {
   asm volatile(

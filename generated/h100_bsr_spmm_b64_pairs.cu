@@ -3,17 +3,18 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 50d0aa200229582e3cc98038c96f87dcd2ad4492f57dff25f429ec234cd2d88f
+// seal: sha256 043eec156c8968fcd17579234a324f07af57807e9d88195aade8d678db9f8b69
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
 //
-// A tile of B that both block rows need is loaded once. So the more columns neighbouring rows share, the less is loaded.
+// A tile of B that both block rows need is loaded once. So the more columns neighbouring rows share, the less is
+// loaded.
 //
 // Who does what
 //   warpgroup 0      producer. Its first warp walks through the columns of both block rows, which it merges as long as
 //                    they rise, and fills the ring by TMA; the other warps rest.
-//   warpgroups 1, 2  consumers, each of one block row. Each accumulates its part of the C tile in registers, in the steps
-//                    that its row has a block in, then stores it by TMA.
+//   warpgroups 1, 2  consumers, each of one block row. Each accumulates its part of the C tile in registers, in the
+//                    steps that its row has a block in, then stores it by TMA.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the B tile of one step, the A tiles of the block rows that have a

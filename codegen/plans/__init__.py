@@ -13,6 +13,7 @@ from codegen.plans import (
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_narrow,
     bsr_spmm_sm90a_pairs,
+    bsr_spmm_sm90a_transposed,
     bsr_spmm_wmma,
 )
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
@@ -44,6 +45,8 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
     if spec.mma != "wgmma":
         return bsr_spmm_wmma.plan(spec, stem)
+    if spec.transpose_a:
+        return bsr_spmm_sm90a_transposed.plan(spec, stem)
     if spec.block.rows in bsr_spmm_sm90a_narrow.SIZES:
         return bsr_spmm_sm90a_narrow.plan(spec, stem)
     pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)

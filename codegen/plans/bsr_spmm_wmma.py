@@ -141,6 +141,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(not spec.accumulate, "accumulate", f"is true, but not written for {spec.arch}; allowed: false")
     require(not spec.balanced, "balanced", f"is true, but not written for {spec.arch}; allowed: false")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}, but not written for {spec.arch}; allowed: 1")
+    require(not spec.transpose_a, "transpose_a", f"is true, but not written for {spec.arch}; allowed: false")
     require(block.rows in (64, 128), "block.rows", f"is {block.rows}; allowed: 64, 128")
     require(block.cols in (16, 32, 64, 128), "block.cols", f"is {block.cols}; allowed: 16, 32, 64, 128")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")

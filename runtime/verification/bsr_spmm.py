@@ -109,6 +109,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
         known = torch.rand(col.shape, generator=random, device=device) > 0.2
     shape = (col.shape[0], block.rows, block.cols)
     depth = max(1, int(counts.max())) * block.cols
+    if spec.transpose_a:
+        depth = max(1, int(torch.bincount(col, minlength=1).max())) * block.rows
     values = (torch.randn(shape, generator=random, device=device) * depth**-0.5).to(dtype)
     size = (case.block_rows * block.rows, case.block_columns * block.cols)
     a = torch.sparse_bsr_tensor(
@@ -125,7 +127,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
     dense.index_put_((rows, col), values.double() * known[:, None, None], accumulate=True)
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     batch = () if case.batch is None else (case.batch,)
-    b = torch.randn((*batch, size[1], width), generator=random, device=device).to(dtype)[..., : case.n]
+    rows_of_b = size[0] if spec.transpose_a else size[1]
+    b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
     return a, dense.transpose(1, 2).reshape(size), b
 
 
@@ -163,7 +166,8 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
     spec = kernel.spec
     a, dense, b = make_inputs(spec, case, device)
-    bias = make_bias(spec, case, a.shape[0], device)
+    dense = dense.T if spec.transpose_a else dense
+    bias = make_bias(spec, case, dense.shape[0], device)
     product = dense @ b.double()
     c = make_c(spec, case, product.shape, device)
     added = case.beta * c.double() if c is not None and case.beta else None
@@ -175,6 +179,8 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     for run in range(2):
         if spec.balanced and run:
             more["row_order"] = kernel.row_order(a)
+        if spec.transpose_a and run:
+            more["index"] = kernel.transposed_index(a)
         if case.own_out:
             with poisoned_memory():
                 results.append(kernel(a, b, **more))

@@ -418,6 +418,43 @@ def test_what_tiles_of_two_block_rows_are_not_written_for(change: dict[str, Any]
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(128, 128), (128, 64), (64, 128), (64, 64)])
+def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "transpose_a": True}
+    plan = plan_of(fields)
+    assert plan.template == "bsr_spmm/sm90a_transposed.cu.j2" and plan.spec.tile.m == cols
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert plan.tensor_maps["a_map"].box == (64, 64, 1)
+    assert values["kAGroups"] * values["kGroupBytes"] == values["kABytes"] == cols * 64 * 2
+    assert values["kWarpgroupRows"] in (0, 64)  # a warpgroup's rows of C are one column group of A
+    source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}}))
+    assert "What is stored is relu(A^T B)" in source
+    assert "D = A B (+ D); A in shared memory, M-major, B mn_major" in source and ", p, 1, 1, 1, 1;" in source
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"arch": "sm_89"}, "transpose_a"),
+        ({"block": {"rows": 32, "cols": 64}}, "block.rows"),
+        ({"block": {"rows": 64, "cols": 32}}, "block.cols"),
+        ({"tile": {"m": 64, "n": 256, "k": 64}}, "tile.m"),
+        ({"tile": {"m": 128, "n": 512, "k": 64}}, "tile.n"),
+        ({"tile": {"m": 128, "n": 256, "k": 32}}, "tile.k"),
+        ({"stages": 1}, "stages"),
+        ({"stages": 5}, "stages"),
+        ({"accumulate": True}, "accumulate"),
+        ({"balanced": True}, "balanced"),
+        ({"cluster": 2}, "cluster"),
+    ],
+)
+def test_what_is_not_written_for_transposed_matrices(change: dict[str, Any], field: str) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "transpose_a": True}
+    with pytest.raises(SpecError) as caught:
+        plan_of(fields | change)
+    assert caught.value.field == field
+
+
 @pytest.mark.parametrize("size", [128, 64])
 def test_a_cluster_loads_a_in_equal_parts(size: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}

@@ -78,6 +78,7 @@ spmm = st.fixed_dictionaries(
         "accumulate": st.booleans(),
         "balanced": st.booleans(),
         "cluster": st.sampled_from([1, 2]),
+        "transpose_a": st.booleans(),
     },
 )
 other_bsr = st.fixed_dictionaries(

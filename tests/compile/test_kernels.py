@@ -134,6 +134,14 @@ OTHERS = [
     {
         "op": "bsr_spmm",
         "arch": "sm_90a",
+        "dtype": "bf16",
+        "block": {"rows": 128, "cols": 64},
+        "transpose_a": True,
+        "epilogue": {"bias": True},
+    },
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
         "block": {"rows": 64, "cols": 64},
         "cluster": 2,
         "accumulate": True,

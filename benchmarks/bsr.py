@@ -100,7 +100,7 @@ MAIN_ROWS = (
     Row("spmm_b128_n1024", spmm(128), 128, 1024, SPMM_PEERS, 600),
     Row("spmm_b64", spmm(64), 64, 8192, SPMM_PEERS, 470, groups=BOTH, quick=True),
     Row("spmm_b64_n1024", spmm(64), 64, 1024, SPMM_PEERS, 430),
-    Row("spmm_b64_clustered", spmm(64), 64, 8192, SPMM_PEERS, 600, pattern="clustered"),
+    Row("spmm_b64_clustered", "h100_bsr_spmm_b64_pairs", 64, 8192, SPMM_PEERS, 600, pattern="clustered"),
     Row("spmm_b32", spmm(32), 32, 8192, SPMM_PEERS, 250, groups=BOTH, quick=True),
     Row("spmm_b32_n1024", spmm(32), 32, 1024, SPMM_PEERS, 225),
     Row("spmm_b16", spmm(16), 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),

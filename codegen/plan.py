@@ -158,6 +158,7 @@ class Plan:
         flops: floating-point operations of one tile step, and
         bytes: the bytes it loads: their ratio bounds what the memory system allows.
         headers: CUDA headers the source includes.
+        cluster: thread blocks of a cluster; a grid has whole clusters.
         split: how tiles are divided between thread blocks, if they are.
         tile_queries: queries of a tile, in attention.
     """
@@ -179,6 +180,7 @@ class Plan:
     flops: int
     bytes: int
     headers: tuple[str, ...] = ()
+    cluster: int = 1
     split: Split | None = None
     tile_queries: int = 0
 

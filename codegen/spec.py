@@ -185,7 +185,9 @@ class AttentionSpec(SpecBase):
         return self.arch == "sm_90a" and self.pattern.splits
 
     def _unused(self) -> set[str]:
-        return super()._unused() - ({"split_tail"} if self.can_split else set())
+        # Of these the default is not the field's: it depends on other fields.
+        used = ({"split_tail"} if self.can_split else set()) | ({"warp_rows"} if self.arch != "sm_90a" else set())
+        return super()._unused() - used
 
 
 def _hopper_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +222,15 @@ class BsrSpmmSpec(SpecBase):
         description="whether tiles are handed out as thread blocks ask for them, the longest block rows first, which "
         "pays where rows are of very different lengths; sm_90a only",
     )
-    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced")
+    cluster: Annotated[Literal[1, 2], Integral] = Field(
+        default=1,
+        description="thread blocks with neighbouring tiles of one block row, which load A once for all of them; sm_90a "
+        "only, with blocks of 64 and 128 rows",
+    )
+    transpose_a: bool = Field(
+        default=False, description="whether C = A^T B; sm_90a only, with blocks of 64 and 128 rows and columns"
+    )
+    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster", "transpose_a")
 
     @model_validator(mode="before")
     @classmethod
@@ -239,7 +249,7 @@ class BsrSpmmSpec(SpecBase):
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
         else:
-            tile = {"m": rows, "n": 256, "k": 64}
+            tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
 
 

@@ -2,8 +2,8 @@
 //     codegen render specs/h100_bsr_spmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: a818777e59a36d0f11b2e5152dc01d80218508ded1d97706ae0b73f1e47c9d9b
-// templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a48c0235aeee86754cb7f91482435be748718c62a5382deb2d5ff5c341644ac2
+// templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 af51b19e3bb767c9870ec5f04391f3a28d94bad4d49719de97b0325d958e3513
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -296,6 +296,18 @@ struct RingPosition {
   }
 };
 
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
     int b_row, int b_column) {
@@ -303,15 +315,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
   tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-  if (b_column + kTileN <= p.n) {
-    tma_load_3d(b, &p.b_groups_map, full, 0, b_row, b_column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(b + group * kBGroupBytes, &p.b_map, full, b_column + group * kGroupColumns, b_row);
-    }
-  }
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.

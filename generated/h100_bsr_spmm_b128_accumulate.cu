@@ -2,8 +2,8 @@
 //     codegen render specs/h100_bsr_spmm_b128_accumulate.yaml
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 669a41266fc06b00526ff91226322e646af628e1b2b6f449c45a4a38655902c6
-// templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e85606844f2715a285647b9249ba670a405889b6c6975e8e6e78e06982edbed6
+// templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 2b121831b3fa1f2924c962af20eceef7a2aedfb4713eb7a9015c3244de0a0bd4
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -316,6 +316,18 @@ struct RingPosition {
   }
 };
 
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
     int b_row, int b_column) {
@@ -323,15 +335,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
   tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-  if (b_column + kTileN <= p.n) {
-    tma_load_3d(b, &p.b_groups_map, full, 0, b_row, b_column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(b + group * kBGroupBytes, &p.b_map, full, b_column + group * kGroupColumns, b_row);
-    }
-  }
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.

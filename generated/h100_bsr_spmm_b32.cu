@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6501d1919784c1fa635adad8d32020c1d33861d6304c3d7c6f3033e5ae9f8c13
+// seal: sha256 aa988eae2203a933ec84df86afca4ae27266755cd24c5c0e37fe35cf1127aa91
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -263,6 +263,18 @@ struct RingPosition {
   }
 };
 
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int b_row,
     int b_column) {
@@ -270,15 +282,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
   tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-  if (b_column + kTileN <= p.n) {
-    tma_load_3d(b, &p.b_groups_map, full, 0, b_row, b_column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(b + group * kBGroupBytes, &p.b_map, full, b_column + group * kGroupColumns, b_row);
-    }
-  }
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.

@@ -3,7 +3,7 @@
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: ec807e2ce1736c7b524308ad48c7252104f6a859d2e58d052ab4d63e51858549
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8ab0ea1d6b8288b9b850206114bcb01d27c736534d1d811cc77c7ae447a8a399
+// seal: sha256 f00d8f4217d77aa5cbfc52d669ee10ce2d460e01ace6bc6d7ec1fa7df9654504
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -282,6 +282,18 @@ struct RingPosition {
   }
 };
 
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int b_row,
     int b_column) {
@@ -289,15 +301,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
   tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-  if (b_column + kTileN <= p.n) {
-    tma_load_3d(b, &p.b_groups_map, full, 0, b_row, b_column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(b + group * kBGroupBytes, &p.b_map, full, b_column + group * kGroupColumns, b_row);
-    }
-  }
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.

@@ -2,8 +2,8 @@
 //     codegen render specs/h100_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 605f5ff924a64c452988186845c2dab5e4944eb4ff840868be5ac77586ce7c32
-// templates: bsr_spmm/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 80a563890ceec5d3606410f9e74f795e9d1bc39177a5eabfdbdc58c55ad97f48
+// templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 16b4889adbdc3baaa1d0df3cd182d2db35f39504378986f271987c44b2f6e411
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -280,6 +280,18 @@ struct RingPosition {
   }
 };
 
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
     int b_row, int b_column) {
@@ -287,15 +299,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
   tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-  if (b_column + kTileN <= p.n) {
-    tma_load_3d(b, &p.b_groups_map, full, 0, b_row, b_column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(b + group * kBGroupBytes, &p.b_map, full, b_column + group * kGroupColumns, b_row);
-    }
-  }
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.

@@ -1,9 +1,9 @@
 // Generated from specs/l4_causal.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_causal.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
-// spec hash: a2b4a3d6a7415a149b8f2bb2f2bf276fd444b6516ad419e5eb423417b20ee820
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: 21b60ab06d764c3c977b6d88fd45b37cfca07e9ec0218d63f8483ef41fff7b9a
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bfda45231626ef56cefa1443077cf679411fd5c1bb0eef450e6d9b0d50bc115e
+// seal: sha256 19c22c4242e4ee8f6da2985ea80e4eff6d416ea36c13f55af03f1f12a7b7f105
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

@@ -1,9 +1,9 @@
 // Generated from specs/l4_topk32.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_topk32.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
-// spec hash: a533168636158f12f6fb0c7f93f6a4ee89c20a9bcf3f6b9e9cce3e917a00f134
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: d19b5b4dba58d96fa9fb8995f64346a9f7b9e978e58d550f40a5e521d24b70ba
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d859bdffb9b2c9b9d47a10aff441b6d4e2e7286a84d12e535faf11f8bf943255
+// seal: sha256 c09470c86b9d0a1343c027d7cb4aff60cf3380fec18bb897e1909703f6129b46
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

@@ -1,9 +1,9 @@
 // Generated from specs/l4_topk32_d64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_topk32_d64.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64}}
-// spec hash: 1f09a626d00df677a03af334fc793ffb8132f86c966c1006f9ed1e0a9b71b3e1
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: 0d38a6c5ba119f6e658dd4720efd74ac413bb0e0838bc0b0183723a3967e81de
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 65b66baea56eb88930aa2a4c68abdddcc53e00104bb1578ca6ed85eee0f3c2d7
+// seal: sha256 0e7343b0982a4f1e8637dade11a9e104fb5f4165fa73dd4cc53ec1609a687129
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

@@ -1,9 +1,9 @@
 // Generated from specs/l4_window2k.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_window2k.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
-// spec hash: ac8fa6a8d83747c63d313eeacd9ab53e049178753b6ae67d40eafd0d60db954c
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: 4b95a292e57fa643f7d7b9f0972522bc063899eb1e8d537b55a5ee130b59f58c
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 07bca111d55d1ed4b782e82b7efc91a3301569cd263ff2776397407ab02d9041
+// seal: sha256 21409745bb57201dfa7527e7c91c8a44bc2549e96d7aa9f304befe1c90927d11
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

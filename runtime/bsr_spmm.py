@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,8 +44,20 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """What each activation of an epilogue is in torch."""
 
 
+class TransposedIndex(NamedTuple):
+    """The stored blocks of a BSR matrix in the order of its block columns.
+
+    Attributes:
+        column_starts: int32 (block columns + 1,): the first entry of each block column, and one more.
+        entries: int32 (stored blocks, 2): a block's place among the values, and its block row.
+    """
+
+    column_starts: torch.Tensor
+    entries: torch.Tensor
+
+
 class BsrSpmmKernel:
-    """C = A @ B with A in block-sparse rows, then the spec's epilogue.
+    """C = A @ B, or A^T @ B, with A in block-sparse rows, then the spec's epilogue.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -72,10 +84,13 @@ class BsrSpmmKernel:
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
         row_order: torch.Tensor | None = None,
+        index: TransposedIndex | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
     ) -> torch.Tensor:
         """Multiply.
+
+        Where the spec transposes A, B and C have the shapes that A^T needs: B (M, N), C (K, N), c, bias and out as C.
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
@@ -86,13 +101,15 @@ class BsrSpmmKernel:
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
             bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
+            index: of specs that transpose A only: what ``transposed_index(a)`` returns. Without it, each call makes it
+                anew, which takes a few small kernels. Its content is trusted.
             row_order: of balanced specs only: what ``row_order(a)`` returns. Without it, each call finds it anew, which
                 takes a few small kernels. It must name each block row once; ``validate`` finds out.
             out: (M, N) to write into, same rules as b.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
         Returns:
-            C (M, N), or (batch, M, N): A @ B, or A @ B + beta c, then the spec's epilogue. In block rows without blocks
+            C (M, N), or (batch, M, N): A @ B or A @ B + beta c, then the spec's epilogue. In block rows without blocks
             A @ B is 0.
 
         Raises:
@@ -100,10 +117,15 @@ class BsrSpmmKernel:
         """
         check_layout("a", a)
         beta = check_number("beta", beta)
+        if self.spec.balanced or self.spec.transpose_a:
+            check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
         row_order = self._ordered(a, row_order, validate)
+        index = self._transposed(a, index)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
-            return self._each(a, b, c=c, beta=beta, bias=bias, row_order=row_order, out=out, validate=validate)
-        return self._one(a, b, c=c, beta=beta, bias=bias, row_order=row_order, out=out, validate=validate)
+            return self._each(
+                a, b, c=c, beta=beta, bias=bias, row_order=row_order, index=index, out=out, validate=validate
+            )
+        return self._one(a, b, c=c, beta=beta, bias=bias, row_order=row_order, index=index, out=out, validate=validate)
 
     def row_order(self, a: torch.Tensor) -> torch.Tensor:
         """Return the block rows of ``a``, longest first: int32, (block rows,), on its device."""
@@ -131,6 +153,47 @@ class BsrSpmmKernel:
             raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
         return row_order
 
+    @staticmethod
+    def transposed_index(a: torch.Tensor) -> TransposedIndex:
+        """Return the stored blocks of ``a`` in the order of its block columns, on its device."""
+        check_layout("a", a)
+        crow, col = a.crow_indices(), a.col_indices()
+        block_columns = a.shape[1] // a.values().shape[2]
+        numbers = torch.arange(crow.shape[0] - 1, device=a.device)
+        rows = numbers.repeat_interleave(crow.diff(), output_size=col.shape[0])
+        order = col.argsort(stable=True)
+        # A column out of range comes before the first one or behind the last.
+        wanted = torch.arange(block_columns + 1, device=a.device, dtype=col.dtype)
+        starts = torch.searchsorted(col[order], wanted, out_int32=True)
+        return TransposedIndex(starts, torch.stack([order, rows[order]], 1).to(torch.int32))
+
+    def _transposed(self, a: torch.Tensor, index: Any) -> TransposedIndex | None:
+        """Return the index that the kernel takes; None for kernels that take none."""
+        if not self.spec.transpose_a:
+            if index is not None:
+                stem = self.compiled.named.stem
+                raise ArgumentError("index", f"is not an argument of {stem}: its spec does not transpose A")
+            return None
+        if index is None:
+            return self.transposed_index(a)
+        if not isinstance(index, TransposedIndex):
+            raise ArgumentError("index", f"is {type(index).__name__}, expected what transposed_index(a) returns")
+        shapes = ((a.shape[1] // self.spec.block.cols + 1,), (a.values().shape[0], 2))
+        for name, tensor, shape in zip(index._fields, index, shapes, strict=True):
+            if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or tensor.device != a.device:
+                raise ArgumentError(
+                    f"index.{name}",
+                    f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, expected torch.int32 {shape} on "
+                    f"{a.device}: it is not of this matrix",
+                )
+            if not tensor.is_contiguous():
+                raise ArgumentError(f"index.{name}", f"has strides {tensor.stride()}, expected a contiguous tensor")
+        return index
+
+    def _rows(self, a: torch.Tensor) -> int:
+        """Return the rows of C."""
+        return a.shape[1] if self.spec.transpose_a else a.shape[0]
+
     def _one(
         self,
         a: torch.Tensor,
@@ -140,6 +203,7 @@ class BsrSpmmKernel:
         beta: float,
         bias: torch.Tensor | None,
         row_order: torch.Tensor | None,
+        index: TransposedIndex | None,
         out: torch.Tensor | None,
         validate: bool,
         own_out: torch.Tensor | None = None,
@@ -156,7 +220,7 @@ class BsrSpmmKernel:
         if validate:
             check_indices("a", a)
         if out is None:
-            out = self._empty(a.shape[0], b) if own_out is None else own_out
+            out = self._empty(self._rows(a), b) if own_out is None else own_out
         addresses = {"a": values.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
         if c is not None:
             check_overlap("c", c, "out", out)
@@ -170,6 +234,8 @@ class BsrSpmmKernel:
             addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
             stream = torch.cuda.current_stream().cuda_stream
+            if index is not None:
+                addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
             if row_order is not None:
                 addresses["row_order"] = row_order.data_ptr()
                 addresses["scheduler"] = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
@@ -185,6 +251,7 @@ class BsrSpmmKernel:
         beta: float,
         bias: torch.Tensor | None,
         row_order: torch.Tensor | None,
+        index: TransposedIndex | None,
         out: torch.Tensor | None,
         validate: bool,
     ) -> torch.Tensor:
@@ -202,7 +269,7 @@ class BsrSpmmKernel:
             check_overlap("c", c, "out", out)
         written = out
         if written is None:
-            written = self._empty(batch * a.shape[0], b[0]).unflatten(0, (batch, a.shape[0]))
+            written = self._empty(batch * self._rows(a), b[0]).unflatten(0, (batch, self._rows(a)))
         for i in range(batch):
             self._one(
                 a,
@@ -211,6 +278,7 @@ class BsrSpmmKernel:
                 beta=beta,
                 bias=bias,
                 row_order=row_order,
+                index=index,
                 out=None if out is None else out[i],
                 validate=validate and i == 0,
                 own_out=written[i],
@@ -277,9 +345,9 @@ class BsrSpmmKernel:
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
         check_values("a", a, self._dtype)
-        rows, depth = a.shape
+        rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
-        check_shape("b", b.shape, [("K", (depth,)), ("N", None)])
+        check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
         check_strides("b", b)
         added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
@@ -287,27 +355,30 @@ class BsrSpmmKernel:
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)
             stride = out.stride(0)
-        block_rows, column_tiles = rows // self.spec.block.rows, -(-columns // self.spec.tile.n)
-        if block_rows * column_tiles >= 2**31:
+        block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
+        block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
+        if tile_rows * column_tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
-            **({"column_tiles": column_tiles} if self.spec.balanced else {"block_rows": block_rows}),
-            "tiles": block_rows * column_tiles,
+            "block_rows": block_rows,
+            "row_pairs": tile_rows,
+            "column_tiles": column_tiles,
+            "tiles": tile_rows * column_tiles,
             "n": columns,
-            "block_columns": depth // self.spec.block.cols,
+            "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,
             "b_row_stride": b.stride(0),
             "c_row_stride": stride,
             "beta": beta,
         }
-        # What a tensor map says is no parameter beside it.
+        # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
         numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
         values = a.values()
         tensors = {
             **added,
             "a": (tuple(values.shape), values.stride()),
             "b": (tuple(b.shape), b.stride()),
-            "b_groups": ((max(1, columns // GROUP), depth, GROUP), (GROUP, b.stride(0), 1)),
+            "b_groups": ((max(1, columns // GROUP), b.shape[0], GROUP), (GROUP, b.stride(0), 1)),
             "c": ((rows, columns), (stride, 1)),
         }
-        return self._loaded.signature(b.device.index, block_rows * column_tiles, numbers, tensors)
+        return self._loaded.signature(b.device.index, tile_rows * column_tiles * cluster, numbers, tensors)

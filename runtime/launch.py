@@ -192,7 +192,7 @@ class LoadedKernel:
 
         Args:
             device: CUDA device number.
-            tiles: tiles of work, or parts of them if these are more: what can run at once.
+            tiles: tiles of work, or parts of them if these are more: what can run at once; whole clusters.
             values: every number parameter by name.
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.
@@ -201,6 +201,7 @@ class LoadedKernel:
         offsets, types = self.layout.offsets, self.layout.types
         block = ctypes.create_string_buffer(self.layout.pack(values), self.layout.size)
         view = memoryview(block).cast("B")
+        slots = self.slots(device)
         maps = []
         for name, how in self.plan.tensor_maps.items():
             shape, strides = tensors[name.removesuffix("_map")]
@@ -214,7 +215,7 @@ class LoadedKernel:
                 if kind == "pointer"
             ),
             maps=tuple(maps),
-            grid=min(tiles, slots) if self.plan.persistent else tiles,
+            grid=min(tiles, slots - slots % self.plan.cluster) if self.plan.persistent else tiles,
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
         )

@@ -278,6 +278,8 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
     c = torch.randn((size, columns), device="cuda", dtype=dtype) if kernel.spec.accumulate else None
     order = kernel.row_order(a) if kernel.spec.balanced else None
+    index = kernel.transposed_index(a) if kernel.spec.transpose_a else None
+    left = dense.T if kernel.spec.transpose_a else dense
 
     def finished(product: torch.Tensor) -> torch.Tensor:
         product = product if c is None else product.add_(c)
@@ -287,10 +289,11 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     return Workload(
         shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
         flops=2.0 * a.values().numel() * columns,
-        call=lambda: kernel(a, b, c=c, bias=bias, row_order=order, out=out),
+        call=lambda: kernel(a, b, c=c, bias=bias, row_order=order, index=index, out=out),
         peers={
-            "torch A @ B (BSR)": lambda: finished(a @ b),
-            "cuBLAS, dense A": lambda: finished(torch.mm(dense, b)),
+            # torch has no product with a transposed BSR matrix on a GPU.
+            **({} if kernel.spec.transpose_a else {"torch A @ B (BSR)": lambda: finished(a @ b)}),
+            "cuBLAS, dense A": lambda: finished(torch.mm(left, b)),
         },
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
     )

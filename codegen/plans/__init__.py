@@ -13,10 +13,12 @@ from codegen.plans import (
     bsr_spmm_mma,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_narrow,
+    bsr_spmm_sm90a_pairs,
+    bsr_spmm_sm90a_transposed,
     bsr_spmm_wmma,
     tile_copy,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, TileCopySpec
 
 
 def plan_for(named: NamedSpec) -> Plan:
@@ -41,7 +43,15 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
         return bsr_spgemm_sm90a.plan(spec, stem)
     if isinstance(spec, TileCopySpec):
         return tile_copy.plan(spec, stem)
+    return _spmm(spec, stem)
+
+
+def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
     if spec.mma != "wgmma":
         return bsr_spmm_mma.plan(spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
-    narrow = spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
-    return bsr_spmm_sm90a_narrow.plan(spec, stem) if narrow else bsr_spmm_sm90a.plan(spec, stem)
+    if spec.transpose_a:
+        return bsr_spmm_sm90a_transposed.plan(spec, stem)
+    if spec.block.rows in bsr_spmm_sm90a_narrow.SIZES:
+        return bsr_spmm_sm90a_narrow.plan(spec, stem)
+    pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)
+    return bsr_spmm_sm90a_pairs.plan(spec, stem) if pairs else bsr_spmm_sm90a.plan(spec, stem)

@@ -12,7 +12,8 @@ SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
-    tiles = i32("tiles", "block_rows * column_tiles")
+    column_tiles = "column_tiles" if spec.cluster == 1 else "clusters of column tiles"
+    tiles = i32("tiles", f"block_rows * {column_tiles}")
     if not spec.balanced:
         return (i32("block_rows", "block rows of A"), tiles)
     return (

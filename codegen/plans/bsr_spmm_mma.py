@@ -113,6 +113,8 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in (32, 64, 128), "block.rows", f"is {block.rows}; allowed with mma: 32, 64, 128")
     require(block.cols in (32, 64, 128), "block.cols", f"is {block.cols}; allowed with mma: 32, 64, 128")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")

@@ -44,9 +44,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     rows, cols = spec.block.rows, spec.block.cols
     require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {ARCHS[spec.arch].name}: 16, 32, 64, 128")
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is {rows}: 64, 128")
-    require(m == spec.block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {spec.block.rows}")
+    high = f"a tile is one block row high, or two of 64: block.rows is {rows}"
+    require(m == rows, "tile.m", f"is {m}; {high}")
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    allowed = spec.cluster == 1 or not spec.balanced
+    require(allowed, "cluster", f"is {spec.cluster}; tiles that are handed out go to single thread blocks: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     # A tile 128 rows high is split between the warpgroups by rows, one of 64 rows by columns.
@@ -95,6 +98,15 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of a warpgroup's C"),
         *epilogue_constants(spec, groups * c_group_bytes),
         *order_constants(spec),
+        *(
+            (
+                Constant("kCluster", spec.cluster, "thread blocks that share A: neighbouring tiles of one block row"),
+                Constant("kAPartRows", m // spec.cluster, "rows of A that each of them loads for all"),
+                Constant("kAPartBytes", a_bytes // spec.cluster, "bytes of these"),
+            )
+            if spec.cluster > 1
+            else ()
+        ),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
     params = (
@@ -121,7 +133,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         registers=registers,
         params=params,
         tensor_maps={
-            "a_map": TensorMap((columns, m, 1), SWIZZLE),
+            "a_map": TensorMap((columns, m // spec.cluster, 1), SWIZZLE),
             "b_map": TensorMap((columns, k), SWIZZLE),
             "b_groups_map": TensorMap((columns, k, n // columns), SWIZZLE),
             "c_map": c_map,
@@ -136,7 +148,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
             order_summary(spec),
+            *((("cluster", f"{spec.cluster} tiles side by side, which load A once"),) if spec.cluster > 1 else ()),
         ),
         flops=2 * m * n * k,
-        bytes=a_bytes + b_bytes,
+        bytes=a_bytes // spec.cluster + b_bytes,
+        cluster=spec.cluster,
     )

@@ -47,6 +47,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
     require(n in (128, 256, 512), "tile.n", f"is {n}; allowed where block.rows is {rows}: 128, 256, 512")
     require(k == cols, "tile.k", f"is {k}; a step is one block of A deep: block.cols is {cols}")
+    require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where block.rows is {rows}: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     groups = n // CONSUMERS // WARPGROUP_COLUMNS

@@ -167,6 +167,8 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in (64, 128, 256), "block.rows", f"is {block.rows}; allowed with wmma: 64, 128, 256")
     columns = (16, 32, 64, 112, 128)
     require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")

@@ -38,7 +38,8 @@ def epilogue_maps(spec: BsrSpmmSpec, c_map: TensorMap) -> dict[str, TensorMap]:
 
 def epilogue_values(spec: BsrSpmmSpec) -> dict[str, int | str | bool]:
     """Return what the templates ask: whether a bias is added, the activation's name, and C as a formula."""
-    product = "A B + beta c" if spec.accumulate else "A B"
+    product = "A^T B" if spec.transpose_a else "A B"
+    product = f"{product} + beta c" if spec.accumulate else product
     if spec.epilogue is None:
         return {"adds_bias": False, "activation": "none", "formula": product}
     product = f"{product} + bias" if spec.epilogue.bias else product

@@ -23,6 +23,7 @@ class Case:
         n: columns of B.
         row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``.
         repeated: columns drawn with replacement.
+        rising: the columns of a row rise.
         wild: a fifth of the columns name no block of B; they count as zeros.
         index_dtype: of crow_indices and col_indices.
         strided: b and out are column slices of wider matrices.
@@ -38,6 +39,7 @@ class Case:
     n: int = 512
     row_counts: str = "random"
     repeated: bool = False
+    rising: bool = False
     wild: bool = False
     index_dtype: torch.dtype = torch.int64
     strided: bool = False
@@ -51,6 +53,7 @@ class Case:
         text = f"{self.block_rows} x {self.block_columns} blocks, N {self.n}, {self.row_counts} counts"
         extras = {
             "repeated columns": self.repeated,
+            "rising columns": self.rising,
             "columns out of range": self.wild,
             "strided": self.strided,
             "own out": self.own_out,
@@ -73,6 +76,8 @@ CASES = (
     Case("long_rows", block_rows=2, block_columns=70, n=320, row_counts="even"),
     Case("many_tiles", block_rows=40, block_columns=10, n=2048, beta=0.5, in_place=True),
     Case("repeated_columns", block_rows=4, block_columns=5, n=384, repeated=True),
+    Case("rising_columns", block_rows=5, block_columns=80, n=256, row_counts="even", rising=True),
+    Case("uneven_rising", block_rows=14, block_columns=9, n=384, rising=True),
     Case("columns_out_of_range", block_rows=4, block_columns=8, n=384, row_counts="even", wild=True),
     Case("strided", block_rows=4, block_columns=5, n=512, strided=True),
     Case("batch", block_rows=3, block_columns=5, n=136, batch=3),
@@ -95,6 +100,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
             columns.append(torch.randint(0, case.block_columns, (count,), generator=random, device=device))
         else:
             columns.append(torch.randperm(case.block_columns, generator=random, device=device)[:count])
+        if case.rising:
+            columns[-1] = columns[-1].sort().values
     crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     col = torch.cat(columns).to(torch.int64)
     known = torch.ones_like(col, dtype=torch.bool)
@@ -102,6 +109,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
         known = torch.rand(col.shape, generator=random, device=device) > 0.2
     shape = (col.shape[0], block.rows, block.cols)
     depth = max(1, int(counts.max())) * block.cols
+    if spec.transpose_a:
+        depth = max(1, int(torch.bincount(col, minlength=1).max())) * block.rows
     values = (torch.randn(shape, generator=random, device=device) * depth**-0.5).to(dtype)
     size = (case.block_rows * block.rows, case.block_columns * block.cols)
     a = torch.sparse_bsr_tensor(
@@ -118,7 +127,8 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
     dense.index_put_((rows, col), values.double() * known[:, None, None], accumulate=True)
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     batch = () if case.batch is None else (case.batch,)
-    b = torch.randn((*batch, size[1], width), generator=random, device=device).to(dtype)[..., : case.n]
+    rows_of_b = size[0] if spec.transpose_a else size[1]
+    b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
     return a, dense.transpose(1, 2).reshape(size), b
 
 
@@ -156,7 +166,8 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
     spec = kernel.spec
     a, dense, b = make_inputs(spec, case, device)
-    bias = make_bias(spec, case, a.shape[0], device)
+    dense = dense.T if spec.transpose_a else dense
+    bias = make_bias(spec, case, dense.shape[0], device)
     product = dense @ b.double()
     c = make_c(spec, case, product.shape, device)
     added = case.beta * c.double() if c is not None and case.beta else None
@@ -168,6 +179,8 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     for run in range(2):
         if spec.balanced and run:
             more["row_order"] = kernel.row_order(a)
+        if spec.transpose_a and run:
+            more["index"] = kernel.transposed_index(a)
         if case.own_out:
             with poisoned_memory():
                 results.append(kernel(a, b, **more))

@@ -495,6 +495,111 @@ def test_what_is_added_comes_to_a_staging_of_its_own(size: int) -> None:
     assert "beta" not in render_plan(plain) and plain.spec.hash != plan.spec.hash
 
 
+PAIRS = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}}
+
+
+@pytest.mark.parametrize("columns", [128, 256])
+def test_two_block_rows_share_a_tile_of_b(columns: int) -> None:
+    plan = plan_of(PAIRS | {"tile": {"m": 128, "n": columns, "k": 64}})
+    assert plan.template == "bsr_spmm/sm90a_pairs.cu.j2"
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kAccumulators"] == 64 * columns // 128
+    regions = {region.name: region for region in plan.shared}
+    assert regions["A"].bytes == plan.spec.stages * values["kConsumers"] * values["kABytes"]
+    assert regions["Rows"].bytes == 4 * plan.spec.stages and regions["Rows"].offset % 4 == 0
+    for box in (plan.tensor_maps["a_map"].box, plan.tensor_maps["c_map"].box):
+        assert box[:2] == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"accumulate": True}, "accumulate"),
+        ({"balanced": True}, "balanced"),
+        ({"stages": 5}, "stages"),
+        ({"stages": 1}, "stages"),
+        ({"block": {"rows": 64, "cols": 32}}, "block.cols"),
+        ({"tile": {"m": 128, "n": 512, "k": 64}}, "tile.n"),
+        ({"tile": {"m": 128, "n": 256, "k": 32}}, "tile.k"),
+        ({"tile": {"m": 256, "n": 256, "k": 64}}, "tile.m"),
+        ({"block": {"rows": 128, "cols": 64}, "tile": {"m": 256, "n": 256, "k": 64}}, "tile.m"),
+    ],
+)
+def test_what_tiles_of_two_block_rows_are_not_written_for(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(PAIRS | change)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(128, 128), (128, 64), (64, 128), (64, 64)])
+def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "transpose_a": True}
+    plan = plan_of(fields)
+    assert plan.template == "bsr_spmm/sm90a_transposed.cu.j2" and plan.spec.tile.m == cols
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert plan.tensor_maps["a_map"].box == (64, 64, 1)
+    assert values["kAGroups"] * values["kGroupBytes"] == values["kABytes"] == cols * 64 * 2
+    assert values["kWarpgroupRows"] in (0, 64)  # a warpgroup's rows of C are one column group of A
+    source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}}))
+    assert "What is stored is relu(A^T B)" in source
+    assert "D = A B (+ D); A in shared memory, M-major, B mn_major" in source and ", p, 1, 1, 1, 1;" in source
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"arch": "sm_89"}, "transpose_a"),
+        ({"block": {"rows": 32, "cols": 64}}, "block.rows"),
+        ({"block": {"rows": 64, "cols": 32}}, "block.cols"),
+        ({"tile": {"m": 64, "n": 256, "k": 64}}, "tile.m"),
+        ({"tile": {"m": 128, "n": 512, "k": 64}}, "tile.n"),
+        ({"tile": {"m": 128, "n": 256, "k": 32}}, "tile.k"),
+        ({"stages": 1}, "stages"),
+        ({"stages": 5}, "stages"),
+        ({"accumulate": True}, "accumulate"),
+        ({"balanced": True}, "balanced"),
+        ({"cluster": 2}, "cluster"),
+    ],
+)
+def test_what_is_not_written_for_transposed_matrices(change: dict[str, Any], field: str) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "transpose_a": True}
+    with pytest.raises(SpecError) as caught:
+        plan_of(fields | change)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("size", [128, 64])
+def test_a_cluster_loads_a_in_equal_parts(size: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    plain, plan = plan_of(fields), plan_of(fields | {"cluster": 2})
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert (plain.cluster, plan.cluster, values["kCluster"]) == (1, 2, 2)
+    assert plan.tensor_maps["a_map"].box == (64, values["kAPartRows"], 1) and values["kAPartRows"] == size // 2
+    assert 2 * values["kAPartBytes"] == values["kABytes"] and values["kAPartBytes"] % 1024 == 0
+    assert plain.bytes - plan.bytes == values["kAPartBytes"]
+    source = render_plan(plan)
+    assert "__cluster_dims__(kCluster, 1, 1)" in source and "multicast::cluster" in source
+    assert source.count("cluster_wait();") == 2  # before the first copy, and before the end
+    assert "cluster" not in render_plan(plain).replace("shared::cluster", "").replace("release.cluster", "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arch": "sm_89"},
+        {"block": {"rows": 32, "cols": 32}},
+        {"balanced": True},
+        {"block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}},
+        {"cluster": 4},
+    ],
+)
+def test_where_there_are_no_clusters(change: dict[str, Any]) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "cluster": 2}
+    with pytest.raises(SpecError) as caught:
+        plan_of(fields | change)
+    assert caught.value.field == "cluster"
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:

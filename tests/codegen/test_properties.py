@@ -79,6 +79,8 @@ spmm = st.fixed_dictionaries(
         "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size}),
         "accumulate": st.booleans(),
         "balanced": st.booleans(),
+        "cluster": st.sampled_from([1, 2]),
+        "transpose_a": st.booleans(),
     },
 )
 other_bsr = st.fixed_dictionaries(

@@ -238,3 +238,60 @@ def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, mes
     with pytest.raises(ArgumentError, match=message):
         kernel(A, dense(192, 128), row_order=order, validate=True)
     assert not kernel._loaded.launches
+
+
+def test_tiles_of_two_block_rows_are_numbered_in_pairs(make: Make) -> None:
+    kernel = make(tile={"m": 128, "n": 256, "k": 64})
+    kernel(A, dense(192, 512))
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "row_pairs": 2, "tiles": 4}
+    assert signature["tiles"] == 4
+
+
+@pytest.mark.parametrize(("columns", "clusters"), [(256, 1), (512, 1), (513 + 7, 2)])
+def test_tiles_of_clusters_are_counted_whole(make: Make, columns: int, clusters: int) -> None:
+    kernel = make(cluster=2)
+    kernel(A, dense(192, columns))
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters}
+    assert signature["tiles"] == 2 * 3 * clusters
+
+
+def test_blocks_are_listed_by_column(make: Make) -> None:
+    kernel = make(transpose_a=True)
+    a = matrix([0, 2, 2, 5], [2, 0, 7, 0, 2], columns=4)  # a column out of range belongs to none
+    index = kernel.transposed_index(a)
+    assert index.column_starts.tolist() == [0, 2, 2, 4, 4]
+    assert index.entries[:4].tolist() == [[1, 0], [3, 2], [0, 0], [4, 2]]
+    assert index.column_starts.dtype == index.entries.dtype == torch.int32
+    out = kernel(a, dense(192, 304), index=index)
+    assert out.shape == (256, 304)
+    assert kernel(a, dense(2, 192, 304)).shape == (2, 256, 304)
+    given, *found = kernel._loaded.launches
+    assert (given["column_starts"], given["entries"]) == tuple(tensor.data_ptr() for tensor in index)
+    assert len(found) == 2 and len({launch["entries"] for launch in found}) == 1
+    assert kernel._loaded.signatures[0]["numbers"] == {"tiles": 8, "block_columns": 4}
+    assert kernel(matrix([0, 0, 0, 0], [], columns=4), dense(192, 8)).tolist() == [[0.0] * 8] * 256
+
+
+INDEX = bsr_spmm.TransposedIndex(torch.zeros(4, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("transposed", "change", "message"),
+    [
+        (False, {"index": INDEX}, r"index: is not an argument of bsr_spmm_\w+: its spec does not transpose A"),
+        (True, {"index": 3}, r"index: is int, expected what transposed_index\(a\) returns"),
+        (True, {"index": INDEX._replace(column_starts=torch.zeros(5).int())}, r"index\.column_starts: is .*\(4,\)"),
+        (True, {"index": INDEX._replace(entries=torch.zeros(3, 2))}, r"index\.entries: is torch\.float32 \(3, 2\)"),
+        (True, {"index": INDEX._replace(entries=torch.zeros(2, 3).int().T)}, r"index\.entries: has strides \(1, 3\)"),
+        (True, {"b": dense(128, 128)}, r"b: has shape \(128, 128\), expected \(M 192, N\)"),
+        (True, {"a": torch.sparse_bsr_tensor(torch.zeros(2, 4).long(), torch.zeros(2, 0).long(),
+            dense(2, 0, 64, 64), size=(2, 192, 192), check_invariants=False)}, "a: has 3 dimensions"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_index(make: Make, transposed: bool, change: dict[str, Any], message: str) -> None:
+    kernel = make(**({"transpose_a": True} if transposed else {}))
+    with pytest.raises(ArgumentError, match=message):
+        kernel(**({"a": A, "b": dense(192, 128)} | change))
+    assert not kernel._loaded.launches

@@ -207,6 +207,30 @@ OTHERS = [
         }
         for size in (64, 16)
     ),
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "dtype": "bf16",
+        "block": {"rows": 128, "cols": 64},
+        "transpose_a": True,
+        "epilogue": {"bias": True},
+    },
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "block": {"rows": 64, "cols": 64},
+        "cluster": 2,
+        "accumulate": True,
+        "epilogue": {"bias": True},
+    },
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "dtype": "bf16",
+        "block": {"rows": 64, "cols": 128},
+        "tile": {"m": 128, "n": 128, "k": 64},
+        "epilogue": {"bias": True, "activation": "gelu"},
+    },
     *(
         {
             "op": "bsr_spmm",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention import environment, reason, save
+from harness import environment, reason, save
 from results_table import DASH, OLDER, line, rewritten
 
 from codegen.errors import CodegenError
@@ -340,7 +340,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> Fields:
     torch.manual_seed(0)
     repeats = 7 if options.quick else 21
-    report: Fields = {**environment(), **measure_steps(repeats)}
+    report: Fields = {**environment(("torch",)), **measure_steps(repeats)}
     torch.cuda.empty_cache()
     report |= measure_copies(repeats)
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,28 @@ def blocks_by_threads(plan: Plan) -> int:
     return plan.arch.warps_per_sm * 32 // plan.threads
 
 
+def blocks_by_registers(plan: Plan) -> int:
+    """Return how many thread blocks fit the registers of an SM, if a thread has what the plan reckons with.
+
+    Warps that hand registers over all start with the same number.
+    """
+    each = plan.registers.needed if plan.spec.schedule == "multistage" else launch_registers(plan)
+    each = -(-each // REGISTER_UNIT) * REGISTER_UNIT
+    return plan.arch.registers_per_sm // (plan.threads * each)
+
+
+def occupancy(plan: Plan) -> str:
+    """Return how many of an SM's warps are resident, and what keeps others out."""
+    fits = {
+        "shared memory": blocks_by_shared_memory(plan),
+        "registers": blocks_by_registers(plan),
+        "warp slots": blocks_by_threads(plan),
+    }
+    warps, most = plan.blocks_per_sm * plan.threads // 32, plan.arch.warps_per_sm
+    limits = [name for name, blocks in fits.items() if blocks == min(fits.values())]
+    return f"{warps} of {most} warps ({100 * warps / most:.0f}%), limited by {' and '.join(limits)}"
+
+
 def launch_registers(plan: Plan) -> int:
     """Return the most registers a thread can start with if ``plan.blocks_per_sm`` blocks are to fit an SM."""
     share = plan.arch.registers_per_sm // (plan.threads * plan.blocks_per_sm)
@@ -43,8 +65,9 @@ def explain(plan: Plan) -> RenderableType:
         (
             "blocks per SM",
             f"{plan.blocks_per_sm} wanted; shared memory fits {blocks_by_shared_memory(plan)}, "
-            f"warps fit {blocks_by_threads(plan)}",
+            f"registers fit {blocks_by_registers(plan)}, warps fit {blocks_by_threads(plan)}",
         ),
+        ("occupancy", occupancy(plan)),
         (
             "registers",
             f"about {registers.needed} of {registers.limit} in a thread that computes: {registers.accumulators} "

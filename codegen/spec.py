@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     AnyPattern = Annotated[pattern_union(), Field(discriminator="kind")]
 
-ArchName = Literal["sm_89", "sm_90a"]
+ArchName = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
 DTypeName = Literal["fp16", "bf16"]
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from codegen.alternatives import advice_for
+from codegen.arch import ARCHS
+from codegen.library import NamedSpec
 from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -173,23 +176,19 @@ def check_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_device(
-    name: str, compute_capability: tuple[int, int], device: torch.device, forward_compatible: bool
-) -> None:
+def check_device(named: NamedSpec, device: torch.device, forward_compatible: bool) -> None:
     """Check that a kernel may run on a device.
 
     Raises:
-        DeviceError: with both architectures, and what to do.
+        DeviceError: with both architectures, and the spec that would serve.
     """
-    have = torch.cuda.get_device_capability(device)
-    major, minor = compute_capability
+    arch, have = ARCHS[named.spec.arch], torch.cuda.get_device_capability(device)
+    if have == arch.compute_capability:
+        return
+    # PTX of an "a" architecture is for this one alone.
+    may_move = have > arch.compute_capability and not arch.name.endswith("a")
+    if may_move and forward_compatible:
+        return
     here = f"{torch.cuda.get_device_name(device)} is sm_{have[0]}{have[1]}"
-    if have < compute_capability:
-        raise DeviceError(
-            f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for sm_{have[0]}{have[1]}"
-        )
-    if have != compute_capability and not forward_compatible:
-        raise DeviceError(
-            f"{name} is written for sm_{major}{minor}, and {here}: choose a spec for that architecture, or pass "
-            "forward_compatible=True to run this one through PTX"
-        )
+    message = f"{named.stem} is written for {arch.name}, and {here}: {advice_for(named.spec, have)}"
+    raise DeviceError(message + (", or pass forward_compatible=True to run this one through PTX" if may_move else ""))

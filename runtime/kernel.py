@@ -48,7 +48,7 @@ def load_kernel(
 
     Raises:
         SpecError: for an unknown name or an illegal spec.
-        DeviceError: without a GPU, or with one of another architecture.
+        DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there.
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
     """
     named = find_spec(spec)
@@ -56,7 +56,7 @@ def load_kernel(
     if not torch.cuda.is_available():
         raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")
     where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
-    check_device(named.stem, plan.arch.compute_capability, where, forward_compatible)
+    check_device(named, where, forward_compatible)
     native = torch.cuda.get_device_capability(where) == plan.arch.compute_capability
     compiled = compile_spec(named, "cubin" if native else "ptx", cache)
     with torch.cuda.device(where):

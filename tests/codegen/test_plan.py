@@ -10,7 +10,13 @@ import pytest
 
 from codegen.arch import KIB
 from codegen.errors import SpecError
-from codegen.explain import blocks_by_shared_memory, blocks_by_threads, launch_registers
+from codegen.explain import (
+    blocks_by_registers,
+    blocks_by_shared_memory,
+    blocks_by_threads,
+    launch_registers,
+    occupancy,
+)
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan, Registers, SharedLayout, check_budget
 from codegen.plans import plan_for
@@ -53,7 +59,7 @@ def test_blocks_fit_an_sm(named: NamedSpec) -> None:
     plan = plan_for(named)
     assert plan.threads % 32 == 0
     assert plan.threads <= 1024
-    assert plan.blocks_per_sm <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
+    assert plan.blocks_per_sm <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan), blocks_by_registers(plan))
     assert plan.registers.needed <= plan.registers.limit <= plan.arch.registers_per_thread
     if named.spec.schedule == "multistage":  # no registers change hands: every thread has what it started with
         assert plan.registers.needed <= launch_registers(plan)
@@ -739,3 +745,16 @@ def test_left_out_warp_rows_follow_the_tile() -> None:
     for head_dim, m, rows in ((64, 128, 32), (128, 128, 32), (128, 64, 16), (256, 64, 16), (192, 128, 16)):
         spec = parse_spec({**fields, "head_dim": head_dim, "tile": {"m": m, "n": 32}})
         assert isinstance(spec, AttentionSpec) and spec.warp_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (ada(128, DENSE, 64, 64, stages=3), "8 of 48 warps (17%), limited by shared memory and registers"),
+        (ada(64, DENSE, 64, 64), "12 of 48 warps (25%), limited by registers"),
+        (ada(128, DENSE, 128, 32, 32), "8 of 48 warps (17%), limited by shared memory and registers"),
+        (ada(128, DENSE, 128, 32, 32) | {"arch": "sm_80"}, "8 of 64 warps (12%), limited by registers"),
+    ],
+)
+def test_occupancy(spec: dict[str, Any], said: str) -> None:
+    assert occupancy(plan_of(spec)) == said

@@ -53,7 +53,7 @@ shared_fields = {
     "stages": st.integers(0, 9),
     "dtype": st.sampled_from(["fp16", "bf16"]),
 }
-arch = st.sampled_from(["sm_89", "sm_90a"])
+arch = st.sampled_from(["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"])
 attention = st.fixed_dictionaries(
     {
         "op": st.just("attention"),

@@ -184,8 +184,8 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
     [
         ("op", "conv", "allowed: 'attention', 'bsr_spmm', 'bsr_sddmm', 'bsr_spgemm'"),
         ("op", ["attention"], "allowed: 'attention', 'bsr_spmm'"),
-        ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_89' or 'sm_90a'"),
-        ("arch", ["sm_90a"], "allowed: 'sm_89' or 'sm_90a'"),
+        ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
+        ("arch", ["sm_90a"], "allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
         ("dtype", "fp8", "allowed: 'fp16' or 'bf16'"),
         ("head_dim", 80, "is 80; allowed: 64, 96, 128, 192 or 256"),
         ("head_dim", "128", "is '128'"),

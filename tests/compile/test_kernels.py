@@ -5,6 +5,8 @@ Needs no GPU.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
@@ -309,6 +311,15 @@ def test_shipped_spec_compiles_without_spills(named: NamedSpec) -> None:
 @pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: parse_spec(fields).hash[:8])
 def test_other_combinations_compile_without_spills(fields: dict[str, object]) -> None:
     check(compile_spec(find_spec(fields)))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_120"])
+@pytest.mark.parametrize("name", ["l4_topk32_d64", "l4_bsr_spmm_wmma_cp_async"])
+def test_ada_kernels_compile_for_architectures_they_have_not_run_on(name: str, arch: str) -> None:
+    fields = json.loads(find_spec(name).spec.canonical_json())
+    compiled = compile_spec(find_spec({**fields, "arch": arch}))
+    assert compiled.code[:4] == b"\x7fELF" and compiled.options[0] == f"--gpu-architecture={arch}"
+    assert "warning" not in compiled.log and "0 bytes spill stores" in compiled.log
 
 
 @pytest.mark.parametrize("name", ["l4_topk32", "l4_bsr_spmm_wmma_cp_async"])

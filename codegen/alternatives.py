@@ -1,0 +1,45 @@
+"""Which spec of another architecture computes the same."""
+
+from __future__ import annotations
+
+import json
+
+from codegen.arch import ARCHS
+from codegen.errors import SpecError
+from codegen.library import find_spec, shipped_specs
+from codegen.plans import plan_for
+from codegen.spec import Spec
+
+HOW = {"arch", "mma", "copy_", "schedule", "stages", "tile", "warp_rows", "split_tail"}
+"""Fields that say how a kernel computes; all others say what."""
+
+
+def advice(spec: Spec, arch: str) -> str:
+    """Return what to do on a device of another architecture, ``arch``, than a spec's.
+
+    Names the shipped specs that compute the same there; without one, the spec that would, or why none can.
+    """
+    serving = [named.stem for named in shipped_specs() if named.spec.arch == arch and what(named.spec) == what(spec)]
+    if serving:
+        return f"choose {' or '.join(serving)}, which computes the same on {arch}"
+    fields = {"arch": arch, **what(spec)}
+    try:
+        plan_for(find_spec(fields))
+    except SpecError as error:
+        return f"{arch} has no kernel that computes the same: {error}"
+    return f"no shipped spec computes the same on {arch}, but this one does: {json.dumps(fields)}"
+
+
+def advice_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
+    """Return :func:`advice` for a device by its compute capability."""
+    for arch in ARCHS.values():
+        if arch.compute_capability == compute_capability:
+            return advice(spec, arch.name)
+    return f"there are kernels for {', '.join(ARCHS)}"
+
+
+def what(spec: Spec) -> dict[str, object]:
+    """Return the fields that say what a spec computes; options that are off are left out."""
+    off = {name for name in spec.options if getattr(spec, name) == type(spec).model_fields[name].default}
+    fields: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=HOW | off)
+    return fields

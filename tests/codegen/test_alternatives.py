@@ -1,0 +1,65 @@
+"""A kernel on a device of another architecture is refused with the spec that would serve there."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from codegen.alternatives import advice, advice_for, what
+from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.plans import plan_for
+
+HOPPER, ADA = "h100_causal", "l4_causal"
+
+
+@pytest.mark.parametrize(("name", "arch", "other"), [(HOPPER, "sm_89", ADA), (ADA, "sm_90a", HOPPER)])
+def test_a_shipped_spec_that_computes_the_same_is_named(name: str, arch: str, other: str) -> None:
+    assert what(find_spec(name).spec) == what(find_spec(other).spec)
+    assert advice(find_spec(name).spec, arch) == f"choose {other}, which computes the same on {arch}"
+
+
+@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+def test_every_advice_holds(named: NamedSpec) -> None:
+    for arch in ("sm_80", "sm_89", "sm_90a", "sm_120"):
+        said = advice(named.spec, arch)
+        if "but this one does: " in said:
+            spec = find_spec(json.loads(said.partition("but this one does: ")[2]))
+            assert spec.spec.arch == arch and what(spec.spec) == what(named.spec)
+            plan_for(spec)
+        elif said.startswith("choose "):
+            for stem in said.removeprefix("choose ").partition(",")[0].split(" or "):
+                assert what(find_spec(stem).spec) == what(named.spec) and find_spec(stem).spec.arch == arch
+        else:
+            assert said.startswith(f"{arch} has no kernel that computes the same: ")
+
+
+def test_an_architecture_without_kernels_is_told_of_those_that_have_some() -> None:
+    assert advice_for(find_spec(ADA).spec, (7, 5)) == "there are kernels for sm_80, sm_86, sm_89, sm_90a, sm_120"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "forward", "says"),
+    [
+        (ADA, (8, 9), False, None),
+        (ADA, (9, 0), True, None),
+        (ADA, (9, 0), False, f"choose {HOPPER}, which computes the same on sm_90a, or pass forward_compatible=True"),
+        (ADA, (8, 0), True, "but this one does"),
+        (HOPPER, (8, 9), True, f"choose {ADA}, which computes the same on sm_89$"),
+        (HOPPER, (12, 0), True, "but this one does: .*}$"),  # PTX of sm_90a is for sm_90a alone
+    ],
+)
+def test_devices(
+    monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], forward: bool, says: str | None
+) -> None:
+    arguments: Any = pytest.importorskip("runtime.arguments", exc_type=ImportError)
+    cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_device_name=lambda _: "GPU")
+    monkeypatch.setattr(arguments, "torch", SimpleNamespace(cuda=cuda))
+    if says is None:
+        arguments.check_device(find_spec(name), None, forward)
+        return
+    with pytest.raises(arguments.DeviceError, match=says) as caught:
+        arguments.check_device(find_spec(name), None, forward)
+    assert f"{name} is written for {find_spec(name).spec.arch}, and GPU is sm_" in str(caught.value)

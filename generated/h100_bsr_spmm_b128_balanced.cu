@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5f802028aa368b4d6347cb01a2ce797b113dffa96d376b58717d3966aa58b04b
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8569e57e9fb7664e23f52eef8eee18bd94fdec7091d63d7d40925859774a9799
+// seal: sha256 974c9437115ddfe5146242e7451ef12ea329ad58ceeaf5bcd4332c77f6d16225
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -64,7 +64,7 @@ constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 2 C column groups of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
-constexpr int kQueueOffset = 229472;  // 32 bytes: the tiles that are announced: number, block row, its first block and its end
+constexpr int kQueueOffset = 229472;  // 32 bytes: announced tiles: number, block row, its first block, its end
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: ecea812e54ffad4708cbf962c8ecd1ba74ac7fdef6e8a74b62ef16bdaa6c3189
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4e91c77a8da58b4c998d5da7e40333ee925d41bdbe659b7f335ae4636f63a3b8
+// seal: sha256 99d62e3969cbaad35fbe4613127986f359f1d4774be160ca458bbbc821bbb26b
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -95,11 +95,6 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
 // fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
-__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 9b4996d51179f2bae6be56d6efdbb76474730ef79117f36a9f458240ffda27d0
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4e373df35e3c864b9b0827202464ca93023d9aa12f371518ef58d29a0c3e8533
+// seal: sha256 5d9b9cb803ed522ad871a2b73b3b8a57d7ba36f4f9446b7249b062521e830369
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -64,7 +64,7 @@ constexpr int kAOffset = 0;  // 4096 bytes: ring of blocks of A, 16 rows of 32 b
 constexpr int kBOffset = 4096;  // 131072 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
 constexpr int kCOffset = 135168;  // 8192 bytes: 2 C column groups of each warpgroup
 constexpr int kBarriersOffset = 143360;  // 160 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
-constexpr int kQueueOffset = 143520;  // 32 bytes: the tiles that are announced: number, block row, its first block and its end
+constexpr int kQueueOffset = 143520;  // 32 bytes: announced tiles: number, block row, its first block, its end
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;

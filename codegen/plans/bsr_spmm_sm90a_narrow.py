@@ -63,9 +63,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.balanced:
-        shared.add(
-            "Queue", QUEUE_BYTES, "the tiles that are announced: number, block row, its first block and its end", 16
-        )
+        shared.add("Queue", QUEUE_BYTES, "announced tiles: number, block row, its first block, its end", 16)
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=REGISTERS)
     check_budget(spec, shared.size, registers)

@@ -220,7 +220,7 @@ def test_lists_of_a_pack_are_repeated_for_peers(script: ModuleType) -> None:
 
 def test_exact_reads_the_list_of_the_heads_pack(script: ModuleType) -> None:
     torch.manual_seed(0)
-    spec = spec_of(script.fields(128, script.topk(2, 64, 64)))
+    spec = spec_of(script.topk(128, 2, 64, 64))
     q, k, v = (torch.randn(1, heads, 512, 128, dtype=torch.float16) for heads in (4, 2, 2))
     packs = torch.rand(1, 2, 8, 8).argsort(-1)[..., :2].int()
     one = script.Problem(spec, q, k, v, (packs,))
@@ -257,7 +257,7 @@ def test_flashinfer_gets_heads_one_after_the_other(script: ModuleType, monkeypat
 
     monkeypatch.setitem(sys.modules, "flashinfer", Package("flashinfer"))
     torch.manual_seed(0)
-    spec = spec_of(script.fields(128, script.topk(2, 64, 64)))
+    spec = spec_of(script.topk(128, 2, 64, 64))
     q, k, v = (torch.randn(1, heads, 256, 128, dtype=torch.float16) for heads in (4, 2, 2))
     lists = torch.rand(1, 4, 4, 4).argsort(-1)[..., :2].int()
     problem = script.Problem(spec, q, k, v, (lists,))

@@ -167,6 +167,10 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     a = torch.sparse_bsr_tensor([0, 1, 2, 2], [1, 0], values, size=(3 * block.rows, 2 * block.cols))
     epilogue = named.spec.epilogue  # type: ignore[union-attr]
     bias = torch.zeros(3 * block.rows, dtype=torch.float16) if epilogue and epilogue.bias else None
-    kernel._check(a, torch.zeros((2 * block.cols, 1000), dtype=torch.float16), bias, None)
-    columns = -(-1000 // named.spec.tile.n)
-    assert (seen["tiles"], seen["block_rows"], seen["index_words"]) == (3 * columns, 3, 2)
+    spec: Any = named.spec
+    depth, height = (a.shape[0], a.shape[1]) if spec.transpose_a else (a.shape[1], a.shape[0])
+    c = torch.zeros((height, 1000), dtype=torch.float16) if spec.accumulate else None
+    kernel._check(a, torch.zeros((depth, 1000), dtype=torch.float16), c=c, beta=1.0, bias=bias, out=None)
+    tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * spec.cluster))
+    assert seen["tiles"] == tiles
+    assert seen.get("block_rows", 3) == 3 and seen.get("index_words", 2) == 2

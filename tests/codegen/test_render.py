@@ -141,7 +141,9 @@ def test_self_contained(named: NamedSpec) -> None:
 
 @every_spec
 def test_symbol(named: NamedSpec) -> None:
-    kernels = re.findall(r'extern "C" __global__ void __launch_bounds__\(kThreads, \d+\)\s+(\w+)\(', render(named))
+    cluster = r"(?:__cluster_dims__\(kCluster, 1, 1\) )?"
+    start = rf'extern "C" __global__ void {cluster}__launch_bounds__\(kThreads, \d+\)'
+    kernels = re.findall(rf"{start}\s+(\w+)\(", render(named))
     assert kernels == [named.stem]
 
 

@@ -244,7 +244,7 @@ def test_tiles_of_two_block_rows_are_numbered_in_pairs(make: Make) -> None:
     kernel = make(tile={"m": 128, "n": 256, "k": 64})
     kernel(A, dense(192, 512))
     (signature,) = kernel._loaded.signatures
-    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "row_pairs": 2, "tiles": 4}
+    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "row_pairs": 2, "tiles": 4, "n": 512}
     assert signature["tiles"] == 4
 
 
@@ -253,7 +253,7 @@ def test_tiles_of_clusters_are_counted_whole(make: Make, columns: int, clusters:
     kernel = make(cluster=2)
     kernel(A, dense(192, columns))
     (signature,) = kernel._loaded.signatures
-    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters}
+    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters, "n": columns}
     assert signature["tiles"] == 2 * 3 * clusters
 
 
@@ -270,7 +270,7 @@ def test_blocks_are_listed_by_column(make: Make) -> None:
     given, *found = kernel._loaded.launches
     assert (given["column_starts"], given["entries"]) == tuple(tensor.data_ptr() for tensor in index)
     assert len(found) == 2 and len({launch["entries"] for launch in found}) == 1
-    assert kernel._loaded.signatures[0]["numbers"] == {"tiles": 8, "block_columns": 4}
+    assert kernel._loaded.signatures[0]["numbers"] == {"tiles": 8, "block_columns": 4, "n": 304}
     assert kernel(matrix([0, 0, 0, 0], [], columns=4), dense(192, 8)).tolist() == [[0.0] * 8] * 256
 
 

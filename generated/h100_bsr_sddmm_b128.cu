@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4d057b042b3524a8e45d65c8c470b730b9cbaf118ff8d906bbc0b2c5540b49bb
+// seal: sha256 b4951441179050f7368b6fd2649a7c54564334ab90e98614ceb1403cba7d9dd6
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -274,6 +274,12 @@ struct RingPosition {
   }
 };
 
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
 // The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
 // lanes of a warp look at 32 rows at a time.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
@@ -369,7 +375,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
       // The first stage says how many blocks the unit has.
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      const int count = __shfl_sync(0xFFFFFFFF, counts[position.stage], 0);
+      const int count = read_by_leader(counts + position.stage);
 
       // Issue each step behind the one before, then hand that one's stage back.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads

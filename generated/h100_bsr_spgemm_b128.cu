@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 6eee29562e0d5b9aba84f906d672ccb4b2bef11225d4ab36499bcd891a2b7d39
 // templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b1d508171e3586e307041400cd9bbe6c08397eb50936543f12c1ad37c51b0268
+// seal: sha256 ed881b10fd0e566898b6f353ec9ac9111f0aa88fefbba8a1973e96b3e960dd8e
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -251,6 +251,12 @@ struct RingPosition {
   }
 };
 
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
 // The tiles [first, first + count) of one block row.
 struct Run {
   int block_row, first, count;
@@ -404,7 +410,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 #pragma unroll 1
       while (!(step & kEndsTile)) {
         mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        step = __shfl_sync(0xFFFFFFFF, steps[position.stage], 0);
+        step = read_by_leader(steps + position.stage);
         if (!(step & kHasProduct)) break;
         issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
             b_descriptor + (position.stage * kBBytes >> 4));

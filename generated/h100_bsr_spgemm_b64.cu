@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
 // templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5bb0ff1c722c54ae94b3328e3e500fe7a5655802098ba22e3fca38bffc6d4ee3
+// seal: sha256 4f22f616b880bd65ef7f82f0be3de30c1b1ed6bcdffe5feac310667661f5ee72
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -243,6 +243,12 @@ struct RingPosition {
   }
 };
 
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
 // The tiles [first, first + count) of one block row.
 struct Run {
   int block_row, first, count;
@@ -396,7 +402,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 #pragma unroll 1
       while (!(step & kEndsTile)) {
         mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        step = __shfl_sync(0xFFFFFFFF, steps[position.stage], 0);
+        step = read_by_leader(steps + position.stage);
         if (!(step & kHasProduct)) break;
         issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
             b_descriptor + (position.stage * kBBytes >> 4));

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5f802028aa368b4d6347cb01a2ce797b113dffa96d376b58717d3966aa58b04b
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 974c9437115ddfe5146242e7451ef12ea329ad58ceeaf5bcd4332c77f6d16225
+// seal: sha256 3873bff87cc3aa7fbe240415631a166b0d11255ed05658c10f7d4ac4d1d1ffb1
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -305,6 +305,12 @@ struct RingPosition {
   }
 };
 
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
 // The tiles of a thread block: the first has its own number, each further one is the next that nobody has. The producer
 // takes it and announces it, with its block row, to the consumers: through one of two entries in turn.
 struct QueuePosition {
@@ -333,13 +339,13 @@ __device__ __forceinline__ void announce(uint32 base, int4* queue, QueuePosition
 __device__ __forceinline__ int announced(uint32 base, const int4* queue, QueuePosition position, BlockRow& row,
     bool warp_leader) {
   mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const int4 entry = queue[position.entry];
-  row.index = entry.y;
-  row.first = entry.z;
-  row.end = entry.w;
-  __syncwarp();
+  const int* entry = &queue[position.entry].x;
+  const int tile = read_by_leader(entry);
+  row.index = read_by_leader(entry + 1);
+  row.first = read_by_leader(entry + 2);
+  row.end = read_by_leader(entry + 3);
   if (warp_leader) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  return entry.x;
+  return tile;
 }
 
 // The last thread block to end leaves the counters at 0 for the next launch.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 9b4996d51179f2bae6be56d6efdbb76474730ef79117f36a9f458240ffda27d0
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5d9b9cb803ed522ad871a2b73b3b8a57d7ba36f4f9446b7249b062521e830369
+// seal: sha256 0c71ab0c6a93d81346a4f1548ab0377dadc8d05fd9d3ad904d3dcb4cb04d8368
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -270,6 +270,12 @@ struct RingPosition {
   }
 };
 
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
 // The tiles of a thread block: the first has its own number, each further one is the next that nobody has. The producer
 // takes it and announces it, with its block row, to the consumers: through one of two entries in turn.
 struct QueuePosition {
@@ -298,13 +304,13 @@ __device__ __forceinline__ void announce(uint32 base, int4* queue, QueuePosition
 __device__ __forceinline__ int announced(uint32 base, const int4* queue, QueuePosition position, BlockRow& row,
     bool warp_leader) {
   mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const int4 entry = queue[position.entry];
-  row.index = entry.y;
-  row.first = entry.z;
-  row.end = entry.w;
-  __syncwarp();
+  const int* entry = &queue[position.entry].x;
+  const int tile = read_by_leader(entry);
+  row.index = read_by_leader(entry + 1);
+  row.first = read_by_leader(entry + 2);
+  row.end = read_by_leader(entry + 3);
   if (warp_leader) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  return entry.x;
+  return tile;
 }
 
 // The last thread block to end leaves the counters at 0 for the next launch.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 41853289003f6df42a747518ee63712b466eaf19672cb7ef2d6038e6523d06ed
+// seal: sha256 bfeb1b6037e70dfd5ab48012ab4afa9dd90cb5292b15649a2b615844b2fc075f
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
 //
@@ -328,6 +328,12 @@ struct RingPosition {
   }
 };
 
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
 // Copies the rows of B from `row` on, a step of them, to a stage of the ring.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
@@ -423,7 +429,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
     while (more) {
       const uint32 empty = base + kEmptyBarrier + 8 * position.stage;
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      const int step_rows = __shfl_sync(0xFFFFFFFF, stage_rows[position.stage], 0);
+      const int step_rows = read_by_leader(stage_rows + position.stage);
       more = (step_rows & kLastStep) == 0;
       if (step_rows >> warpgroup & 1) {
         issue_step(accumulators, a_descriptor + (position.stage * kConsumers * kABytes >> 4),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,12 @@ FULL_HEADINGS = ("row", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (err
 FULL_ALIGNMENT = ["---", "---", "---:", "---:", "---:", "---", "---:"]
 # Whose receipts the README shows as long as no benchmark has a row of them; docs/results.md shows every kernel.
 HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
+# One row of each kind for the README's one screen, the slower ones too; docs/results.md has every row.
+HEADLINE_ROWS = (
+    *("topk32", "topk32_d64", "topk32_b64", "topk64_b128x64", "gqa_topk32_b64"),
+    *("window2k", "dense", "causal", "dense_d64", "causal_d64"),
+    *("spmm_b128", "spmm_b64", "spmm_b64_clustered", "spmm_b32", "spmm_b16", "spgemm_b128", "sddmm_b128"),
+)
 OLDER = "†"
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
 UNMEASURED = "No row has been measured: every kernel's speed is unverified."
@@ -108,18 +114,33 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     return text
 
 
-def compact_table(reports: Sequence[Mapping[str, Any]], specs: list[NamedSpec], folder: Path) -> str:
-    """Return what the README shows: the main rows of the benchmarks, then the receipts of kernels that have none."""
+def compact_table(
+    reports: Sequence[Mapping[str, Any]], specs: list[NamedSpec], folder: Path, names: Container[str] | None = None
+) -> str:
+    """Return what the README shows: main rows of the benchmarks, then the receipts of kernels that have none.
+
+    Args:
+        reports: of the benchmarks.
+        specs: whose receipts are shown where no report has a main row of them.
+        folder: of the receipts.
+        names: which main rows; all by default.
+    """
     verified = verified_receipts(specs, folder)
     # A report that is older than groups has main rows only.
     records = [r for report in reports for r in report["rows"] if "main" in r.get("groups", ("main",))]
+    measured = {record.get("kernel") for record in records}
+    records = [record for record in records if names is None or record["name"] in names]
     rows, devices = [], {f"{report['device']}, driver {report['driver']}" for report in reports}
     for record in records:
         own, peer = record["results"].get(OURS), best_peer(record)
         best = record["results"].get(peer)
-        speeds = [speed(record), peer or DASH, f"{best['tflops']:.0f}" if best else DASH, ratio(own, best)]
+        speeds = [
+            speed(record),
+            (peer or DASH).partition(",")[0],
+            f"{best['tflops']:.0f}" if best else DASH,
+            ratio(own, best),
+        ]
         rows.append(line([f"`{record['name']}`", workload(record), *speeds]))
-    measured = {record.get("kernel") for record in records}
     for named in (named for named in specs if named.stem not in measured):
         cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
         rows.append(line([f"`{named.stem}`", *cells[:5]]))
@@ -256,7 +277,7 @@ def main() -> int:
     headline = [named for named in specs if named.stem in HEADLINE]
     docs = ROOT / "docs"
     pages = {
-        ROOT / "README.md": {"results": compact_table(reports, headline, GENERATED)},
+        ROOT / "README.md": {"results": compact_table(reports, headline, GENERATED, HEADLINE_ROWS)},
         docs / "results.md": {
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,

@@ -1,11 +1,12 @@
-"""Times the sm_90a attention kernels beside their peers, in one run on the same inputs.
+"""Times the attention kernels beside their peers, in one run on the same inputs.
 
     python benchmarks/attention.py --json attention.json         # every row
     python benchmarks/attention.py --rows topk32 --peers fa4     # one row, one peer
     python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
-Groups: "main"; "k" and "length", sweeps of the lists' length and of the sequence's; "short" sequences.
+Groups: "main"; "k" and "length", sweeps of the lists' length and of the sequence's; "short" sequences; "ada", the
+kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
 fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -160,9 +161,32 @@ SHORT_ROWS = tuple(
     for head_dim in (128, 64)
     for heads in (8, 16)
 )
-ROWS = MAIN_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS
+
+
+def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
+    """Return the spec of a kernel for sm_89 with the tile that docs/ada.md found best of those that fit 99 KB."""
+    return {**fields(head_dim, pattern, tile, stages), "arch": "sm_89", "warp_rows": warp_rows}
+
+
+def listed(size: int) -> Fields:
+    return {"kind": "topk", "k": 32, "block": {"q": size, "kv": size}}
+
+
+ADA_PEERS = ("sdpa", "flex", "flashinfer")
+# On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
+ADA_ROWS = (
+    Row("ada_dense", ada(128, DENSE, (128, 64), 2), 16, 4096, ADA_PEERS, 375, groups=("ada",), batch=4),
+    Row("ada_causal", ada(128, CAUSAL, (128, 48), 2), 16, 4096, ADA_PEERS, 320, groups=("ada",), batch=4),
+    Row("ada_dense_d64", ada(64, DENSE, (128, 64), 3), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
+    Row("ada_causal_d64", ada(64, CAUSAL, (128, 64), 3), 8, 16384, ADA_PEERS, 280, groups=("ada",)),
+    Row("ada_topk32", ada(128, listed(128), (128, 64), 2), 16, 32768, ADA_PEERS, 370, groups=("ada",)),
+    Row("ada_topk32_b64", ada(128, listed(64), (64, 32), 3), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
+    Row("ada_topk32_b32", ada(128, listed(32), (32, 64), 3, 16), 16, 32768, ADA_PEERS, 190, groups=("ada",)),
+    Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 3), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
+)
+ROWS = MAIN_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + ADA_ROWS
 SWEEPS = {"k": "blocks in each list", "length": "queries and keys"}
-GROUPS = ("main", *SWEEPS, "short")
+GROUPS = ("main", *SWEEPS, "short", "ada")
 
 
 def make_problem(row: Row, spec: AttentionSpec) -> Problem:
@@ -220,7 +244,8 @@ def largest_error(problem: Problem, out: torch.Tensor) -> float:
 
 
 def ours(problem: Problem) -> dict[str, Call]:
-    kernel, out = load_kernel(problem.spec), torch.empty_like(problem.q)
+    kernel = load_kernel(problem.spec, forward_compatible=problem.spec.arch == "sm_89")
+    out = torch.empty_like(problem.q)
 
     def call() -> torch.Tensor:
         kernel(problem.q, problem.k, problem.v, *problem.lists, out=out)

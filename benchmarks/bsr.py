@@ -1,4 +1,4 @@
-"""Times the sm_90a kernels for BSR products beside their peers, in one run on the same inputs.
+"""Times the kernels for BSR products beside their peers, in one run on the same inputs.
 
     python benchmarks/bsr.py --json bsr.json                        # every row
     python benchmarks/bsr.py --rows spmm_b128 --peers triton        # one row, one peer
@@ -6,7 +6,8 @@
     python benchmarks/bsr.py --from bsr.json --plot bsr             # no GPU: print and draw an earlier run
 
 Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
-lengths follow a power law, beside rows of equal length and the same number of blocks.
+lengths follow a power law, beside rows of equal length and the same number of blocks; "ada", the kernels for sm_89,
+which a newer GPU runs through PTX.
 
 Before a call is timed, three block rows of its result are compared with the float64 product; a call that fails or
 computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -130,8 +131,13 @@ CROSSOVER_ROWS = tuple(
     for block in (128, 64, 32, 16)
     for density in DENSITIES
 )
-ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS
-GROUPS = ("main", "crossover", "uneven")
+# On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
+ADA_ROWS = tuple(
+    Row(f"ada_spmm_b{block}", f"l4_bsr_spmm_b{block}", block, 8192, SPMM_PEERS, target, groups=("ada",))
+    for block, target in ((128, 440), (64, 370), (32, 205))
+)
+ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + ADA_ROWS
+GROUPS = ("main", "crossover", "uneven", "ada")
 MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
 
 
@@ -261,7 +267,7 @@ def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
 
 
 def ours(problem: Problem) -> dict[str, Call]:
-    kernel: Any = load_kernel(problem.spec)
+    kernel: Any = load_kernel(problem.spec, forward_compatible=problem.spec.arch == "sm_89")
     a, b, pattern = problem.a, problem.b, problem.pattern
     if pattern is not None:
         out = torch.empty_like(pattern.values())

@@ -68,10 +68,11 @@ def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
     for row in script.ROWS:
         spec = script.spec_of(row)
         assert render(find_spec(spec)) and row.balanced == getattr(spec, "balanced", False)
-        assert spec.arch == "sm_90a" and (spec.block.rows, spec.block.cols) == (row.block, row.block)
+        assert spec.arch == ("sm_89" if row.groups == ("ada",) else "sm_90a")
+        assert (spec.block.rows, spec.block.cols) == (row.block, row.block)
         assert set(row.peers) <= set(script.PEERS)
         assert row.groups and set(row.groups) <= set(script.GROUPS)
-        assert (row.target is not None or row.target_ratio is not None) == ("main" in row.groups)
+        assert (row.target is not None or row.target_ratio is not None) == bool({"main", "ada"} & set(row.groups))
         assert row.even is None or row.even in names
         assert row.row_blocks <= script.SIZE // row.block
     uneven = [row for row in script.ROWS if "uneven" in row.groups]

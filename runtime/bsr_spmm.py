@@ -56,6 +56,18 @@ class TransposedIndex(NamedTuple):
     entries: torch.Tensor
 
 
+class _Options(NamedTuple):
+    """What a call is given beside A and B, as ``BsrSpmmKernel.__call__`` describes it."""
+
+    c: torch.Tensor | None
+    beta: float
+    bias: torch.Tensor | None
+    row_order: torch.Tensor | None
+    index: TransposedIndex | None
+    out: torch.Tensor | None
+    validate: bool
+
+
 class BsrSpmmKernel:
     """C = A @ B, or A^T @ B, with A in block-sparse rows, then the spec's epilogue.
 
@@ -121,11 +133,10 @@ class BsrSpmmKernel:
             check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
         row_order = self._ordered(a, row_order, validate)
         index = self._transposed(a, index)
+        options = _Options(c, beta, bias, row_order, index, out, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
-            return self._each(
-                a, b, c=c, beta=beta, bias=bias, row_order=row_order, index=index, out=out, validate=validate
-            )
-        return self._one(a, b, c=c, beta=beta, bias=bias, row_order=row_order, index=index, out=out, validate=validate)
+            return self._each(a, b, options)
+        return self._one(a, b, options)
 
     def row_order(self, a: torch.Tensor) -> torch.Tensor:
         """Return the block rows of ``a``, longest first: int32, (block rows,), on its device."""
@@ -195,20 +206,10 @@ class BsrSpmmKernel:
         return a.shape[1] if self.spec.transpose_a else a.shape[0]
 
     def _one(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        c: torch.Tensor | None,
-        beta: float,
-        bias: torch.Tensor | None,
-        row_order: torch.Tensor | None,
-        index: TransposedIndex | None,
-        out: torch.Tensor | None,
-        validate: bool,
-        own_out: torch.Tensor | None = None,
+        self, a: torch.Tensor, b: torch.Tensor, options: _Options, own_out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
+        c, beta, bias, row_order, index, out, validate = options
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
         key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta)
         signature = self._signatures.get(key)
@@ -242,20 +243,9 @@ class BsrSpmmKernel:
             self._loaded.launch(signature, addresses, stream)
         return out
 
-    def _each(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        c: torch.Tensor | None,
-        beta: float,
-        bias: torch.Tensor | None,
-        row_order: torch.Tensor | None,
-        index: TransposedIndex | None,
-        out: torch.Tensor | None,
-        validate: bool,
-    ) -> torch.Tensor:
+    def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
+        c, out = options.c, options.out
         batch = b.shape[0]
         if batch == 0:
             raise ArgumentError("b", f"is empty: {tuple(b.shape)}")
@@ -271,18 +261,12 @@ class BsrSpmmKernel:
         if written is None:
             written = self._empty(batch * self._rows(a), b[0]).unflatten(0, (batch, self._rows(a)))
         for i in range(batch):
-            self._one(
-                a,
-                b[i],
+            one = options._replace(
                 c=None if c is None else c[i],
-                beta=beta,
-                bias=bias,
-                row_order=row_order,
-                index=index,
                 out=None if out is None else out[i],
-                validate=validate and i == 0,
-                own_out=written[i],
+                validate=options.validate and i == 0,
             )
+            self._one(a, b[i], one, written[i])
         return written
 
     @staticmethod

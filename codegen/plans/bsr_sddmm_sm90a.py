@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import (
-    Constant,
-    Plan,
-    Registers,
-    SharedLayout,
-    TensorMap,
-    check_budget,
-    i32,
-    pointer,
-    require,
-    tensor_map,
+from codegen.plan import Constant, Plan, SharedLayout, TensorMap, check_budget, i32, require, tensor_map
+from codegen.plans.bsr_parts import (
+    C_GROUP_BYTES,
+    CONSUMERS,
+    INDEX_PARAMS,
+    SWIZZLE,
+    THREADS,
+    WARPGROUP_ROWS,
+    Part,
+    group_columns,
+    warpgroup_constants,
 )
 from codegen.spec import BsrSddmmSpec
 
-WARPGROUP = 128  # threads
-WARPGROUP_ROWS = 64  # rows of one wgmma
-CONSUMERS = 2  # warpgroups that compute
-SWIZZLE = 128  # bytes: width of one column group in shared memory
 STAGING_GROUPS = 2  # column groups of C: one is filled while the other is stored
-# 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
-PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = 232
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
@@ -33,7 +26,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    columns = SWIZZLE // dtype.bytes
+    columns = group_columns(spec)
     for name, size in (("rows", rows), ("cols", cols)):
         require(size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name}: 64, 128")
     require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
@@ -41,51 +34,34 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
-    # A tile 128 rows high is split between the warpgroups by rows, one of 64 rows by columns.
-    split_rows = m == CONSUMERS * WARPGROUP_ROWS
-    warpgroup_columns = n if split_rows else n // CONSUMERS
+    part = Part.of(spec)
     a_bytes, b_bytes = m * k * dtype.bytes, n * k * dtype.bytes
-    c_group_bytes = WARPGROUP_ROWS * SWIZZLE
-
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n} rows of 128 bytes")
-    shared.add("C", CONSUMERS * STAGING_GROUPS * c_group_bytes, f"{STAGING_GROUPS} C column groups of each warpgroup")
+    shared.add("C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, f"{STAGING_GROUPS} C column groups of each warpgroup")
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
-    accumulators = WARPGROUP_ROWS * warpgroup_columns // WARPGROUP
-    registers = Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
+    registers = part.registers
     check_budget(spec, shared.size, registers)
 
-    threads = WARPGROUP * (1 + CONSUMERS)
     constants = (
         Constant("kBlockRows", rows, "rows of a stored block of C: those of a tile"),
         Constant("kBlockCols", cols, "columns of a stored block of C"),
         Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
         Constant("kTileK", k, "depth of one step"),
-        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
-        Constant("kThreads", threads, "warpgroup 0 produces, the others consume"),
-        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
-        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
-        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
-        Constant("kWarpgroupRows", WARPGROUP_ROWS if split_rows else 0, "rows from one warpgroup's part to the next"),
-        Constant("kWarpgroupColumns", 0 if split_rows else warpgroup_columns, "columns from one part to the next"),
-        Constant("kWarpgroupGroups", warpgroup_columns // columns, "column groups of a warpgroup's part"),
-        Constant("kStagingGroups", STAGING_GROUPS, "column groups a warpgroup can have on their way out"),
-        Constant("kAccumulators", accumulators, "accumulators of a thread"),
+        *warpgroup_constants(spec),
+        *part.constants(STAGING_GROUPS),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),
-        Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of a warpgroup's C"),
+        Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
         tensor_map("a_map", "A (K, M)"),
         tensor_map("b_map", "B (K, N)"),
         tensor_map("c_map", "stored blocks of C (cols, rows, nnz)"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("blocks", "stored blocks of C"),
         i32("steps", "steps of kTileK that K takes"),
@@ -95,7 +71,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         spec=spec,
         stem=stem,
         template="bsr_sddmm/sm90a.cu.j2",
-        threads=threads,
+        threads=THREADS,
         blocks_per_sm=1,
         persistent=True,
         shared=tuple(shared.regions),
@@ -108,7 +84,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS, 1), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": warpgroup_columns},
+        values={"mma_n": part.columns},
         summary=(
             ("blocks of C", f"{rows} x {cols}"),
             ("tile", f"{n // cols} stored blocks in steps of {k}; those of one block row are computed together"),

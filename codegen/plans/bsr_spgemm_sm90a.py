@@ -16,11 +16,9 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.bsr_parts import C_GROUP_BYTES, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from codegen.spec import BsrSpgemmSpec
 
-WARPGROUP = 128  # threads
-WARPGROUP_ROWS = 64  # rows of one wgmma: those of a warpgroup's part of a tile
-SWIZZLE = 128  # bytes: width of one column group in shared memory
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
 REGISTERS_KEPT = 224  # of a thread, at most
 
@@ -41,12 +39,11 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     consumers = m // WARPGROUP_ROWS
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
-    c_group_bytes = WARPGROUP_ROWS * SWIZZLE
 
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
-    shared.add("C", consumers * c_group_bytes, "one C column group of each warpgroup")
+    shared.add("C", consumers * C_GROUP_BYTES, "one C column group of each warpgroup")
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
@@ -72,7 +69,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
-        Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of a warpgroup's C"),
+        Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),

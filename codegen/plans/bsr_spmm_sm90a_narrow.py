@@ -7,21 +7,20 @@ the M side of a wgmma, the block's rows its N side.
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
-from codegen.plan import (
-    Constant,
-    Plan,
-    Registers,
-    SharedLayout,
-    TensorMap,
-    check_budget,
-    i32,
-    pointer,
-    require,
-    tensor_map,
+from codegen.plan import Constant, Plan, Registers, TensorMap, check_budget, require
+from codegen.plans.balance import order_constants, order_params, order_summary
+from codegen.plans.bsr_parts import (
+    COLUMNS_PARAM,
+    CONSUMERS,
+    SPMM_PARAMS,
+    SWIZZLE,
+    WARPGROUP,
+    Part,
+    spmm_b_maps,
+    spmm_shared,
+    spmm_staging_groups,
 )
-from codegen.plans.balance import QUEUE_BYTES, order_constants, order_params, order_summary
 from codegen.plans.epilogue import (
-    barriers,
     epilogue_constants,
     epilogue_maps,
     epilogue_params,
@@ -30,10 +29,7 @@ from codegen.plans.epilogue import (
 )
 from codegen.spec import BsrSpmmSpec
 
-WARPGROUP = 128  # threads
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
-CONSUMERS = 2  # warpgroups that compute
-SWIZZLE = 128  # bytes: width of one column group of B and C in shared memory
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 
@@ -50,20 +46,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where block.rows is {rows}: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
-    groups = n // CONSUMERS // WARPGROUP_COLUMNS
-    # One is filled while the other is stored. What is added comes all at once.
-    staging_groups = groups if spec.accumulate else min(2, groups)
+    groups = Part.of(spec).groups
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     c_group_bytes = m * SWIZZLE
-
-    shared = SharedLayout()
-    shared.add("A", spec.stages * a_bytes, f"ring of blocks of A, {m} rows of {k * dtype.bytes} bytes")
-    tile_groups = n // WARPGROUP_COLUMNS
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {tile_groups} column groups of {k} rows of 128 bytes")
-    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
-    shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
-    if spec.balanced:
-        shared.add("Queue", QUEUE_BYTES, "announced tiles: number, block row, its first block, its end", 16)
+    shared = spmm_shared(spec, a_bytes, f"ring of blocks of A, {m} rows of {k * dtype.bytes} bytes", c_group_bytes)
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=REGISTERS)
     check_budget(spec, shared.size, registers)
@@ -77,9 +63,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
-        Constant("kTileGroups", tile_groups, "column groups of a tile"),
+        Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
-        Constant("kStagingGroups", staging_groups, "column groups a warpgroup can have on their way out"),
+        Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
         Constant("kABytes", a_bytes, "bytes of a block of A"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
@@ -89,18 +75,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *order_constants(spec),
     )
     c_map = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE)
-    params = (
-        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-        tensor_map("b_map", "B (N, K)"),
-        tensor_map("b_groups_map", "B's whole column groups (columns of one, K, groups)"),
-        tensor_map("c_map", "C (N, M)"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("n", "columns of B and C"),
-        *order_params(spec),
-        *epilogue_params(spec),
-    )
     return Plan(
         spec=spec,
         stem=stem,
@@ -111,11 +85,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=params,
+        params=(*SPMM_PARAMS, COLUMNS_PARAM, *order_params(spec), *epilogue_params(spec)),
         tensor_maps={
             "a_map": TensorMap((k, m, 1), k * dtype.bytes),
-            "b_map": TensorMap((WARPGROUP_COLUMNS, k), SWIZZLE),
-            "b_groups_map": TensorMap((WARPGROUP_COLUMNS, k, tile_groups), SWIZZLE),
+            **spmm_b_maps(spec),
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
         },

@@ -1,0 +1,122 @@
+"""What the plans of sm_90a BSR kernels share: warpgroups, their parts of a tile, how matrices are passed and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Registers, SharedLayout, TensorMap, i32, pointer, tensor_map
+from codegen.plans.balance import QUEUE_BYTES
+from codegen.plans.epilogue import barriers
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+
+WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # rows of one wgmma
+CONSUMERS = 2  # warpgroups that compute
+THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
+# 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
+SWIZZLE = 128  # bytes: width of one column group in shared memory
+C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # of one column group of a warpgroup's C
+
+INDEX_PARAMS = (
+    pointer("crow_indices", "int", "first block of each block row, and one more"),
+    pointer("col_indices", "int", "block column of each block"),
+    i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+)
+SPMM_PARAMS = (
+    tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
+    tensor_map("b_map", "B (N, K)"),
+    tensor_map("b_groups_map", "B's whole column groups (columns of one, K, groups)"),
+    tensor_map("c_map", "C (N, M)"),
+    *INDEX_PARAMS,
+)
+COLUMNS_PARAM = i32("n", "columns of B and C")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A warpgroup's part of a C tile: one 128 rows high is split between the two by rows, a lower one by columns.
+
+    Attributes:
+        by_rows: whether the parts lie one above the other.
+        columns: columns of a part.
+        groups: column groups of a part.
+    """
+
+    by_rows: bool
+    columns: int
+    groups: int
+
+    @classmethod
+    def of(cls, spec: BsrSpmmSpec | BsrSddmmSpec) -> Part:
+        """Split the tile of a spec."""
+        by_rows = spec.tile.m == CONSUMERS * WARPGROUP_ROWS
+        columns = spec.tile.n if by_rows else spec.tile.n // CONSUMERS
+        return cls(by_rows, columns, columns // group_columns(spec))
+
+    @property
+    def registers(self) -> Registers:
+        """Return the register budget of a thread whose warpgroup computes 64 rows of these columns."""
+        accumulators = WARPGROUP_ROWS * self.columns // WARPGROUP
+        return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
+
+    def constants(self, staging_groups: int) -> tuple[Constant, ...]:
+        """Return where a part is, and how it leaves."""
+        rows, columns = (WARPGROUP_ROWS, 0) if self.by_rows else (0, self.columns)
+        return (
+            Constant("kWarpgroupRows", rows, "rows from one warpgroup's part to the next"),
+            Constant("kWarpgroupColumns", columns, "columns from one part to the next"),
+            Constant("kWarpgroupGroups", self.groups, "column groups of a warpgroup's part"),
+            Constant("kStagingGroups", staging_groups, "column groups a warpgroup can have on their way out"),
+            Constant("kAccumulators", self.registers.accumulators, "accumulators of a thread"),
+        )
+
+
+def group_columns(spec: BsrSpmmSpec | BsrSddmmSpec) -> int:
+    """Return the columns of a column group."""
+    return SWIZZLE // DTYPES[spec.dtype].bytes
+
+
+def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tuple[Constant, ...]:
+    """Return the constants of a ring that a warpgroup fills for two others, with a kernel's ``own`` in their place."""
+    return (
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
+        *own,
+        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kGroupColumns", group_columns(spec), "columns of a group: one 128-byte swizzled row"),
+    )
+
+
+def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
+    """Return the column groups of C that a warpgroup has places for in shared memory."""
+    # One is filled while the other is stored; more would cost a stage of the ring. What is added comes all at once.
+    groups = Part.of(spec).groups
+    return groups if spec.accumulate else min(2, groups)
+
+
+def spmm_shared(spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int = C_GROUP_BYTES) -> SharedLayout:
+    """Return the shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A."""
+    k, groups, staging_groups = spec.tile.k, spec.tile.n // group_columns(spec), spmm_staging_groups(spec)
+    b_bytes = groups * k * SWIZZLE
+    shared = SharedLayout()
+    shared.add("A", spec.stages * a_bytes, a_doc)
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
+    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
+    shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
+    if spec.balanced:
+        shared.add("Queue", QUEUE_BYTES, "announced tiles: number, block row, its first block, its end", 16)
+    return shared
+
+
+def spmm_b_maps(spec: BsrSpmmSpec) -> dict[str, TensorMap]:
+    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole."""
+    columns, k = group_columns(spec), spec.tile.k
+    return {
+        "b_map": TensorMap((columns, k), SWIZZLE),
+        "b_groups_map": TensorMap((columns, k, spec.tile.n // columns), SWIZZLE),
+    }

@@ -63,7 +63,7 @@ class _Options(NamedTuple):
     beta: float
     bias: torch.Tensor | None
     row_order: torch.Tensor | None
-    index: TransposedIndex | None
+    transposed: TransposedIndex | None
     out: torch.Tensor | None
     validate: bool
 

@@ -213,22 +213,24 @@ class BsrSpmmSpec(SpecBase):
     op: Literal["bsr_spmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
-    epilogue: Epilogue | None = Field(default=None, description="what is done to C before it is stored; sm_90a only")
+    epilogue: Epilogue | None = Field(
+        default=None, description="what is done to C before it is stored; with wgmma only"
+    )
     accumulate: bool = Field(
-        default=False, description="whether the caller passes c and beta, and C = A B + beta c; sm_90a only"
+        default=False, description="whether the caller passes c and beta, and C = A B + beta c; with wgmma only"
     )
     balanced: bool = Field(
         default=False,
         description="whether tiles are handed out as thread blocks ask for them, the longest block rows first, which "
-        "pays where rows are of very different lengths; sm_90a only",
+        "pays where rows are of very different lengths; with wgmma only",
     )
     cluster: Annotated[Literal[1, 2], Integral] = Field(
         default=1,
-        description="thread blocks with neighbouring tiles of one block row, which load A once for all of them; sm_90a "
-        "only, with blocks of 64 and 128 rows",
+        description="thread blocks with neighbouring tiles of one block row, which load A once for all of them; with "
+        "wgmma only, and blocks of 64 and 128 rows",
     )
     transpose_a: bool = Field(
-        default=False, description="whether C = A^T B; sm_90a only, with blocks of 64 and 128 rows and columns"
+        default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
     )
     options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster", "transpose_a")
 

@@ -34,7 +34,6 @@ from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
 from runtime.workspace import SCHEDULER_COUNTERS, counters
 
-GROUP = 64  # columns of B that lie side by side in shared memory: 128 bytes
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
     "relu": torch.relu,
@@ -362,7 +361,10 @@ class BsrSpmmKernel:
             **added,
             "a": (tuple(values.shape), values.stride()),
             "b": (tuple(b.shape), b.stride()),
-            "b_groups": ((max(1, columns // GROUP), b.shape[0], GROUP), (GROUP, b.stride(0), 1)),
             "c": ((rows, columns), (stride, 1)),
         }
+        whole = self.compiled.plan.tensor_maps.get("b_groups_map")
+        if whole is not None:  # B's columns in groups as wide as the map's box, as far as they fill one
+            width = whole.box[0]
+            tensors["b_groups"] = ((max(1, columns // width), b.shape[0], width), (width, b.stride(0), 1))
         return self._loaded.signature(b.device.index, tile_rows * column_tiles * cluster, numbers, tensors)

@@ -94,7 +94,8 @@ def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
         return fields(64, pattern, (256, 64), 4 if q == 128 else 2, **more)
     # A step of 128 keys: one block, or two of 64 where the rows of a tile have one list.
     one_list = q == 128 or more.get("packed_heads", 1) > 1
-    return fields(128, pattern, (128, 128 if one_list else 64), 2, **more)
+    schedule = "ping_pong" if one_list else "cooperative"
+    return fields(128, pattern, (128, 128 if one_list else 64), 2, schedule=schedule, **more)
 
 
 DENSE: Fields = {"kind": "dense"}

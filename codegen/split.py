@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PART_COST = 3  # shares: about what writing a part, and taking parts together, costs beside its steps
+# Shares: about what a second piece's start, writing its part and taking parts together cost beside its steps. Measured:
+# 12 us on an H200, where a share of 128 x 128 pairs of heads of 128 takes 1.6 us.
+PART_COST = 8
+INDEX_RANGE = 2**32  # the kernel multiplies shares by thread blocks in 32 bits
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Split:
         total = left * shares
         # Smaller parts are done sooner, but more of them have to be taken together, by one thread block.
         blocks = min(slots, total // max(2, math.isqrt(shares)))
-        if blocks == 0 or -(-total // blocks) + PART_COST >= shares:
+        if blocks == 0 or total * blocks >= INDEX_RANGE or -(-total // blocks) + PART_COST >= shares:
             return 0, 0
         return left, blocks
 

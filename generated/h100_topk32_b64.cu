@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk32_b64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
-// spec hash: cb7ca70ae55ade04565ce3ae5f537cc2890fb024c124de58f8b06c6b5fca4dbf
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
+// spec hash: 435b975d3aa7fb0e21ae8f123987a6f1d282ecd2b09295d5a89e42c3ee516d88
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 48b5a7f54ebe97fcd3fe775a2d75ba236aee735553aaa16cf1ff8eeb988ddbbb
+// seal: sha256 7bf1a45b2069359a15adfadc01e7ceb9aeddd6dd3a5332706db1a7296c767d83
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -16,13 +16,12 @@
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+// Cooperative: the consumers run side by side, with no order between them.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
 // part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
@@ -89,8 +88,6 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -294,11 +291,6 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -413,12 +405,12 @@ struct Piece {
 // The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
 // as many of them in a row as any other, or one more: those from first_share(p, its number) on.
 __device__ __forceinline__ int first_share(const Params& p, int thread_block) {
-  return static_cast<int>(static_cast<int64>(thread_block) * p.split_tiles * p.shares / p.split_blocks);
+  return static_cast<uint32>(thread_block) * p.split_tiles * p.shares / p.split_blocks;
 }
 
 // The thread block that has a share: the last one whose first share does not come after it.
 __device__ __forceinline__ int holder_of(const Params& p, int share) {
-  return static_cast<int>((static_cast<int64>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares));
+  return (static_cast<uint32>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares);
 }
 
 // What a thread block does of a tile, from `share` on, if it has the shares before `end`.
@@ -455,6 +447,11 @@ __device__ __forceinline__ int slot_of(int block, bool masked) { return block * 
 // barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// The piece of an entry of the ring of tiles.
+__device__ __forceinline__ Piece read_piece(const int* entry) {
+  return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
 }
 
 // Puts a piece into the ring of tiles, once the consumers have left the place: its number, the numbers of steps of its
@@ -506,19 +503,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
   RingPosition<kTileStages> tile_position;
-  RingPosition<kStages> k_position, v_position;
-  Piece piece = first_piece(p);
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, piece);
+  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
+  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
 
   while (true) {
-    if (stream > 0) {
-      const int* entry = entries + tile_position.stage * kEntryWords;
-      mbarrier_wait(base + kQFullBarrier + 8 * tile_position.stage, tile_position.parity);
-      piece.index = read_by_leader(entry);
-      piece.begin = read_by_leader(entry + 1);
-      piece.end = read_by_leader(entry + 2);
-      if (leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
-    }
+    // Warp 0 has written the entry itself.
+    if (stream > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_position.stage, tile_position.parity);
+    const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
+    if (stream > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     tile_position.advance();
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
@@ -527,42 +519,38 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
+#pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
+      const uint32 k_step = loaded + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
         if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
       }
       if (leader && i < blocks.count) {
-        const uint32 full = barriers + kKFullBarrier + 8 * k_position.stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * k_position.stage, k_position.parity ^ 1);
+        const int stage = k_step % kStages, parity = k_step / kStages % 2;
+        const uint32 full = barriers + kKFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
-          slots[k_position.stage * kStepBlocks + load] = slot_of(loads[load], false);
+          slots[stage * kStepBlocks + load] = slot_of(loads[load], false);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + k_position.stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
       if (leader && i > 0) {
-        const uint32 full = barriers + kVFullBarrier + 8 * v_position.stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * v_position.stage, v_position.parity ^ 1);
+        const int stage = v_step % kStages, parity = v_step / kStages % 2;
+        const uint32 full = barriers + kVFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, parity ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.v_map, v_ring + v_position.stage * kKvBytes, full, previous, kv_head, tile.batch);
-      }
-      // Early in a piece, as soon as the consumers have left the one before: the next piece.
-      if (stream == 0 && i == min(blocks.count, kStages)) {
-        if (leader) {
-          piece = next_piece(p, piece);
-          announce(p, entries, base, tile_position, piece);
-        }
-        piece.index = __shfl_sync(0xFFFFFFFF, piece.index, 0);
-        piece.begin = __shfl_sync(0xFFFFFFFF, piece.begin, 0);
-        piece.end = __shfl_sync(0xFFFFFFFF, piece.end, 0);
+        load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
       __syncwarp();
-      if (i < blocks.count) k_position.advance();
-      if (i > 0) v_position.advance();
     }
+    loaded += blocks.count;
+    // All is on its way, and the consumers are about to end this piece: the next one.
+    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    __syncwarp();
   }
 }
 
@@ -701,9 +689,7 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   const int* words = entries + position.stage * kEntryWords;
   const int* counts = words + kEntryWords - kStreams;
   Entry entry;
-  entry.piece.index = read_by_leader(words);
-  entry.piece.begin = read_by_leader(words + 1);
-  entry.piece.end = read_by_leader(words + 2);
+  entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
   entry.turns = entry.count;
 #pragma unroll
@@ -831,9 +817,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -866,11 +849,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage);
-        bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -900,18 +881,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     }
-    // All warpgroups take the same number of turns, also those with fewer steps.
-    for (int turn = max(entry.count, 1); turn < entry.turns; ++turn) {
-      bar_sync(my_turn, kTurnThreads);
-      bar_arrive(next_turn, kTurnThreads);
-    }
     if (entry.piece.end == 0 ||
         join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum, p.scale_log2)) {
       store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     }
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: b85ee31797dc01b96cf7a7d40d118fa3de843eb765e1ac5095a6ac4c891842bb
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 74809102163924d93ef0342b4b40030c0635f03b7c715abda693f384f7cf2d22
+// seal: sha256 660feb94da1d7400a2a812601bd4043798ce91d5bfb9d66cc905293294c76b1e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -398,12 +398,12 @@ struct Piece {
 // The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
 // as many of them in a row as any other, or one more: those from first_share(p, its number) on.
 __device__ __forceinline__ int first_share(const Params& p, int thread_block) {
-  return static_cast<int>(static_cast<int64>(thread_block) * p.split_tiles * p.shares / p.split_blocks);
+  return static_cast<uint32>(thread_block) * p.split_tiles * p.shares / p.split_blocks;
 }
 
 // The thread block that has a share: the last one whose first share does not come after it.
 __device__ __forceinline__ int holder_of(const Params& p, int share) {
-  return static_cast<int>((static_cast<int64>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares));
+  return (static_cast<uint32>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares);
 }
 
 // What a thread block does of a tile, from `share` on, if it has the shares before `end`.
@@ -440,6 +440,11 @@ __device__ __forceinline__ int slot_of(int block, bool masked) { return block * 
 // barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// The piece of an entry of the ring of tiles.
+__device__ __forceinline__ Piece read_piece(const int* entry) {
+  return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
 }
 
 // Puts a piece into the ring of tiles, once the consumers have left the place: its number, the numbers of steps of its
@@ -491,11 +496,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
   RingPosition<kTileStages> tile_position;
-  RingPosition<kStages> k_position, v_position;
-  Piece piece = first_piece(p);
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, piece);
+  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
+  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
 
   while (true) {
+    const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
     tile_position.advance();
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
@@ -504,43 +509,39 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
+#pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
+      const uint32 k_step = loaded + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
         if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
       }
       if (leader && i < blocks.count) {
-        const uint32 full = barriers + kKFullBarrier + 8 * k_position.stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * k_position.stage, k_position.parity ^ 1);
+        const int stage = k_step % kStages, parity = k_step / kStages % 2;
+        const uint32 full = barriers + kKFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
           const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
-          slots[k_position.stage * kStepBlocks + load] = slot_of(loads[load], masked);
+          slots[stage * kStepBlocks + load] = slot_of(loads[load], masked);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + k_position.stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
       if (leader && i > 0) {
-        const uint32 full = barriers + kVFullBarrier + 8 * v_position.stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * v_position.stage, v_position.parity ^ 1);
+        const int stage = v_step % kStages, parity = v_step / kStages % 2;
+        const uint32 full = barriers + kVFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, parity ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.v_map, v_ring + v_position.stage * kKvBytes, full, previous, kv_head, tile.batch);
-      }
-      // Early in a piece, as soon as the consumers have left the one before: the next piece.
-      if (stream == 0 && i == min(blocks.count, kStages)) {
-        if (leader) {
-          piece = next_piece(p, piece);
-          announce(p, entries, base, tile_position, piece);
-        }
-        piece.index = __shfl_sync(0xFFFFFFFF, piece.index, 0);
-        piece.begin = __shfl_sync(0xFFFFFFFF, piece.begin, 0);
-        piece.end = __shfl_sync(0xFFFFFFFF, piece.end, 0);
+        load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
       __syncwarp();
-      if (i < blocks.count) k_position.advance();
-      if (i > 0) v_position.advance();
     }
+    loaded += blocks.count;
+    // All is on its way, and the consumers are about to end this piece: the next one.
+    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    __syncwarp();
   }
 }
 
@@ -667,9 +668,7 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   const int* words = entries + position.stage * kEntryWords;
   const int* counts = words + kEntryWords - kStreams;
   Entry entry;
-  entry.piece.index = read_by_leader(words);
-  entry.piece.begin = read_by_leader(words + 1);
-  entry.piece.end = read_by_leader(words + 2);
+  entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
   entry.turns = entry.count;
   return entry;

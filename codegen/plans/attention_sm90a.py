@@ -33,7 +33,7 @@ from codegen.split import Split
 
 WARPGROUP = 128  # threads
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
-# producer gives up what the consumers take (PTX ISA, "setmaxnreg"). With fewer than 40 it spills a few words.
+# producer gives up what the consumers take (PTX ISA, "setmaxnreg").
 REGISTER_SPLITS = {2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
 # 24 beside heads of 128 and steps of 96 keys were too few, and it spilled in the main loop.
@@ -181,7 +181,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "q_in_registers": q_in_registers,
-            "announces_early": q_in_registers or tile_stages > 1,
             "block_steps": block_steps,
             "step_blocks": step_blocks,
             "splits": spec.split_tail,

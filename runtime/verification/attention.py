@@ -89,6 +89,7 @@ CASES = (
     Case("one_block", heads=1, kv_heads=1, q_len=17, kv_len=50, lists="repeated"),
     Case("one_pair", heads=1, kv_heads=1, q_len=1, kv_len=1, lists="repeated"),
     Case("few_queries", heads=2, kv_heads=2, q_len=200, kv_len=3000),
+    Case("few_queries_many_keys", heads=3, kv_heads=1, q_len=129, kv_len=5001),
     Case("few_keys", heads=2, kv_heads=2, q_len=1500, kv_len=200, lists="repeated"),
     Case("gqa_8_to_1", batch=2, heads=8, kv_heads=1, q_len=640, kv_len=640),
     Case("gqa_4_to_1", heads=8, kv_heads=2, q_len=321, kv_len=960),

@@ -17,7 +17,7 @@ from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import render
-from codegen.split import PART_COST, Split
+from codegen.split import INDEX_RANGE, PART_COST, Split
 
 NAME = "h100_topk32_b64"
 PROGRAM = """\
@@ -28,6 +28,7 @@ PROGRAM = """\
 using std::max;
 using std::min;
 using int64 = long long;
+using uint32 = unsigned;
 struct float4 { float x, y, z, w; };
 struct { int x; } blockIdx, gridDim, threadIdx;
 struct Params { float* parts; int tiles, split_tiles, split_blocks, shares; };
@@ -176,19 +177,28 @@ def test_every_share_is_held_once(host: Host, tiles: int, shares: int, slots: in
     )
 
 
-@pytest.mark.parametrize("shares", [2**10, 2**20, 16_000_000])
+LONGEST = (INDEX_RANGE - 1) // (100 * 132)
+
+
+def test_tiles_too_long_for_the_indices_stay_whole() -> None:
+    """2^31 keys in steps of 128 have 2^24 shares: times 100 tiles and 132 thread blocks, more than 32 bits hold."""
+    assert split().divide(100, LONGEST, 132) == (100, 132)
+    assert split().divide(100, LONGEST + 1, 132) == (0, 0)
+    assert split().divide(100, 2**24, 132) == (0, 0)
+
+
+@pytest.mark.parametrize("shares", [2**10, LONGEST])
 def test_holders_of_very_long_tiles(host: Host, shares: int) -> None:
-    """2^31 keys in steps of 128 have 2^24 shares: 131 tiles of them are nearly 2^31 again."""
-    split_tiles, split_blocks = split().divide(131, shares, 132)
-    assert (split_tiles, split_blocks) == (131, 132)
-    params = Params(None, 131, split_tiles, split_blocks, shares)
+    split_tiles, split_blocks = split().divide(100, shares, 132)
+    assert (split_tiles, split_blocks) == (100, 132)
+    params = Params(None, 100, split_tiles, split_blocks, shares)
     end = 0
     for block in range(split_blocks):
         for piece in host.pieces(params, split_blocks, block):
             assert piece.tile * shares + piece.begin == end
             end = piece.tile * shares + piece.end
             assert host.holder(params, end - 1) == block == host.holder(params, piece.tile * shares + piece.begin)
-    assert end == 131 * shares
+    assert end == 100 * shares
 
 
 def test_a_part_has_room_for_o_and_the_softmax_state() -> None:

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3ece8c3e8cc57a503b06f6776ab815dc6d10846d8628bcc2daf3674601c8503b
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9cf9a878e63f021a159d8b0a3e01ea509f9468f92b9747057854675367c102b6
+// seal: sha256 14b1c9aa30d6189a4f40dd5a815d5f5d0f2c9ccb2bff3d8bff750a284b0ddb3d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -374,6 +374,9 @@ template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
 
+  RingPosition() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++stage == kDepth) {
       stage = 0;
@@ -469,13 +472,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
-  RingPosition<kTileStages> tile_position;
-  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
+  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
+  uint32 pieces = 0, steps = 0;
+  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
+    const RingPosition<kTileStages> tile_position{pieces};
     const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
-    tile_position.advance();
+    ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
@@ -485,7 +489,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
-      const uint32 k_step = loaded + i, v_step = k_step - 1;
+      const uint32 k_step = steps + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
@@ -512,9 +516,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       }
       __syncwarp();
     }
-    loaded += blocks.count;
+    steps += blocks.count;
     // All is on its way, and the consumers are about to end this piece: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
     __syncwarp();
   }
   if (stream == 0 && leader) release_scheduler(p);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":4,"tile":{"m":128,"n":128}}
 // spec hash: 933b1e0ef6318822de5b31b6a1c2ba17421f635efbd61a0a4679f4e23a8c32f9
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4128faf7d3a49434b7a0b6eb8dab8d461a493c2bde07dfa396c074b6a5e1d36b
+// seal: sha256 f4a530507a14e9de1ba5efd6210f2a0990674a0f118c98ce3fac907374ff4718
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -374,6 +374,9 @@ template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
 
+  RingPosition() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++stage == kDepth) {
       stage = 0;
@@ -469,13 +472,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
-  RingPosition<kTileStages> tile_position;
-  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
+  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
+  uint32 pieces = 0, steps = 0;
+  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
+    const RingPosition<kTileStages> tile_position{pieces};
     const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
-    tile_position.advance();
+    ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
@@ -485,7 +489,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
-      const uint32 k_step = loaded + i, v_step = k_step - 1;
+      const uint32 k_step = steps + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
@@ -512,9 +516,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       }
       __syncwarp();
     }
-    loaded += blocks.count;
+    steps += blocks.count;
     // All is on its way, and the consumers are about to end this piece: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
     __syncwarp();
   }
   if (stream == 0 && leader) release_scheduler(p);

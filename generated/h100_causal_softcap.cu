@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f051bff9975454082fd6142520110fe78f493ae6f893745ba6c4ee98ae51db27
+// seal: sha256 4db234e1a251bf8b7bddd65d5479fc7c3b521419c147aab21e06eec97bc13321
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -383,6 +383,9 @@ template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
 
+  RingPosition() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++stage == kDepth) {
       stage = 0;
@@ -478,13 +481,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
-  RingPosition<kTileStages> tile_position;
-  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
+  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
+  uint32 pieces = 0, steps = 0;
+  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
+    const RingPosition<kTileStages> tile_position{pieces};
     const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
-    tile_position.advance();
+    ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
@@ -494,7 +498,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
-      const uint32 k_step = loaded + i, v_step = k_step - 1;
+      const uint32 k_step = steps + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
@@ -521,9 +525,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       }
       __syncwarp();
     }
-    loaded += blocks.count;
+    steps += blocks.count;
     // All is on its way, and the consumers are about to end this piece: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
     __syncwarp();
   }
   if (stream == 0 && leader) release_scheduler(p);

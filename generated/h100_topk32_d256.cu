@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de398ed339e9e7fba5b9053b6697bf3f6951e9b7f8b1637cd2409e84e2cdfbce
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9bcd36829da7c321c13a948567ef9bdf96c6bc30d6b8df3489fc5e5a9a7e21b9
+// seal: sha256 f11b1734de8d0d66a5a65ad513a64371128b09250cbed1c385b9f2b8d52120d5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -405,6 +405,9 @@ template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
 
+  RingPosition() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++stage == kDepth) {
       stage = 0;
@@ -519,13 +522,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
-  RingPosition<kTileStages> tile_position;
-  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
+  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
+  uint32 pieces = 0, steps = 0;
+  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
+    const RingPosition<kTileStages> tile_position{pieces};
     const Piece piece = read_piece(entries + tile_position.parity * kEntryWords);
-    tile_position.advance();
+    ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
@@ -535,7 +539,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
-      const uint32 k_step = loaded + i, v_step = k_step - 1;
+      const uint32 k_step = steps + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
@@ -561,9 +565,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       }
       __syncwarp();
     }
-    loaded += blocks.count;
+    steps += blocks.count;
     // All is on its way, and the consumers are about to end this piece: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
     __syncwarp();
   }
 }

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9d20f5bdb3ae7dc739a4df7f0626863c0dc0a7cb2956bb7f1b2f889cfacf7f66
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c14dc0285fc8d675b020cd38a2c5885c4d140546d6bfb382d994d874d91a1f29
+// seal: sha256 661f54c043b69fb57b5c66296ee50f5649a352619a26838d84b2062264da6c12
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -422,6 +422,9 @@ template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
 
+  RingPosition() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++stage == kDepth) {
       stage = 0;
@@ -538,13 +541,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
-  RingPosition<kTileStages> tile_position;
-  uint32 loaded = 0;  // steps of the pieces before: the stage and the parity of a step come from its number
-  if (stream == 0 && leader) announce(p, entries, base, tile_position, first_piece(p));
+  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
+  uint32 pieces = 0, steps = 0;
+  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
+    const RingPosition<kTileStages> tile_position{pieces};
     const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
-    tile_position.advance();
+    ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
@@ -554,7 +558,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
-      const uint32 k_step = loaded + i, v_step = k_step - 1;
+      const uint32 k_step = steps + i, v_step = k_step - 1;
 #pragma unroll
       for (int load = 0; load < kStepBlocks; ++load) {
         previous[load] = loads[load];
@@ -580,9 +584,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       }
       __syncwarp();
     }
-    loaded += blocks.count;
+    steps += blocks.count;
     // All is on its way, and the consumers are about to end this piece: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, tile_position, next_piece(p, piece));
+    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
     __syncwarp();
   }
 }

@@ -172,7 +172,10 @@ class AttentionSpec(SpecBase):
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         defaults = {"tile": tile, "stages": 2, "split_tail": splits}
-        if not hopper:
+        choice = _combination(data, "attention")
+        if choice is not None and choice.mma == "wmma":
+            defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}
+        elif not hopper:
             given = data.get("tile", tile)
             rows = given.get("m") if isinstance(given, Mapping) else None
             # O of 32 rows of a wider head would not fit a thread's registers.
@@ -205,6 +208,12 @@ def _ada_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
     rows = block.get("q")
     m = rows if isinstance(rows, int) and rows < largest else largest
     return {"m": m, "n": 64 if head_dim == 64 or (m < 128 and not wide) else 32}
+
+
+def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tile of a spec for WMMA that has none: two thread blocks fit 100 KB."""
+    rows = block.get("q")
+    return {"m": rows if rows in (16, 32) else 64, "n": 64 if head_dim == 64 else 32}
 
 
 class BsrSpmmSpec(SpecBase):

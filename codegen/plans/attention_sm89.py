@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.patterns import Block
 from codegen.plan import (
     Constant,
-    Param,
     Plan,
     Registers,
     SharedLayout,
     SharedRegion,
     check_budget,
-    i64,
-    pointer,
     require,
 )
 from codegen.plans.attention_params import (
+    block_constants,
     index_params,
-    list_constants,
     lse_params,
     options_summary,
     sink_params,
     size_params,
     softcap_constants,
+    tensor_params,
 )
 from codegen.spec import AttentionSpec
 
@@ -42,6 +39,7 @@ LOAD_OVERHEAD = 8  # and for each further load of a step
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
 BLOCKS = (16, 32, 64, 128)
+BITS = "unsigned short"  # what an element is to the kernel
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -111,15 +109,15 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", load_keys, "keys of one load"),
-        *(_block_constants(block, m, n) if block is not None else []),
+        *(block_constants(block, m, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
     ]
     params = [
-        *_tensor_params("q", "Q (batch, heads, q_len, head_dim)"),
-        *_tensor_params("k", "K (batch, kv_heads, kv_len, head_dim)"),
-        *_tensor_params("v", "V, as K"),
-        *_tensor_params("o", "O, as Q", writes=True),
+        *tensor_params("q", BITS, "Q (batch, heads, q_len, head_dim)"),
+        *tensor_params("k", BITS, "K (batch, kv_heads, kv_len, head_dim)"),
+        *tensor_params("v", BITS, "V, as K"),
+        *tensor_params("o", BITS, "O, as Q", writes=True),
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
@@ -182,12 +180,6 @@ def _check_tile(spec: AttentionSpec) -> None:
         require(block.kv % n == 0 or n % block.kv == 0, "tile.n", reason)
 
 
-def _block_constants(block: Block, m: int, n: int) -> list[Constant]:
-    """Return what the index lists count in."""
-    queries = Constant("kBlockQueries", block.q, "queries that share a list")
-    return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
-
-
 def _regions(q_in_registers: bool, stages: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:
     """Lay out the shared memory."""
     shared = SharedLayout()
@@ -202,16 +194,6 @@ def _regions(q_in_registers: bool, stages: int, q_bytes: int, slot_bytes: int) -
     q = shared.add("Q", q_bytes, "Q tile")
     ring = shared.add("Ring", stages * slot_bytes, slots)
     return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q")
-
-
-def _tensor_params(name: str, doc: str, *, writes: bool = False) -> list[Param]:
-    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
-    return [
-        pointer(name, "unsigned short", doc, writes=writes),
-        i64(f"{name}_batch_stride", "elements from one batch to the next"),
-        i64(f"{name}_head_stride", "elements from one head to the next"),
-        i64(f"{name}_row_stride", "elements from one row to the next"),
-    ]
 
 
 def _list(values: tuple[int, ...]) -> str:

@@ -725,7 +725,9 @@ def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int
         ("stages", ada(64, DENSE, 64, 64, stages=1)),
         ("stages", ada(256, DENSE, 64, 64, stages=3)),
         ("pattern.block.q", ada(64, listed(8, 64), 64, 64)),
-        ("packed_heads", ada(64, DENSE, 64, 64, packed_heads=8)),
+        ("tile.m", ada(64, DENSE, 16, 64, packed_heads=32)),  # less than a query's heads
+        ("tile.m", ada(64, listed(2, 64), 64, 64, packed_heads=16)),
+        ("pattern.block.q", ada(64, listed(1, 64), 16, 64, packed_heads=8)),
     ],
 )
 def test_tiles_that_sm_89_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
@@ -797,6 +799,28 @@ def test_what_wmma_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
         plan_of(spec)
     assert caught.value.field == field
     assert "wmma" in caught.value.reason or re.search(r"\d", caught.value.reason)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "heads", "m", "queries"),
+    [
+        (listed(64, 64), 8, 128, 16),
+        (listed(1, 64), 16, 16, 1),
+        (listed(4, 64), 4, 16, 4),
+        (listed(16, 16), 2, 32, 16),
+        (DENSE, 64, 128, 2),
+    ],
+)
+def test_packed_heads_share_a_tile_on_sm_89(pattern: dict[str, Any], heads: int, m: int, queries: int) -> None:
+    """Left-out tiles hold whole queries, of one block: blocks of as few queries as their heads fill 16 rows with."""
+    plan = plan_of({"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": pattern, "packed_heads": heads})
+    values = constants_of(plan)
+    assert isinstance(plan.spec, AttentionSpec)
+    assert (plan.spec.tile.m, values["kTileM"], values["kPackedHeads"]) == (m, m, heads)
+    assert plan.tile_queries == values["kTileQueries"] == values["kStreamRows"] == queries
+    block = plan.spec.pattern.fixed_block
+    assert values.get("kBlockQueries") == (block.q if block is not None and block.q > queries else None)
+    assert plan.flops == 4 * m * plan.spec.tile.n * 64
 
 
 def test_warp_rows_are_a_matter_of_mma_sync(attention: dict[str, Any]) -> None:

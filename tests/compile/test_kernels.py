@@ -171,6 +171,33 @@ OTHERS = [
         "head_dim": 128,
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
     },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 64,
+        "packed_heads": 4,
+        "sink": True,
+        "softcap": 30,
+        "pattern": {"kind": "block_lists", "block": {"q": 4, "kv": 128}, "mask": "causal"},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 128,
+        "dtype": "bf16",
+        "packed_heads": 2,
+        "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
+        "tile": {"m": 64, "n": 64},
+        "stages": 3,
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 192,
+        "packed_heads": 64,
+        "lse": False,
+        "pattern": {"kind": "causal"},
+    },
     # WMMA: several blocks a step, parts of one, the most that registers hold.
     {
         "op": "attention",

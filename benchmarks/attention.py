@@ -169,6 +169,11 @@ def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp
     return {**fields(head_dim, pattern, tile, stages), "arch": "sm_89", "warp_rows": warp_rows}
 
 
+def wmma(head_dim: int, pattern: Fields) -> Fields:
+    """Return the spec of a kernel for sm_89 by WMMA, with the tile of the shipped ones."""
+    return {**ada(head_dim, pattern, (64, 32), 4, 16), "mma": "wmma"}
+
+
 def listed(size: int) -> Fields:
     return {"kind": "topk", "k": 32, "block": {"q": size, "kv": size}}
 
@@ -184,6 +189,18 @@ ADA_ROWS = (
     Row("ada_topk32_b64", ada(128, listed(64), (64, 32), 3), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
     Row("ada_topk32_b32", ada(128, listed(32), (32, 64), 3, 16), 16, 32768, ADA_PEERS, 190, groups=("ada",)),
     Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 3), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
+    Row(
+        "ada_gqa_topk32_b64",
+        {**ada(128, listed(64), (128, 32), 2), "packed_heads": 8},
+        64,
+        32768,
+        ADA_PEERS,
+        groups=("ada",),
+        kv_heads=8,
+    ),
+    # By WMMA, whose scores pass through shared memory: docs/ada.md says what differs.
+    Row("ada_dense_wmma", wmma(128, DENSE), 16, 4096, ADA_PEERS, groups=("ada",), batch=4),
+    Row("ada_topk32_b64_wmma", wmma(128, listed(64)), 16, 32768, ADA_PEERS, groups=("ada",)),
 )
 ROWS = MAIN_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + ADA_ROWS
 SWEEPS = {"k": "blocks in each list", "length": "queries and keys"}

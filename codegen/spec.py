@@ -168,11 +168,14 @@ class AttentionSpec(SpecBase):
         block = pattern.get("block") if isinstance(pattern, Mapping) else None
         block = block if isinstance(block, Mapping) else {}
         hopper = data.get("arch") == "sm_90a"
-        tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data.get("head_dim"), block)
+        tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         defaults = {"tile": tile, "stages": 2, "split_tail": splits}
-        if not hopper:
+        choice = _combination(data, "attention")
+        if choice is not None and choice.mma == "wmma":
+            defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}
+        elif not hopper:
             given = data.get("tile", tile)
             rows = given.get("m") if isinstance(given, Mapping) else None
             # O of 32 rows of a wider head would not fit a thread's registers.
@@ -196,15 +199,23 @@ def _hopper_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"m": 128, "n": 64 if head_dim in (192, 256) else block.get("kv", 128)}
 
 
-def _ada_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
+def _ada_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tile of a spec for another architecture that has none: two thread blocks fit 100 KB."""
+    head_dim, heads = data.get("head_dim"), data.get("packed_heads", 1)
     wide = head_dim in (192, 256)
     largest = 64 if wide else 128
     if head_dim == 96 and block.get("kv") == 16:
         largest = 32  # more warps would copy more rows of 192 bytes at a time than such a block has
-    rows = block.get("q")
-    m = rows if isinstance(rows, int) and rows < largest else largest
+    queries = block.get("q")
+    rows = queries * heads if isinstance(queries, int) and isinstance(heads, int) else largest
+    m = min(rows, largest)
     return {"m": m, "n": 64 if head_dim == 64 or (m < 128 and not wide) else 32}
+
+
+def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tile of a spec for WMMA that has none: two thread blocks fit 100 KB."""
+    rows = block.get("q")
+    return {"m": rows if rows in (16, 32) else 64, "n": 64 if head_dim == 64 else 32}
 
 
 class BsrSpmmSpec(SpecBase):

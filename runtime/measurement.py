@@ -190,7 +190,7 @@ def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.T
         return run
 
     flash = {"SDPA flash": through(SDPBackend.FLASH_ATTENTION)}
-    return flash if spec.mma == "mma" else {**flash, "SDPA cuDNN": through(SDPBackend.CUDNN_ATTENTION)}
+    return flash if spec.mma != "wgmma" else {**flash, "SDPA cuDNN": through(SDPBackend.CUDNN_ATTENTION)}
 
 
 def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> BlockMask:

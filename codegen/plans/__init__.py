@@ -8,6 +8,7 @@ from codegen.plan import Plan
 from codegen.plans import (
     attention_sm89,
     attention_sm90a,
+    attention_wmma,
     bsr_sddmm_sm90a,
     bsr_spgemm_sm90a,
     bsr_spmm_mma,
@@ -35,8 +36,9 @@ def plan_for(named: NamedSpec) -> Plan:
 
 def _dispatch(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, AttentionSpec):
-        attention = attention_sm90a.plan if spec.mma == "wgmma" else attention_sm89.plan
-        return attention(spec, stem)
+        if spec.mma == "wgmma":
+            return attention_sm90a.plan(spec, stem)
+        return attention_wmma.plan(spec, stem) if spec.mma == "wmma" else attention_sm89.plan(spec, stem)
     if isinstance(spec, BsrSddmmSpec):
         return bsr_sddmm_sm90a.plan(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):

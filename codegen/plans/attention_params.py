@@ -9,6 +9,16 @@ from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.spec import AttentionSpec
 
 
+def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
+    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
+    return [
+        pointer(name, element, doc, writes=writes),
+        i64(f"{name}_batch_stride", "elements from one batch to the next"),
+        i64(f"{name}_head_stride", "elements from one head to the next"),
+        i64(f"{name}_row_stride", "elements from one row to the next"),
+    ]
+
+
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the log-sum-exp, if the spec asks for it."""
     doc = "log-sum-exp, (batch, heads, q_len) contiguous"
@@ -64,6 +74,12 @@ def list_constants(block: Block, block_steps: int) -> list[Constant]:
         Constant("kBlockKeys", block.kv, "keys of a listed block"),
         Constant("kBlockSteps", block_steps, "steps in a listed block; 1 too where a step holds more than one"),
     ]
+
+
+def block_constants(block: Block, m: int, n: int) -> list[Constant]:
+    """Return what the index lists of a tile of m queries and steps of n keys count in."""
+    queries = Constant("kBlockQueries", block.q, "queries that share a list")
+    return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
 
 
 def _head_sizes() -> list[Param]:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.patterns import Block
 from codegen.plan import (
     Constant,
-    Param,
     Plan,
     Registers,
     SharedLayout,
     SharedRegion,
     check_budget,
-    i64,
-    pointer,
     require,
 )
 from codegen.plans.attention_params import (
+    block_constants,
     index_params,
-    list_constants,
     lse_params,
     options_summary,
     sink_params,
     size_params,
     softcap_constants,
+    tensor_params,
 )
 from codegen.spec import AttentionSpec
 
@@ -42,6 +39,8 @@ LOAD_OVERHEAD = 8  # and for each further load of a step
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
 BLOCKS = (16, 32, 64, 128)
+QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
+BITS = "unsigned short"  # what an element is to the kernel
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -91,14 +90,16 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
-    tile_in_block = block is not None and block.q > m
+    heads = spec.packed_heads
+    tile_queries = m // heads
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
         Constant("kTileM", m, "query rows of a thread block"),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", ahead, "K and V tiles in flight while one is read"),
-        Constant("kStreamRows", m, "query rows that share a list of key blocks"),
+        *(_pack_constants(heads, tile_queries) if heads > 1 else []),
+        Constant("kStreamRows", tile_queries, "query rows that share a list of key blocks"),
         Constant("kWarpRows", spec.warp_rows, "query rows of a warp"),
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
         Constant("kThreads", threads, f"{warps} warps"),
@@ -111,20 +112,21 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", load_keys, "keys of one load"),
-        *(_block_constants(block, m, n) if block is not None else []),
+        *(block_constants(block, tile_queries, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
     ]
     params = [
-        *_tensor_params("q", "Q (batch, heads, q_len, head_dim)"),
-        *_tensor_params("k", "K (batch, kv_heads, kv_len, head_dim)"),
-        *_tensor_params("v", "V, as K"),
-        *_tensor_params("o", "O, as Q", writes=True),
+        *tensor_params("q", BITS, "Q (batch, heads, q_len, head_dim)"),
+        *tensor_params("k", BITS, "K (batch, kv_heads, kv_len, head_dim)"),
+        *tensor_params("v", BITS, "V, as K"),
+        *tensor_params("o", BITS, "O, as Q", writes=True),
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
         *size_params(spec),
     ]
+    q_place = "registers" if q_in_registers else "shared memory"
     return Plan(
         spec=spec,
         stem=stem,
@@ -141,7 +143,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         values={
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
             "splits": False,
-            "packed": tile_in_block,
+            "packed": block is not None and block.q > tile_queries,
+            "packed_heads": heads > 1,
             "q_in_registers": q_in_registers,
             "block_steps": block_steps,
             "step_blocks": n // load_keys,
@@ -150,7 +153,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
-            ("tile", f"{m} queries x {n} keys, Q in {'registers' if q_in_registers else 'shared memory'}"),
+            ("tile", f"{m} {'rows' if heads > 1 else 'queries'} x {n} keys, Q in {q_place}"),
             (
                 "schedule",
                 f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, {spec.warp_rows} rows each)",
@@ -160,32 +163,37 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         flops=4 * m * n * d,
         bytes=2 * slot_bytes,
-        tile_queries=m,
+        tile_queries=tile_queries,
     )
 
 
 def _check_tile(spec: AttentionSpec) -> None:
     """Refuse a tile that the kernel is not written for."""
     name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    packed = spec.packed_heads
-    require(packed == 1, "packed_heads", f"is {packed}; {name} has no kernel with it: leave it out")
+    heads = spec.packed_heads
     require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")
+    require(m % heads == 0, "tile.m", f"is {m}; the rows of a query stay together: packed_heads is {heads}")
     require(n in KEYS, "tile.n", f"is {n}; allowed on {name}: 32 to 128, multiples of 16")
     require(m >= spec.warp_rows, "warp_rows", f"is {spec.warp_rows}; tile.m has only {m} rows")
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
     if block is not None:
-        require(block.q in BLOCKS, "pattern.block.q", f"is {block.q}; allowed on {name}: {_list(BLOCKS)}")
-        reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}"
-        require(block.q % m == 0, "tile.m", reason)
+        sizes = tuple(size for size in QUERY_BLOCKS if size * heads >= TILE_ROWS)
+        packed = f" with packed_heads {heads}" if heads > 1 else ""
+        require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
+        rows = f", {block.q * heads} rows" if heads > 1 else ""
+        reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}{rows}"
+        require(block.q * heads % m == 0, "tile.m", reason)
         require(block.kv in BLOCKS, "pattern.block.kv", f"is {block.kv}; allowed on {name}: {_list(BLOCKS)}")
         reason = f"is {n}; a step is one listed block, an equal part of one, or several: pattern.block.kv is {block.kv}"
         require(block.kv % n == 0 or n % block.kv == 0, "tile.n", reason)
 
 
-def _block_constants(block: Block, m: int, n: int) -> list[Constant]:
-    """Return what the index lists count in."""
-    queries = Constant("kBlockQueries", block.q, "queries that share a list")
-    return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
+def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
+    """Return whose the rows of a tile are."""
+    return [
+        Constant("kPackedHeads", heads, "query heads of a pack: row = query * kPackedHeads + head"),
+        Constant("kTileQueries", tile_queries, "queries of a tile"),
+    ]
 
 
 def _regions(q_in_registers: bool, stages: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:
@@ -202,16 +210,6 @@ def _regions(q_in_registers: bool, stages: int, q_bytes: int, slot_bytes: int) -
     q = shared.add("Q", q_bytes, "Q tile")
     ring = shared.add("Ring", stages * slot_bytes, slots)
     return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q")
-
-
-def _tensor_params(name: str, doc: str, *, writes: bool = False) -> list[Param]:
-    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
-    return [
-        pointer(name, "unsigned short", doc, writes=writes),
-        i64(f"{name}_batch_stride", "elements from one batch to the next"),
-        i64(f"{name}_head_stride", "elements from one head to the next"),
-        i64(f"{name}_row_stride", "elements from one row to the next"),
-    ]
 
 
 def _list(values: tuple[int, ...]) -> str:

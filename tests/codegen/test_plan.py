@@ -725,7 +725,9 @@ def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int
         ("stages", ada(64, DENSE, 64, 64, stages=1)),
         ("stages", ada(256, DENSE, 64, 64, stages=3)),
         ("pattern.block.q", ada(64, listed(8, 64), 64, 64)),
-        ("packed_heads", ada(64, DENSE, 64, 64, packed_heads=8)),
+        ("tile.m", ada(64, DENSE, 16, 64, packed_heads=32)),  # less than a query's heads
+        ("tile.m", ada(64, listed(2, 64), 64, 64, packed_heads=16)),
+        ("pattern.block.q", ada(64, listed(1, 64), 16, 64, packed_heads=8)),
     ],
 )
 def test_tiles_that_sm_89_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
@@ -733,6 +735,92 @@ def test_tiles_that_sm_89_has_no_kernel_for(field: str, spec: dict[str, Any]) ->
         plan_of(spec)
     assert caught.value.field == field
     assert "is " in caught.value.reason or "need" in caught.value.reason
+
+
+def wmma(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A spec of attention on sm_89 by WMMA."""
+    return {"op": "attention", "arch": "sm_89", "mma": "wmma", "head_dim": head_dim, "pattern": pattern, **fields}
+
+
+@pytest.mark.parametrize("kv", [16, 32, 64, 128])
+@pytest.mark.parametrize("q", [16, 32, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_wmma_has_a_kernel_for_all_blocks(head_dim: int, q: int, kv: int) -> None:
+    plan = plan_of(wmma(head_dim, listed(q, kv)))
+    values = constants_of(plan)
+    assert plan.template == "attention/wmma.cu.j2" and plan.tile_queries == min(q, 64)
+    assert values["kStepBlocks"] * values["kLoadKeys"] == values["kTileN"]
+    assert values["kLoadKeys"] * values["kBlockSteps"] == kv
+    assert values["kTileM"] % values["kPassRows"] == 0 and values["kLoadKeys"] % values["kPassRows"] == 0
+    assert values.get("kBlockQueries", q) == q
+    assert plan.blocks_per_sm >= 2
+
+
+@pytest.mark.parametrize("n", [32, 64, 128])
+def test_strips_of_wmma_hold_what_passes_through_them(n: int) -> None:
+    """Scores, P and the factors behind it, O; at addresses that WMMA takes, in banks that do not collide."""
+    plan = plan_of(wmma(64, DENSE, tile={"m": 64, "n": n}, stages=2))
+    values = constants_of(plan)
+    strip, factor, bytes_ = values["kStripStride"], values["kFactorStride"], values["kStripBytes"]
+    assert n <= strip and 16 * strip * 4 == bytes_
+    assert 16 * strip * 2 <= values["kFactorsOffset"] and values["kFactorsOffset"] + 16 * factor * 4 <= bytes_
+    assert values["kOutColumns"] <= n and values["kHeadDim"] % values["kOutColumns"] == 0
+    assert bytes_ % 32 == values["kFactorsOffset"] % 32 == 0 and factor % 4 == strip % 8 == 0
+    assert values["kRowStride"] % 8 == 0
+    # Four rows of floats begin in banks 0, 8, 16 and 24; rows of 16-bit elements are an odd number of chunks long.
+    assert {row * strip % 32 for row in range(4)} == {0, 8, 16, 24}
+    assert strip * 2 // 16 % 2 == values["kRowStride"] * 2 // 16 % 2 == 1
+    regions = {region.name: region for region in plan.shared}
+    assert regions["Strips"].bytes == 4 * bytes_ and regions["Strips"].offset % 32 == 0
+    assert regions["Q"].bytes == 64 * values["kRowStride"] * 2
+    assert regions["Q"].offset == (plan.spec.stages - 1) * values["kSlot"] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "spec"),
+    [
+        ("head_dim", wmma(256, DENSE)),
+        ("tile.m", wmma(64, DENSE, tile={"m": 256, "n": 64})),
+        ("tile.m", wmma(64, listed(32, 64), tile={"m": 64, "n": 64})),
+        ("tile.m", wmma(64, listed(128, 16), tile={"m": 128, "n": 64})),  # copies more rows at a time than a block has
+        ("tile.n", wmma(64, DENSE, tile={"m": 64, "n": 48})),
+        ("tile", wmma(128, DENSE, tile={"m": 16, "n": 128}, stages=2)),
+        ("stages", wmma(64, DENSE, stages=1)),
+        ("stages", wmma(128, DENSE, tile={"m": 128, "n": 64}, stages=4)),
+        ("warp_rows", wmma(64, DENSE, warp_rows=32)),
+        ("pattern.block.q", wmma(64, listed(8, 64), tile={"m": 64, "n": 64})),
+        ("softcap", wmma(64, DENSE, softcap=30.0)),
+        ("sink", wmma(64, DENSE, sink=True)),
+        ("packed_heads", wmma(64, DENSE, packed_heads=8)),
+    ],
+)
+def test_what_wmma_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(spec)
+    assert caught.value.field == field
+    assert "wmma" in caught.value.reason or re.search(r"\d", caught.value.reason)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "heads", "m", "queries"),
+    [
+        (listed(64, 64), 8, 128, 16),
+        (listed(1, 64), 16, 16, 1),
+        (listed(4, 64), 4, 16, 4),
+        (listed(16, 16), 2, 32, 16),
+        (DENSE, 64, 128, 2),
+    ],
+)
+def test_packed_heads_share_a_tile_on_sm_89(pattern: dict[str, Any], heads: int, m: int, queries: int) -> None:
+    """Left-out tiles hold whole queries, of one block: blocks of as few queries as their heads fill 16 rows with."""
+    plan = plan_of({"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": pattern, "packed_heads": heads})
+    values = constants_of(plan)
+    assert isinstance(plan.spec, AttentionSpec)
+    assert (plan.spec.tile.m, values["kTileM"], values["kPackedHeads"]) == (m, m, heads)
+    assert plan.tile_queries == values["kTileQueries"] == values["kStreamRows"] == queries
+    block = plan.spec.pattern.fixed_block
+    assert values.get("kBlockQueries") == (block.q if block is not None and block.q > queries else None)
+    assert plan.flops == 4 * m * plan.spec.tile.n * 64
 
 
 def test_warp_rows_are_a_matter_of_mma_sync(attention: dict[str, Any]) -> None:

@@ -171,6 +171,60 @@ OTHERS = [
         "head_dim": 128,
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
     },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 64,
+        "packed_heads": 4,
+        "sink": True,
+        "softcap": 30,
+        "pattern": {"kind": "block_lists", "block": {"q": 4, "kv": 128}, "mask": "causal"},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 128,
+        "dtype": "bf16",
+        "packed_heads": 2,
+        "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
+        "tile": {"m": 64, "n": 64},
+        "stages": 3,
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "head_dim": 192,
+        "packed_heads": 64,
+        "lse": False,
+        "pattern": {"kind": "causal"},
+    },
+    # WMMA: several blocks a step, parts of one, the most that registers hold.
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "mma": "wmma",
+        "head_dim": 128,
+        "dtype": "bf16",
+        "pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 32}, "mask": "causal"},
+        "tile": {"m": 64, "n": 64},
+        "stages": 2,
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "mma": "wmma",
+        "head_dim": 64,
+        "lse": False,
+        "pattern": {"kind": "topk", "k": 9, "block": {"q": 16, "kv": 128}},
+    },
+    {
+        "op": "attention",
+        "arch": "sm_89",
+        "mma": "wmma",
+        "head_dim": 128,
+        "pattern": {"kind": "causal"},
+        "tile": {"m": 128, "n": 64},
+    },
     {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}},
     {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 32, "cols": 16}},
     {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 128, "k": 32}},
@@ -303,7 +357,7 @@ def test_other_combinations_compile_without_spills(fields: dict[str, object]) ->
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_120"])
-@pytest.mark.parametrize("name", ["l4_topk32_d64", "l4_bsr_spmm_wmma_cp_async"])
+@pytest.mark.parametrize("name", ["l4_topk32_d64", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async"])
 def test_ada_kernels_compile_for_architectures_they_have_not_run_on(name: str, arch: str) -> None:
     fields = json.loads(find_spec(name).spec.canonical_json())
     compiled = compile_spec(find_spec({**fields, "arch": arch}))
@@ -311,7 +365,7 @@ def test_ada_kernels_compile_for_architectures_they_have_not_run_on(name: str, a
     assert "warning" not in compiled.log and "0 bytes spill stores" in compiled.log
 
 
-@pytest.mark.parametrize("name", ["l4_topk32", "l4_bsr_spmm_wmma_cp_async"])
+@pytest.mark.parametrize("name", ["l4_topk32", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async"])
 def test_ada_kernels_compile_to_ptx_for_newer_devices(name: str) -> None:
     compiled = compile_spec(find_spec(name), "ptx")
     assert ".target sm_89" in compiled.code.decode().rstrip("\0")

@@ -232,7 +232,19 @@ class BsrSpmmSpec(SpecBase):
     transpose_a: bool = Field(
         default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
     )
-    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster", "transpose_a")
+    blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
+        default=1,
+        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 and 32 "
+        "rows",
+    )
+    options: ClassVar[tuple[str, ...]] = (
+        "epilogue",
+        "accumulate",
+        "balanced",
+        "cluster",
+        "transpose_a",
+        "blocks_per_sm",
+    )
 
     @model_validator(mode="before")
     @classmethod

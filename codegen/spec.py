@@ -234,8 +234,8 @@ class BsrSpmmSpec(SpecBase):
     )
     blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 and 32 "
-        "rows",
+        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 "
+        "and 32 rows",
     )
     options: ClassVar[tuple[str, ...]] = (
         "epilogue",

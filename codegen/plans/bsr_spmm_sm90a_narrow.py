@@ -107,8 +107,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ("blocks of A", f"{rows} x {cols}"),
             (
                 "tile",
-                f"{m} x {n} of C, computed transposed, {'a block' if step_blocks == 1 else f'{step_blocks} blocks'} a step; "
-                f"each warpgroup has {groups} groups of 64",
+                f"{m} x {n} of C, computed transposed, {'a block' if step_blocks == 1 else f'{step_blocks} blocks'} a "
+                f"step; each warpgroup has {groups} groups of 64",
             ),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),

@@ -81,6 +81,7 @@ spmm = st.fixed_dictionaries(
         "balanced": st.booleans(),
         "cluster": st.sampled_from([1, 2]),
         "transpose_a": st.booleans(),
+        "blocks_per_sm": st.sampled_from([1, 2, 3]),
     },
 )
 other_bsr = st.fixed_dictionaries(

@@ -98,6 +98,28 @@ def test_a_call_hands_over_what_the_kernel_reads(make: Make, arch: str, size: in
     assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 3
 
 
+@pytest.mark.parametrize(("arch", "rows", "cols"), [("sm_90a", 64, 128), ("sm_90a", 128, 64), ("sm_89", 64, 128)])
+def test_blocks_need_not_be_square(make: Make, arch: str, rows: int, cols: int) -> None:
+    kernel = make(arch, block={"rows": rows, "cols": cols})
+    indices = (torch.tensor([0, 1, 1, 3]), torch.tensor([2, 0, 3]))
+    shape = (3 * rows, 4 * cols)
+    a = torch.sparse_bsr_tensor(*indices, dense(3, rows, cols), size=shape, check_invariants=False)
+    assert kernel(a, dense(4 * cols, 304), validate=True).shape == (3 * rows, 304)
+    (signature,) = kernel._loaded.signatures
+    assert signature["tiles"] == 3 * -(-304 // kernel.spec.tile.n)
+    with pytest.raises(ArgumentError, match=rf"b: has shape \({4 * rows}, 304\), expected \(K {4 * cols}, N\)"):
+        kernel(a, dense(4 * rows, 304))
+    turned = torch.sparse_bsr_tensor(*indices, dense(3, cols, rows), size=(3 * cols, 4 * rows), check_invariants=False)
+    message = rf"a: has blocks of \({cols}, {rows}\), this kernel takes \({rows}, {cols}\)"
+    with pytest.raises(ArgumentError, match=message):
+        kernel(turned, dense(4 * rows, 304))
+    uneven = torch.sparse_bsr_tensor(
+        *indices, dense(3, rows, cols), size=(3 * rows, 4 * cols - 16), check_invariants=False
+    )
+    with pytest.raises(ArgumentError, match=rf"a: has shape .*, expected a multiple of its blocks, \({rows}, {cols}\)"):
+        kernel(uneven, dense(4 * cols - 16, 304))
+
+
 def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
     kernel = make(accumulate=True)
     b, c = dense(4, 192, 77 + 3)[:, :, :77], dense(4, 192, 80)[:, :, :77]

@@ -285,11 +285,15 @@ class BsrSddmmSpec(SpecBase):
 
 
 class BsrSpgemmSpec(SpecBase):
-    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major."""
+    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major, or in BSR."""
 
     op: Literal["bsr_spgemm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A and of B")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    output: Literal["dense", "bsr"] = Field(
+        default="dense", description="what C is: dense, or the blocks that a BSR pattern lists, which the caller passes"
+    )
+    options: ClassVar[tuple[str, ...]] = ("output",)
 
     @model_validator(mode="before")
     @classmethod

@@ -18,7 +18,7 @@ from codegen.explain import (
     occupancy,
 )
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
-from codegen.plan import Plan, Registers, SharedLayout, check_budget
+from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
 from codegen.render import render_plan
 from codegen.spec import AttentionSpec, parse_spec
@@ -661,6 +661,23 @@ def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: in
     assert plan.blocks_per_sm == wanted
     assert wanted <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
     assert plan.registers.needed <= launch_registers(plan)
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_a_product_on_a_pattern_differs_in_what_its_tiles_are(block: int) -> None:
+    fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": block, "cols": block}}
+    plain, plan = plan_of(fields), plan_of(fields | {"output": "bsr"})
+    assert plan_of(fields | {"output": "dense"}).spec.hash == plain.spec.hash != plan.spec.hash
+    assert '"output"' not in plain.spec.canonical_json() and '"output":"bsr"' in plan.spec.canonical_json()
+    assert (plan.shared, plan.threads, plan.blocks_per_sm) == (plain.shared, plain.threads, plain.blocks_per_sm)
+    assert plan.tensor_maps == plain.tensor_maps | {"c_map": TensorMap((64, 64, 1), 128)}
+    names = {param.name for param in plan.params}
+    assert names - {param.name for param in plain.params} == {
+        *("c_crow_indices", "c_col_indices", "c_index_words", "block_rows", "blocks")
+    }
+    source = render_plan(plan)
+    assert "kRunTiles" not in source and "tma_store_3d(&p.c_map, staging, group * kGroupColumns" in source
+    assert "find_row" not in render_plan(plain)
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])

@@ -29,7 +29,7 @@ class Case:
         unsorted: the columns of A's rows are shuffled and some are repeated.
         wild: a fifth of A's columns name no block row of B; they count as zeros.
         a_indices, b_indices: types of the indices; those of C are as those of A.
-        strided: out is a column slice of a wider matrix.
+        strided: out is a column slice of a wider matrix, if C is dense.
         own_out: the kernel allocates its result.
     """
 
@@ -59,7 +59,7 @@ class Case:
             "nothing meets": self.apart,
             "unsorted, repeated columns": self.unsorted,
             "columns out of range": self.wild,
-            "strided": self.strided,
+            "strided": self.strided and not patterned,
             "own out": self.own_out,
         }
         types = [str(dtype).removeprefix("torch.") for dtype in (self.a_indices, self.b_indices)]

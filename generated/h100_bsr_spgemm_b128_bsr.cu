@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
 // templates: bsr_spgemm/sm90a_pattern.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 70a214972474dd0752099b5c66dd439d4da21d557b4413f97b432efe9a7bafeb
+// seal: sha256 41d01f1a8de9bbeac837e7fa4f2a3617a9e7dd3fd9a8a495e35bf17e3cf847a6
 
 // BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
 //
@@ -16,17 +16,17 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// How blocks that meet are found. For a block (i, j) of C, each lane of the producer takes one block (i, k) of A's row and
-// looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A with more
-// than 32 blocks take several such chunks.
+// How blocks that meet are found. For a block (i, j) of C, each lane of the producer takes one block (i, k) of A's row
+// and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A with
+// more than 32 blocks take several such chunks.
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. The producer runs ahead across tiles, and searches while the ring is full. Several
-// thread blocks share an SM: one multiplies while another stores.
+// handed back once step s is running. The producer runs ahead across tiles, and searches while the ring is full.
+// Several thread blocks share an SM: one multiplies while another stores.
 //
 // Symbols
-//   tile         one listed block of C, kBlock x kBlock. Tiles are numbered as they are stored, so that the thread blocks
-//                at work share block rows of A
+//   tile         one listed block of C, kBlock x kBlock. Tiles are numbered as they are stored, so that the thread
+//                blocks at work share block rows of A
 //   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
 //                meets, or whose last chunk adds nothing, ends with a step that has no product
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled

@@ -110,9 +110,9 @@ def spmm_shared(
     b_bytes = groups * k * SWIZZLE
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, a_doc)
-    b_doc = f"{groups} column groups of {k // step_blocks} rows of 128 bytes"
-    b_doc += f" for each of {step_blocks} blocks" if step_blocks > 1 else ""
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {b_doc}")
+    times = f"{step_blocks} x " if step_blocks > 1 else ""
+    b_doc = f"ring of B tiles, {times}{groups} column groups of {k // step_blocks} rows of 128 bytes"
+    shared.add("B", spec.stages * b_bytes, b_doc)
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.balanced:

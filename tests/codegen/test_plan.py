@@ -717,6 +717,9 @@ def test_a_step_of_several_small_blocks(rows: int, cols: int, count: int) -> Non
     assert values["kABlockBytes"] % (8 * 2 * cols) == 0
     source = render_plan(plan)
     assert "issue_blocks<kStepBlocks>" in source and "issue_blocks<1>" in source and "kTileK" not in source
+    body = source.partition("\n\n")[2]
+    assert max(map(len, body.splitlines())) <= 120 and "\n\n\n" not in body
+    assert all(len(re.findall(rf"\b{name}\b", body)) > 1 for name in values)
     assert "kStepBlocks" not in render_plan(one)
 
 

@@ -293,7 +293,12 @@ class BsrSpgemmSpec(SpecBase):
     output: Literal["dense", "bsr"] = Field(
         default="dense", description="what C is: dense, or the blocks that a BSR pattern lists, which the caller passes"
     )
-    options: ClassVar[tuple[str, ...]] = ("output",)
+    balanced: bool = Field(
+        default=False,
+        description="whether tiles are handed out as thread blocks ask for them, which pays where more blocks meet in "
+        "some tiles than in others; with output dense only",
+    )
+    options: ClassVar[tuple[str, ...]] = ("output", "balanced")
 
     @model_validator(mode="before")
     @classmethod

@@ -23,6 +23,9 @@ from runtime.bsr import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
+from runtime.workspace import SCHEDULER_COUNTERS, counters
+
+MOST_RUNS = 2**29  # a step that carries the number of its run has two more bits
 
 
 class BsrSpgemmKernel:
@@ -108,7 +111,10 @@ class BsrSpgemmKernel:
                 check_address({"a": "a.values()", "b": "b.values()", "c": "out"}[name], address)
             addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
             with torch.cuda.device(out.device):
-                self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+                stream = torch.cuda.current_stream().cuda_stream
+                if self.spec.balanced:
+                    addresses["scheduler"] = counters(out.device, stream, SCHEDULER_COUNTERS).data_ptr()
+                self._loaded.launch(signature, addresses, stream)
         if pattern is None:
             return out
         return torch.sparse_bsr_tensor(
@@ -171,7 +177,7 @@ class BsrSpgemmKernel:
             stride = out.stride(0)
         row_runs = -(-columns // (block.cols * int(self._constants["kRunTiles"])))
         runs = rows // block.rows * row_runs
-        if runs >= 2**31:
-            raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 runs of tiles")
+        if runs >= MOST_RUNS:
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: 2^29 runs of tiles or more")
         numbers = {"column_blocks": columns // block.cols, "row_runs": row_runs, "runs": runs}
         return numbers, ((rows, columns), (stride, 1))

@@ -20,10 +20,12 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.balance import SCHEDULER
 from codegen.plans.bsr_parts import C_GROUP_BYTES, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
+HANDED_OUT_TILES = 1  # of a run that is handed out: what a thread block still has when the others end is one run
 REGISTERS_KEPT = 224  # of a thread, at most
 
 
@@ -38,6 +40,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
     require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    allowed = spec.output == "dense" or not spec.balanced
+    require(allowed, "balanced", f"is true, but not written for output bsr on {arch.name}; allowed: false")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     consumers = m // WARPGROUP_ROWS
@@ -118,11 +122,16 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     )
 
 
+def run_tiles(spec: BsrSpgemmSpec) -> int:
+    """Return the tiles of a run of a dense C."""
+    return HANDED_OUT_TILES if spec.balanced else RUN_TILES
+
+
 def _run_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
     """Return the constant of a run of tiles, which a dense C has."""
     if spec.output == "bsr":
         return ()
-    return (Constant("kRunTiles", RUN_TILES, "C tiles side by side that the producer searches for together"),)
+    return (Constant("kRunTiles", run_tiles(spec), "C tiles side by side that the producer searches for together"),)
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
@@ -139,6 +148,7 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
         i32("column_blocks", "block columns of C"),
         i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
         i32("runs", "block rows of C * row_runs"),
+        *((pointer("scheduler", "int", SCHEDULER, writes=True),) if spec.balanced else ()),
     )
 
 
@@ -149,6 +159,11 @@ def _tile_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> tuple[tuple[str, s
         return (
             ("pipeline", f"{ring}; a search for each tile"),
             ("grid", f"{blocks_per_sm} thread blocks per SM, looping over the listed blocks of C (persistent)"),
+        )
+    if spec.balanced:
+        return (
+            ("pipeline", f"{ring}; a search for each tile"),
+            ("grid", f"{blocks_per_sm} thread blocks per SM; tiles are handed out"),
         )
     return (
         ("pipeline", f"{ring}; {RUN_TILES} tiles share a search"),

@@ -93,7 +93,10 @@ def other_bsr(op: str, **options: Any) -> Any:
     )
 
 
-sddmm, spgemm = other_bsr("bsr_sddmm"), other_bsr("bsr_spgemm", output=st.sampled_from(["dense", "bsr"]))
+sddmm, spgemm = (
+    other_bsr("bsr_sddmm"),
+    other_bsr("bsr_spgemm", output=st.sampled_from(["dense", "bsr"]), balanced=st.booleans()),
+)
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
 changes = st.fixed_dictionaries(
     {},

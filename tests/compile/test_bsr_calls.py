@@ -18,6 +18,7 @@ from runtime.errors import ArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 Make = Callable[..., Any]
+COUNTERS = torch.zeros(2, dtype=torch.int32)
 
 
 class Loaded:
@@ -60,6 +61,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
             bsr.check_on_gpu(name, tensor)
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
+    monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: COUNTERS[:number])
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(bsr_spmm, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
@@ -344,6 +346,14 @@ def test_a_dense_product_of_two_sparse_matrices(make: Make) -> None:
     assert len(kernel._loaded.launches) == 2
     with pytest.raises(ArgumentError, match=r"pattern: is not an argument of bsr_spgemm_\w+: .* is dense"):
         kernel(A, B, PATTERN)
+
+
+def test_tiles_that_are_handed_out_have_counters(make: Make) -> None:
+    kernel = make(op="bsr_spgemm", balanced=True)
+    kernel(A, B)
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["numbers"]["row_runs"] == 2 and signature["tiles"] == signature["numbers"]["runs"] == 6
+    assert launch["scheduler"] == COUNTERS.data_ptr()
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])

@@ -6,8 +6,8 @@
     python benchmarks/bsr.py --from bsr.json --plot bsr             # no GPU: print and draw an earlier run
 
 Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
-lengths follow a power law, beside rows of equal length and the same number of blocks; "ada", the kernels for sm_89,
-which a newer GPU runs through PTX.
+lengths follow a power law, beside rows of equal length and the same number of blocks; "rectangular", blocks that are
+not square; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, three block rows of its result are compared with the float64 product; a call that fails or
 computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -61,7 +61,8 @@ class Row:
     Attributes:
         name: what --rows takes.
         kernel: a shipped spec, and
-        block: rows and columns of its blocks.
+        block: rows of its blocks, and their columns, unless
+        block_columns: says otherwise.
         columns: of B; K of a sampled product.
         peers: names of PEERS that can compute it.
         target: effective TFLOPS on an H200 that the project set out to reach, if it did, or
@@ -84,6 +85,7 @@ class Row:
     target_ratio: float | None = None
     groups: tuple[str, ...] = ("main",)
     row_blocks: int = ROW_BLOCKS
+    block_columns: int | None = None
     pattern: Literal["random", "clustered", "power_law"] = "random"
     even: str | None = None
     balanced: bool = False
@@ -107,6 +109,7 @@ MAIN_ROWS = (
     Row("spmm_b16", spmm(16), 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),
     Row("spmm_b16_n1024", spmm(16), 16, 1024, SPMM_PEERS, target_ratio=1.5),
     Row("spgemm_b128", "h100_bsr_spgemm_b128", 128, 8192, ("cublas",), 480, quick=True),
+    Row("spgemm_b128_balanced", "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=True),
     Row("sddmm_b128", "h100_bsr_sddmm_b128", 128, 8192, ("cublas",), 560, quick=True),
 )
 UNEVEN_ROWS = tuple(
@@ -131,13 +134,23 @@ CROSSOVER_ROWS = tuple(
     for block in (128, 64, 32, 16)
     for density in DENSITIES
 )
+# No Blocked-ELL beside them: its blocks are square.
+RECTANGULAR_ROWS = tuple(
+    Row(
+        f"spmm_b{block}x{columns}",
+        *(f"h100_bsr_spmm_b{block}x{columns}", block, 8192, ("cublas", "torch", "triton")),
+        groups=("rectangular",),
+        block_columns=columns,
+    )
+    for block, columns in ((64, 128), (128, 64))
+)
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
 ADA_ROWS = tuple(
     Row(f"ada_spmm_b{block}", f"l4_bsr_spmm_b{block}", block, 8192, SPMM_PEERS, target, groups=("ada",))
     for block, target in ((128, 440), (64, 370), (32, 205))
 )
-ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + ADA_ROWS
-GROUPS = ("main", "crossover", "uneven", "ada")
+ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + ADA_ROWS
+GROUPS = ("main", "crossover", "uneven", "rectangular", "ada")
 MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
 
 

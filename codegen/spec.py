@@ -243,7 +243,19 @@ class BsrSpmmSpec(SpecBase):
     transpose_a: bool = Field(
         default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
     )
-    options: ClassVar[tuple[str, ...]] = ("epilogue", "accumulate", "balanced", "cluster", "transpose_a")
+    blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
+        default=1,
+        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 "
+        "and 32 rows",
+    )
+    options: ClassVar[tuple[str, ...]] = (
+        "epilogue",
+        "accumulate",
+        "balanced",
+        "cluster",
+        "transpose_a",
+        "blocks_per_sm",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -284,11 +296,20 @@ class BsrSddmmSpec(SpecBase):
 
 
 class BsrSpgemmSpec(SpecBase):
-    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major."""
+    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major, or in BSR."""
 
     op: Literal["bsr_spgemm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A and of B")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    output: Literal["dense", "bsr"] = Field(
+        default="dense", description="what C is: dense, or the blocks that a BSR pattern lists, which the caller passes"
+    )
+    balanced: bool = Field(
+        default=False,
+        description="whether tiles are handed out as thread blocks ask for them, which pays where more blocks meet in "
+        "some tiles than in others; with output dense only",
+    )
+    options: ClassVar[tuple[str, ...]] = ("output", "balanced")
 
     @model_validator(mode="before")
     @classmethod

@@ -124,6 +124,30 @@ def check_indices(name: str, matrix: torch.Tensor, *, rising: bool = False) -> N
         )
 
 
+def check_on_gpu(name: str, tensor: torch.Tensor) -> None:
+    """Check that a kernel can read a tensor at all.
+
+    Raises:
+        ArgumentError: for a tensor of another device.
+    """
+    if tensor.device.type != "cuda":
+        raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
+
+
+def check_out_values(out: Any, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+    """Check the (stored blocks, rows, cols) values of a BSR result that a caller brings.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if shape[0] == 0:
+        return  # nothing is written
+    check_tensor("out", out, dtype, 3, device)
+    check_shape("out", out.shape, [("stored blocks", shape[:1]), ("rows", shape[1:2]), ("cols", shape[2:])])
+    if not out.is_contiguous():
+        raise ArgumentError("out", f"has strides {out.stride()}, expected a contiguous tensor")
+
+
 def check_out(out: Any, dtype: torch.dtype, shape: tuple[int, int], device: torch.device) -> None:
     """Check a dense (M, N) result that a caller brings.
 

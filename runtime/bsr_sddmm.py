@@ -8,9 +8,16 @@ import torch
 
 from codegen.spec import BsrSddmmSpec
 from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
-from runtime.bsr import INDEX_WORDS, SIGNATURES_KEPT, call_key, check_indices, check_layout, check_structure
+from runtime.bsr import (
+    INDEX_WORDS,
+    SIGNATURES_KEPT,
+    call_key,
+    check_indices,
+    check_layout,
+    check_out_values,
+    check_structure,
+)
 from runtime.compiler import Compiled
-from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
 
 
@@ -92,11 +99,8 @@ class BsrSddmmKernel:
         check_strides("a", a)
         check_strides("b", b)
         shape = tuple(pattern.values().shape)
-        if out is not None and shape[0] > 0:
-            check_tensor("out", out, self._dtype, 3, a.device)
-            check_shape("out", out.shape, [("stored blocks", shape[:1]), ("rows", shape[1:2]), ("cols", shape[2:])])
-            if not out.is_contiguous():
-                raise ArgumentError("out", f"has strides {out.stride()}, expected a contiguous tensor")
+        if out is not None:
+            check_out_values(out, self._dtype, shape, a.device)
         tile, block = self.spec.tile, self.spec.block
         tiles = -(-shape[0] // (tile.n // block.cols))
         numbers: dict[str, int | float] = {

@@ -7,24 +7,29 @@ from typing import Any
 import torch
 
 from codegen.spec import BsrSpgemmSpec
-from runtime.arguments import TORCH_DTYPES, check_address
+from runtime.arguments import TORCH_DTYPES, check_address, check_shape
 from runtime.bsr import (
     INDEX_WORDS,
     SIGNATURES_KEPT,
     call_key,
     check_indices,
     check_layout,
+    check_on_gpu,
     check_out,
+    check_out_values,
     check_structure,
     check_values,
 )
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
+from runtime.workspace import SCHEDULER_COUNTERS, counters
+
+MOST_RUNS = 2**29  # a step that carries the number of its run has two more bits
 
 
 class BsrSpgemmKernel:
-    """C = A @ B with A and B in block-sparse rows, C dense.
+    """C = A @ B with A and B in block-sparse rows, C dense, or in block-sparse rows on a given pattern.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -37,15 +42,21 @@ class BsrSpgemmKernel:
         self.spec: BsrSpgemmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        run_tiles = {constant.name: constant.value for constant in compiled.plan.constants}["kRunTiles"]
-        self._run_columns = self.spec.block.cols * run_tiles
+        self._constants = {constant.name: constant.value for constant in compiled.plan.constants}
         self._signatures: dict[Any, Signature] = {}
 
     def __repr__(self) -> str:
-        return f"<bsr_spgemm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
+        arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
+        return f"<bsr_spgemm kernel {self.compiled.named.stem}({arguments}) for {self.spec.arch}>"
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, validate: bool = False
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        pattern: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        validate: bool = False,
     ) -> torch.Tensor:
         """Multiply.
 
@@ -54,72 +65,119 @@ class BsrSpgemmKernel:
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed.
             b: (K, N), the same, but the columns of a row must rise, each listed once, as torch makes them. If they do
                 not, blocks are left out or taken for others; ``validate`` finds out.
-            out: (M, N) dense, row-major, row stride a multiple of 16 bytes, to write into.
-            validate: also check the indices of both. Costs kernels and a synchronisation.
+            pattern: (M, N), layout torch.sparse_bsr, blocks of the spec's shape, if and only if the spec's output is
+                bsr: the blocks of C that are computed. Its values are not read and may be of any type. Columns of a
+                row may be unsorted and repeated.
+            out: what to write into. A dense C: (M, N), row-major, row stride a multiple of 16 bytes. Values of a C in
+                BSR: (stored blocks, rows, cols), contiguous. The spec's dtype.
+            validate: also check the indices of all. Costs kernels and a synchronisation.
 
         Returns:
-            C (M, N), dense, 0 where no blocks meet.
+            C (M, N): dense, 0 where no blocks meet; or torch.sparse_bsr with the pattern's own indices, of which
+            ``out`` holds the values if it was given. A block in which nothing meets, and one whose column is outside
+            the matrix, is zeros.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
         check_layout("a", a)
         check_layout("b", b)
-        indices = {"a_crow_indices": a.crow_indices(), "a_col_indices": a.col_indices()}
-        indices |= {"b_crow_indices": b.crow_indices(), "b_col_indices": b.col_indices()}
-        a_values, b_values = a.values(), b.values()
-        key = (a.shape, b.shape, call_key(a_values, b_values, *indices.values(), out))
+        self._check_pattern_given(pattern)
+        matrices = {"a": a, "b": b} if pattern is None else {"a": a, "b": b, "c": pattern}
+        values = {name: matrix.values() for name, matrix in matrices.items()}
+        indices = {f"{name}_crow_indices": matrix.crow_indices() for name, matrix in matrices.items()}
+        indices |= {f"{name}_col_indices": matrix.col_indices() for name, matrix in matrices.items()}
+        shapes = tuple(matrix.shape for matrix in matrices.values())
+        key = (shapes, call_key(*values.values(), *indices.values(), out))
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(a, b, out)
+            signature = self._check(a, b, pattern, out)
             if len(self._signatures) >= SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
         if validate:
             check_indices("a", a)
             check_indices("b", b, rising=True)
+            if pattern is not None:
+                check_indices("pattern", pattern)
         if out is None:
-            out = torch.empty((a.shape[0], b.shape[1]), dtype=a_values.dtype, device=a_values.device)
-        if a_values.shape[0] == 0 or b_values.shape[0] == 0:
-            return out.zero_()
-        addresses = {"a": a_values.data_ptr(), "b": b_values.data_ptr(), "c": out.data_ptr()}
-        for name, address in addresses.items():
-            check_address({"a": "a.values()", "b": "b.values()", "c": "out"}[name], address)
-        addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
-        with torch.cuda.device(a_values.device):
-            self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
-        return out
+            shape = (a.shape[0], b.shape[1]) if pattern is None else values["c"].shape
+            out = torch.empty(shape, dtype=values["a"].dtype, device=values["a"].device)
+        if values["a"].shape[0] == 0 or values["b"].shape[0] == 0:
+            out.zero_()
+        elif out.shape[0] > 0:
+            addresses = {"a": values["a"].data_ptr(), "b": values["b"].data_ptr(), "c": out.data_ptr()}
+            for name, address in addresses.items():
+                check_address({"a": "a.values()", "b": "b.values()", "c": "out"}[name], address)
+            addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
+            with torch.cuda.device(out.device):
+                stream = torch.cuda.current_stream().cuda_stream
+                if self.spec.balanced:
+                    addresses["scheduler"] = counters(out.device, stream, SCHEDULER_COUNTERS).data_ptr()
+                self._loaded.launch(signature, addresses, stream)
+        if pattern is None:
+            return out
+        return torch.sparse_bsr_tensor(
+            indices["c_crow_indices"], indices["c_col_indices"], out, size=pattern.shape, check_invariants=False
+        )
 
-    def _check(self, a: torch.Tensor, b: torch.Tensor, out: Any) -> Signature:
+    def _check_pattern_given(self, pattern: Any) -> None:
+        """Check that there is a pattern if the kernel takes one."""
+        stem = self.compiled.named.stem
+        if self.spec.output == "dense":
+            if pattern is not None:
+                raise ArgumentError("pattern", f"is not an argument of {stem}: the output of its spec is dense")
+        elif pattern is None:
+            raise ArgumentError("pattern", f"is missing: {stem} computes the blocks of A @ B that it lists")
+        else:
+            check_layout("pattern", pattern)
+
+    def _check(self, a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | None, out: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
-        if a.device.type != "cuda":
-            raise ArgumentError("a", f"is on {a.device}, expected a CUDA device")
+        block = self.spec.block
+        check_on_gpu("a", a)
         for name, matrix in (("a", a), ("b", b)):
-            check_structure(name, matrix, self.spec.block, a.device)
+            check_structure(name, matrix, block, a.device)
             check_values(name, matrix, self._dtype)
         (rows, depth), columns = a.shape, b.shape[1]
         if b.shape[0] != depth:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}, expected (K {depth}, N)")
-        stride = columns
-        if out is not None:
-            check_out(out, self._dtype, (rows, columns), a.device)
-            stride = out.stride(0)
-        block = self.spec.block
-        row_runs = -(-columns // self._run_columns)
-        runs = rows // block.rows * row_runs
-        if runs >= 2**31:
-            raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 runs of tiles")
         numbers: dict[str, int | float] = {
             "a_index_words": INDEX_WORDS[a.crow_indices().dtype],
             "b_index_words": INDEX_WORDS[b.crow_indices().dtype],
             "inner_blocks": depth // block.cols,
-            "column_blocks": columns // block.cols,
-            "row_runs": row_runs,
-            "runs": runs,
         }
+        if pattern is None:
+            more, c = self._check_dense(b, rows, out)
+            tiles = more["runs"]
+        else:
+            check_structure("pattern", pattern, block, a.device)
+            check_shape("pattern", pattern.shape, [("M", (rows,)), ("N", (columns,))])
+            shape = tuple(pattern.values().shape)
+            if out is not None:
+                check_out_values(out, self._dtype, shape, a.device)
+            words, tiles = INDEX_WORDS[pattern.crow_indices().dtype], shape[0]
+            more = {"c_index_words": words, "block_rows": rows // block.rows, "blocks": tiles}
+            c = (shape, (shape[1] * shape[2], shape[2], 1))
         tensors = {
             "a": (tuple(a.values().shape), a.values().stride()),
             "b": (tuple(b.values().shape), b.values().stride()),
-            "c": ((rows, columns), (stride, 1)),
+            "c": c,
         }
-        return self._loaded.signature(a.device.index, int(runs), numbers, tensors)
+        return self._loaded.signature(a.device.index, tiles, numbers | more, tensors)
+
+    def _check_dense(
+        self, b: torch.Tensor, rows: int, out: Any
+    ) -> tuple[dict[str, int], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Check a dense result; return the numbers of its runs of tiles, and its shape and strides."""
+        columns, block = b.shape[1], self.spec.block
+        stride = columns
+        if out is not None:
+            check_out(out, self._dtype, (rows, columns), b.device)
+            stride = out.stride(0)
+        row_runs = -(-columns // (block.cols * int(self._constants["kRunTiles"])))
+        runs = rows // block.rows * row_runs
+        if runs >= MOST_RUNS:
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: 2^29 runs of tiles or more")
+        numbers = {"column_blocks": columns // block.cols, "row_runs": row_runs, "runs": runs}
+        return numbers, ((rows, columns), (stride, 1))

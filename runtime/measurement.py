@@ -2,7 +2,8 @@
 
 Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
 counted). Of BSR x dense: 2 * stored elements * N. Of a sampled product: 2 * stored elements * K.
-Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet. A copy does none: its time says how fast it is.
+Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet, in blocks of C that are computed. A copy does none:
+its time says how fast it is.
 """
 
 from __future__ import annotations
@@ -333,18 +334,36 @@ def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 1
     )
 
 
+def blocks_stored(matrix: torch.Tensor) -> torch.Tensor:
+    """Return how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
+    crow, col = matrix.crow_indices(), matrix.col_indices()
+    row = torch.repeat_interleave(torch.arange(crow.shape[0] - 1, device=crow.device), crow.diff())
+    stored = torch.zeros((crow.shape[0] - 1, matrix.shape[1] // matrix.values().shape[2]), device=crow.device)
+    return stored.index_put_((row, col), torch.ones_like(col, dtype=stored.dtype), accumulate=True)
+
+
 def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int = 16) -> Workload:
-    """Return the reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks in each block row."""
+    """Return the reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks in each block row.
+
+    A pattern of C has as many in a row.
+    """
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     a, b = (random_bsr(block, dtype, size, row_blocks) for _ in range(2))
+    pattern = random_bsr(block, dtype, size, row_blocks) if kernel.spec.output == "bsr" else None
     # Every block of A meets all the blocks of one row of B.
-    flops = 2.0 * a.values().numel() * row_blocks * block.cols
+    pairs = float(a.values().shape[0] * row_blocks)
+    if pattern is not None:
+        pairs = float((blocks_stored(a) @ blocks_stored(b) * blocks_stored(pattern)).sum())
+    flops = 2.0 * pairs * block.rows * block.cols**2
     a_dense, b_dense = (torch.randn((size, size), device="cuda", dtype=dtype) for _ in range(2))
-    out = torch.empty((size, size), device="cuda", dtype=dtype)
+    out = (
+        torch.empty((size, size), device="cuda", dtype=dtype) if pattern is None else torch.empty_like(pattern.values())
+    )
     return Workload(
-        shape=f"M{size} K{size} N{size}, {row_blocks} blocks {block.rows}x{block.cols} a row of A and B",
+        shape=f"M{size} K{size} N{size}, {row_blocks} blocks {block.rows}x{block.cols} a row of "
+        + ("A and B" if pattern is None else "A, B and C"),
         flops=flops,
-        call=lambda: kernel(a, b, out=out),
+        call=lambda: kernel(a, b, pattern, out=out),
         peers={"torch A @ dense B": lambda: a @ b_dense, "cuBLAS, dense": lambda: torch.mm(a_dense, b_dense)},
         peer_flops={
             "torch A @ dense B": 2.0 * a.values().numel() * size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec
-from codegen.plan import Plan
+from codegen.plan import Plan, require
 from codegen.plans import (
     attention_sm89,
     attention_sm90a,
@@ -49,11 +49,17 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
 
 
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
+    narrow = spec.mma == "wgmma" and not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
+    if narrow:
+        return bsr_spmm_sm90a_narrow.plan(spec, stem)
+    require(
+        spec.blocks_per_sm == 1,
+        "blocks_per_sm",
+        f"is {spec.blocks_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
+    )
     if spec.mma != "wgmma":
         return bsr_spmm_mma.plan(spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
     if spec.transpose_a:
         return bsr_spmm_sm90a_transposed.plan(spec, stem)
-    if spec.block.rows in bsr_spmm_sm90a_narrow.SIZES:
-        return bsr_spmm_sm90a_narrow.plan(spec, stem)
     pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)
     return bsr_spmm_sm90a_pairs.plan(spec, stem) if pairs else bsr_spmm_sm90a.plan(spec, stem)

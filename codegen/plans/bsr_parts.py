@@ -99,13 +99,20 @@ def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
     return groups if spec.accumulate else min(2, groups)
 
 
-def spmm_shared(spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int = C_GROUP_BYTES) -> SharedLayout:
-    """Return the shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A."""
+def spmm_shared(
+    spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int = C_GROUP_BYTES, step_blocks: int = 1
+) -> SharedLayout:
+    """Return the shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A.
+
+    A step may have ``step_blocks`` blocks of A; each of them has rows of B of its own.
+    """
     k, groups, staging_groups = spec.tile.k, spec.tile.n // group_columns(spec), spmm_staging_groups(spec)
     b_bytes = groups * k * SWIZZLE
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, a_doc)
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
+    times = f"{step_blocks} x " if step_blocks > 1 else ""
+    b_doc = f"ring of B tiles, {times}{groups} column groups of {k // step_blocks} rows of 128 bytes"
+    shared.add("B", spec.stages * b_bytes, b_doc)
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.balanced:
@@ -113,10 +120,13 @@ def spmm_shared(spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int 
     return shared
 
 
-def spmm_b_maps(spec: BsrSpmmSpec) -> dict[str, TensorMap]:
-    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole."""
-    columns, k = group_columns(spec), spec.tile.k
+def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]:
+    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole.
+
+    One copy brings the rows that one of a step's ``step_blocks`` blocks of A meets.
+    """
+    columns, rows = group_columns(spec), spec.tile.k // step_blocks
     return {
-        "b_map": TensorMap((columns, k), SWIZZLE),
-        "b_groups_map": TensorMap((columns, k, spec.tile.n // columns), SWIZZLE),
+        "b_map": TensorMap((columns, rows), SWIZZLE),
+        "b_groups_map": TensorMap((columns, rows, spec.tile.n // columns), SWIZZLE),
     }

@@ -1,4 +1,7 @@
-"""Plan of the sm_90a BSR x BSR kernel: the producer warp finds which blocks meet, and loads those."""
+"""Plan of the sm_90a BSR x BSR kernels: the producer warp finds which blocks meet, and loads those.
+
+C is dense, and its tiles are taken in runs, or it is in BSR on a given pattern, and a tile is a block that this lists.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import (
     Constant,
+    Param,
     Plan,
     Registers,
     SharedLayout,
@@ -16,10 +20,12 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.balance import SCHEDULER
 from codegen.plans.bsr_parts import C_GROUP_BYTES, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
+HANDED_OUT_TILES = 1  # of a run that is handed out: what a thread block still has when the others end is one run
 REGISTERS_KEPT = 224  # of a thread, at most
 
 
@@ -34,6 +40,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
     require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    allowed = spec.output == "dense" or not spec.balanced
+    require(allowed, "balanced", f"is true, but not written for output bsr on {arch.name}; allowed: false")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     consumers = m // WARPGROUP_ROWS
@@ -58,7 +66,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     constants = (
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
         Constant("kTileK", k, "depth of one step"),
-        Constant("kRunTiles", RUN_TILES, "C tiles side by side that the producer searches for together"),
+        *_run_constants(spec),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
         Constant("kConsumerWarps", consumers * WARPGROUP // 32, "warps that compute"),
@@ -74,7 +82,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     params = (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
         tensor_map("b_map", "stored blocks of B (cols, rows, nnz)"),
-        tensor_map("c_map", "C (N, M)"),
+        tensor_map("c_map", "stored blocks of C (cols, rows, nnz)" if spec.output == "bsr" else "C (N, M)"),
         pointer("a_crow_indices", "int", "first block of each block row of A, and one more"),
         pointer("a_col_indices", "int", "block column of each block of A"),
         pointer("b_crow_indices", "int", "first block of each block row of B, and one more"),
@@ -82,14 +90,13 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         i32("a_index_words", "32-bit words of an index of A: 1 or 2, the low one is read"),
         i32("b_index_words", "32-bit words of an index of B"),
         i32("inner_blocks", "block columns of A, block rows of B"),
-        i32("column_blocks", "block columns of C"),
-        i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
-        i32("runs", "block rows of C * row_runs"),
+        *_tile_params(spec),
     )
+    c_box = (columns, WARPGROUP_ROWS)
     return Plan(
         spec=spec,
         stem=stem,
-        template="bsr_spgemm/sm90a.cu.j2",
+        template="bsr_spgemm/sm90a_pattern.cu.j2" if spec.output == "bsr" else "bsr_spgemm/sm90a.cu.j2",
         threads=threads,
         blocks_per_sm=blocks_per_sm,
         persistent=True,
@@ -100,7 +107,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         tensor_maps={
             "a_map": TensorMap((columns, m, 1), SWIZZLE),
             "b_map": TensorMap((columns, k, 1), SWIZZLE),
-            "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
+            "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
         values={"mma_n": n},
@@ -108,9 +115,57 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {consumers} consumer warpgroups (WGMMA)"),
-            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles; {RUN_TILES} tiles share a search"),
-            ("grid", f"{blocks_per_sm} thread blocks per SM, looping over runs of {RUN_TILES} tiles (persistent)"),
+            *_tile_summary(spec, blocks_per_sm),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+    )
+
+
+def run_tiles(spec: BsrSpgemmSpec) -> int:
+    """Return the tiles of a run of a dense C."""
+    return HANDED_OUT_TILES if spec.balanced else RUN_TILES
+
+
+def _run_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
+    """Return the constant of a run of tiles, which a dense C has."""
+    if spec.output == "bsr":
+        return ()
+    return (Constant("kRunTiles", run_tiles(spec), "C tiles side by side that the producer searches for together"),)
+
+
+def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
+    """Return the parameters that say which tiles C has."""
+    if spec.output == "bsr":
+        return (
+            pointer("c_crow_indices", "int", "first block of each block row of C, and one more"),
+            pointer("c_col_indices", "int", "block column of each block of C"),
+            i32("c_index_words", "32-bit words of an index of C"),
+            i32("block_rows", "block rows of A and of C"),
+            i32("blocks", "stored blocks of C"),
+        )
+    return (
+        i32("column_blocks", "block columns of C"),
+        i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
+        i32("runs", "block rows of C * row_runs"),
+        *((pointer("scheduler", "int", SCHEDULER, writes=True),) if spec.balanced else ()),
+    )
+
+
+def _tile_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> tuple[tuple[str, str], ...]:
+    """Return the lines for ``explain`` on the order of tiles."""
+    ring = f"ring of {spec.stages} pairs of A and B tiles"
+    if spec.output == "bsr":
+        return (
+            ("pipeline", f"{ring}; a search for each tile"),
+            ("grid", f"{blocks_per_sm} thread blocks per SM, looping over the listed blocks of C (persistent)"),
+        )
+    if spec.balanced:
+        return (
+            ("pipeline", f"{ring}; a search for each tile"),
+            ("grid", f"{blocks_per_sm} thread blocks per SM; tiles are handed out"),
+        )
+    return (
+        ("pipeline", f"{ring}; {RUN_TILES} tiles share a search"),
+        ("grid", f"{blocks_per_sm} thread blocks per SM, looping over runs of {RUN_TILES} tiles (persistent)"),
     )

@@ -1,11 +1,13 @@
 """Plan of the sm_90a BSR x dense kernel for blocks of 16 and 32: the product is computed transposed.
 
 A block row of 16 or 32 rows would fill a part of a wgmma's 64 only. So the tile is C^T = B^T A^T: 64 columns of B are
-the M side of a wgmma, the block's rows its N side.
+the M side of a wgmma, the block's rows its N side. A step is one block of A, or several that a row lists one after the
+other: ``tile.k`` says how deep it is.
 """
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, Registers, TensorMap, check_budget, require
 from codegen.plans.balance import order_constants, order_params, order_summary
@@ -31,34 +33,42 @@ from codegen.spec import BsrSpmmSpec
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
+WIDTHS = (128, 256, 512, 1024)  # columns of a tile
+STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
 REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
-    dtype = DTYPES[spec.dtype]
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     require(cols in SIZES, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
     require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
-    require(n in (128, 256, 512), "tile.n", f"is {n}; allowed where block.rows is {rows}: 128, 256, 512")
-    require(k == cols, "tile.k", f"is {k}; a step is one block of A deep: block.cols is {cols}")
+    widths = ", ".join(str(width) for width in WIDTHS)
+    require(n in WIDTHS, "tile.n", f"is {n}; allowed where block.rows is {rows}: {widths}")
+    depths = [count * cols for count in STEP_BLOCKS]
+    allowed = ", ".join(str(depth) for depth in depths)
+    require(k in depths, "tile.k", f"is {k}; a step is 1, 2 or 4 blocks of A, block.cols is {cols}: {allowed}")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where block.rows is {rows}: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
-    groups = Part.of(spec).groups
+    groups, step_blocks, row_bytes = Part.of(spec).groups, k // cols, cols * dtype.bytes
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     c_group_bytes = m * SWIZZLE
-    shared = spmm_shared(spec, a_bytes, f"ring of blocks of A, {m} rows of {k * dtype.bytes} bytes", c_group_bytes)
+    a_doc = f"ring of blocks of A, {m} rows of {row_bytes} bytes"
+    shared = spmm_shared(spec, a_bytes, a_doc, c_group_bytes, step_blocks)
+    threads, resident = CONSUMERS * WARPGROUP + 32, spec.blocks_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
-    registers = Registers(accumulators=groups * accumulators, overhead=40, limit=REGISTERS)
+    limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
+    registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
     check_budget(spec, shared.size, registers)
+    _check_shared_memory(spec, shared.size)
 
-    threads = CONSUMERS * WARPGROUP + 32
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
         Constant("kTileN", n, "columns of a C tile"),
-        Constant("kTileK", k, "depth of one step: the columns of a stored block of A"),
+        *_depth(spec, step_blocks),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
@@ -67,9 +77,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
-        Constant("kABytes", a_bytes, "bytes of a block of A"),
-        Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
+        *_step_bytes(a_bytes, b_bytes, step_blocks),
+        Constant("kBGroupBytes", cols * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
         *epilogue_constants(spec, groups * c_group_bytes),
         *order_constants(spec),
@@ -80,23 +89,27 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spmm/sm90a_narrow.cu.j2",
         threads=threads,
-        blocks_per_sm=1,
+        blocks_per_sm=resident,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
         params=(*SPMM_PARAMS, COLUMNS_PARAM, *order_params(spec), *epilogue_params(spec)),
         tensor_maps={
-            "a_map": TensorMap((k, m, 1), k * dtype.bytes),
-            **spmm_b_maps(spec),
+            "a_map": TensorMap((cols, m, step_blocks), row_bytes),
+            **spmm_b_maps(spec, step_blocks),
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        values={"mma_n": m, "a_row_bytes": k * dtype.bytes, **epilogue_values(spec)},
+        values={"mma_n": m, "a_row_bytes": row_bytes, "step_blocks": step_blocks, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{rows} x {cols}"),
-            ("tile", f"{m} x {n} of C, computed transposed, a block a step; each warpgroup has {groups} groups of 64"),
+            (
+                "tile",
+                f"{m} x {n} of C, computed transposed, {'a block' if step_blocks == 1 else f'{step_blocks} blocks'} a "
+                f"step; each warpgroup has {groups} groups of 64",
+            ),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
@@ -104,4 +117,41 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+    )
+
+
+def _check_shared_memory(spec: BsrSpmmSpec, size: int) -> None:
+    """Refuse more thread blocks on an SM than its shared memory holds; each costs 1 KB of its own."""
+    arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
+    require(
+        resident * (size + KIB) <= arch.shared_memory_per_sm,
+        "blocks_per_sm",
+        f"is {resident}; thread blocks of {-(-size // KIB)} KB and 1 KB each do not fit the "
+        f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages",
+    )
+
+
+def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:
+    """Return the constants of a step's depth."""
+    cols = spec.block.cols
+    if step_blocks == 1:
+        return (Constant("kTileK", cols, "depth of one step: the columns of a stored block of A"),)
+    return (
+        Constant("kBlockCols", cols, "columns of a stored block of A"),
+        Constant("kStepBlocks", step_blocks, "blocks of A of one step, at most"),
+    )
+
+
+def _step_bytes(a_bytes: int, b_bytes: int, step_blocks: int) -> tuple[Constant, ...]:
+    """Return the constants of what a stage of the ring has of A and B."""
+    if step_blocks == 1:
+        return (
+            Constant("kABytes", a_bytes, "bytes of a block of A"),
+            Constant("kBBytes", b_bytes, "bytes of a B tile"),
+        )
+    return (
+        Constant("kABytes", a_bytes, "bytes of the blocks of A of one step"),
+        Constant("kABlockBytes", a_bytes // step_blocks, "bytes of one of them"),
+        Constant("kBBytes", b_bytes, "bytes of the B tiles of one step"),
+        Constant("kBBlockBytes", b_bytes // step_blocks, "bytes of that of one block of A"),
     )

@@ -9,6 +9,7 @@ import torch
 from codegen.spec import BsrSpgemmSpec
 from runtime.arguments import TORCH_DTYPES
 from runtime.bsr_spgemm import BsrSpgemmKernel
+from runtime.verification.bsr_sddmm import sampled
 from runtime.verification.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 
@@ -21,11 +22,14 @@ class Case:
         rows, inner, columns: M, K and N in blocks.
         a_counts, b_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``one``, ``all``,
             ``none``.
+        c_counts: the same for the blocks that a pattern of C lists, of kernels that take one; their columns are in no
+            order.
+        c_repeated: some of these are listed twice; c_wild: a fifth of them name no block column.
         apart: no block of A meets one of B: A has the even inner blocks, B the odd ones.
         unsorted: the columns of A's rows are shuffled and some are repeated.
         wild: a fifth of A's columns name no block row of B; they count as zeros.
-        a_indices, b_indices: types of the indices.
-        strided: out is a column slice of a wider matrix.
+        a_indices, b_indices: types of the indices; those of C are as those of A.
+        strided: out is a column slice of a wider matrix, if C is dense.
         own_out: the kernel allocates its result.
     """
 
@@ -35,6 +39,9 @@ class Case:
     columns: int = 5
     a_counts: str = "random"
     b_counts: str = "random"
+    c_counts: str = "random"
+    c_repeated: bool = False
+    c_wild: bool = False
     apart: bool = False
     unsorted: bool = False
     wild: bool = False
@@ -43,13 +50,16 @@ class Case:
     strided: bool = False
     own_out: bool = False
 
-    def describe(self) -> str:
+    def describe(self, patterned: bool = False) -> str:
         """Return the parameters in words."""
         extras = {
+            f"C {self.c_counts} counts": patterned,
+            "repeated blocks of C": patterned and self.c_repeated,
+            "columns of C out of range": patterned and self.c_wild,
             "nothing meets": self.apart,
             "unsorted, repeated columns": self.unsorted,
             "columns out of range": self.wild,
-            "strided": self.strided,
+            "strided": self.strided and not patterned,
             "own out": self.own_out,
         }
         types = [str(dtype).removeprefix("torch.") for dtype in (self.a_indices, self.b_indices)]
@@ -83,6 +93,21 @@ CASES = (
     Case("strided", strided=True),
     Case("own_out", own_out=True),
 )
+PATTERN_CASES = (
+    Case("all_of_c", rows=6, inner=9, columns=7, a_counts="even", b_counts="even", c_counts="all"),
+    Case("one_of_a_row", rows=75, inner=9, columns=7, c_counts="one"),
+    Case("nothing_of_c", c_counts="none"),
+    Case("last_row_of_c", rows=75, inner=5, columns=9, c_counts="last"),
+    Case("many_rows_of_c", rows=1100, inner=3, columns=2, a_counts="all", b_counts="all", c_counts="one"),
+    Case("repeated_blocks_of_c", rows=5, inner=9, columns=8, c_counts="even", c_repeated=True),
+    Case("columns_of_c_out_of_range", rows=6, inner=7, columns=8, c_counts="even", c_wild=True),
+)
+"""Further ones, of kernels that take a pattern of C."""
+
+
+def cases_of(spec: BsrSpgemmSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel."""
+    return CASES + PATTERN_CASES if spec.output == "bsr" else CASES
 
 
 def _columns(case: Case, counts: str, size: int, shuffled: bool, random: torch.Generator) -> torch.Tensor:
@@ -130,8 +155,32 @@ def make_matrix(
     return matrix, dense.transpose(1, 2).reshape(matrix.shape)
 
 
+def make_pattern(spec: BsrSpgemmSpec, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a pattern of C, and say for each of its blocks whether its column is inside the matrix."""
+    random = generator(case.name + "c", device)
+    last = case.c_counts == "last"
+    counts = ["none"] * (case.rows - 1) + ["all"] if last else [case.c_counts] * case.rows
+    lists = [_columns(case, count, case.columns, case.c_repeated, random) for count in counts]
+    lists = [columns[torch.randperm(columns.shape[0], generator=random, device=device)] for columns in lists]
+    col = torch.cat(lists).to(torch.int64)
+    count = torch.tensor([columns.shape[0] for columns in lists], device=device)
+    known = torch.ones_like(col, dtype=torch.bool)
+    if case.c_wild:
+        known = torch.rand(col.shape, generator=random, device=device) > 0.2
+    pattern = torch.sparse_bsr_tensor(
+        torch.cat([count.new_zeros(1), count.cumsum(0)]).to(case.a_indices),
+        torch.where(known, col, case.columns + 5).to(case.a_indices),
+        torch.full((col.shape[0], spec.block.rows, spec.block.cols), float("nan"), device=device),
+        size=(case.rows * spec.block.rows, case.columns * spec.block.cols),
+        check_invariants=False,
+    )
+    return pattern, known
+
+
 def run_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on dense matrices."""
+    if kernel.spec.output == "bsr":
+        return run_patterned_case(kernel, case, device)
     spec = kernel.spec
     random = generator(case.name, device)
     (a, a_dense), (b, b_dense) = (make_matrix(spec, case, side, random) for side in "ab")
@@ -156,6 +205,44 @@ def run_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device) -> Outco
     return Outcome(
         name=case.name,
         description=case.describe(),
+        max_error=max_error(results[0], reference),
+        torch_error=torch_error,
+        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        problem=problem,
+    )
+
+
+def run_patterned_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device) -> Outcome:
+    """Do the same for a kernel that computes the blocks of C that a pattern lists."""
+    spec, dtype = kernel.spec, TORCH_DTYPES[kernel.spec.dtype]
+    random = generator(case.name, device)
+    (a, a_dense), (b, b_dense) = (make_matrix(spec, case, side, random) for side in "ab")
+    pattern, known = make_pattern(spec, case, device)
+    reference = sampled(a_dense @ b_dense, pattern, known)
+    results = []
+    problem = ""
+    for _ in range(2):
+        if case.own_out:
+            with poisoned_memory():
+                c = kernel(a, b, pattern)
+        else:
+            out = torch.full(pattern.values().shape, float("nan"), dtype=dtype, device=device)
+            c = kernel(a, b, pattern, out=out)
+            if c.values().data_ptr() != out.data_ptr():
+                problem = "the result does not hold out"
+        same = torch.equal(c.crow_indices(), pattern.crow_indices())
+        if c.shape != pattern.shape or not (same and torch.equal(c.col_indices(), pattern.col_indices())):
+            problem = "the result has another pattern"
+        results.append(c.values())
+    if not torch.equal(*results):
+        problem = "two runs differ"
+    if not reference.numel():
+        return Outcome(case.name, case.describe(patterned=True), 0.0, 0.0, 0.0, problem)
+    product = a_dense.to(dtype) @ b_dense.to(dtype)
+    torch_error = None if case.unsorted else max_error(sampled(product, pattern, known), reference)
+    return Outcome(
+        name=case.name,
+        description=case.describe(patterned=True),
         max_error=max_error(results[0], reference),
         torch_error=torch_error,
         tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),

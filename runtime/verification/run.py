@@ -11,6 +11,7 @@ import torch
 from codegen.library import NamedSpec
 from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.attention import AttentionKernel
+from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
 from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, tile_copy
@@ -43,7 +44,8 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
         yield summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
         return
     module = MODULES[kernel.spec.op]
-    for case in module.CASES:
+    cases = bsr_spgemm.cases_of(kernel.spec) if isinstance(kernel, BsrSpgemmKernel) else module.CASES
+    for case in cases:
         yield module.run_case(kernel, case, device)
 
 

@@ -69,12 +69,12 @@ def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
         spec = script.spec_of(row)
         assert render(find_spec(spec)) and row.balanced == getattr(spec, "balanced", False)
         assert spec.arch == ("sm_89" if row.groups == ("ada",) else "sm_90a")
-        assert (spec.block.rows, spec.block.cols) == (row.block, row.block)
+        assert (spec.block.rows, spec.block.cols) == (row.block, row.block_columns or row.block)
         assert set(row.peers) <= set(script.PEERS)
         assert row.groups and set(row.groups) <= set(script.GROUPS)
         assert (row.target is not None or row.target_ratio is not None) == bool({"main", "ada"} & set(row.groups))
         assert row.even is None or row.even in names
-        assert row.row_blocks <= script.SIZE // row.block
+        assert row.row_blocks <= script.SIZE // spec.block.cols
     uneven = [row for row in script.ROWS if "uneven" in row.groups]
     assert {row.even for row in uneven if row.pattern == "power_law"} == {
         row.name for row in uneven if row.pattern == "random"
@@ -111,7 +111,9 @@ def test_a_full_row_has_every_column(script: ModuleType) -> None:
     assert col.tolist() == list(range(64)) * 3
 
 
-@pytest.mark.parametrize("name", ["spmm_b128", "spmm_b16_uneven", "spgemm_b128", "sddmm_b128"])
+@pytest.mark.parametrize(
+    "name", ["spmm_b128", "spmm_b64x128", "spmm_b128x64", "spmm_b16_uneven", "spgemm_b128", "sddmm_b128"]
+)
 def test_exact_is_the_product(script: ModuleType, name: str) -> None:
     size = 128 if "b16" in name else 1024
     problem = small(script, name, size, row_blocks=3)

@@ -18,7 +18,7 @@ from codegen.explain import (
     occupancy,
 )
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
-from codegen.plan import Plan, Registers, SharedLayout, check_budget
+from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
 from codegen.render import render_plan
 from codegen.spec import AttentionSpec, parse_spec
@@ -428,8 +428,26 @@ def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
         ("block.cols", {"block": {"rows": 32, "cols": 64}, "tile": {"m": 32, "n": 256, "k": 64}}),
         ("tile.m", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 64, "n": 256, "k": 32}}),
         ("tile.n", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 64, "k": 32}}),
-        ("tile.k", {"block": {"rows": 32, "cols": 16}, "tile": {"m": 32, "n": 256, "k": 32}}),
+        ("tile.k", {"block": {"rows": 32, "cols": 16}, "tile": {"m": 32, "n": 256, "k": 48}}),
+        ("tile.k", {"block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 256, "k": 16}}),
+        ("tile.k", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 128, "k": 128}}),
         ("stages", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 16}, "stages": 1}),
+        ("blocks_per_sm", {"blocks_per_sm": 2}),
+        (
+            "blocks_per_sm",
+            {
+                "arch": "sm_89",
+                "mma": "mma",
+                "copy": "cp_async",
+                "schedule": "multistage",
+                "block": {"rows": 32, "cols": 32},
+                "blocks_per_sm": 2,
+            },
+        ),
+        (
+            "blocks_per_sm",
+            {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 512, "k": 16}, "stages": 7, "blocks_per_sm": 2},
+        ),
     ],
 )
 def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field: str, change: dict[str, Any]) -> None:
@@ -645,6 +663,36 @@ def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: in
     assert plan.registers.needed <= launch_registers(plan)
 
 
+def test_tiles_of_a_product_are_handed_out_one_by_one() -> None:
+    fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}}
+    plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
+    runs = [{c.name: c.value for c in of.constants}["kRunTiles"] for of in (plain, plan)]
+    assert runs == [4, 1] and plan.shared == plain.shared and plan.spec.hash != plain.spec.hash
+    assert [param.name for param in plan.params if param not in plain.params] == ["scheduler"]
+    source = render_plan(plan)
+    assert "take_tile(p)" in source and "release_scheduler(p)" in source and "kRunShift" in source
+    assert "scheduler" not in render_plan(plain) and "kRunShift" not in render_plan(plain)
+    with pytest.raises(SpecError, match=r"^balanced: is true, but not written for output bsr"):
+        plan_of(fields | {"balanced": True, "output": "bsr"})
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_a_product_on_a_pattern_differs_in_what_its_tiles_are(block: int) -> None:
+    fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": block, "cols": block}}
+    plain, plan = plan_of(fields), plan_of(fields | {"output": "bsr"})
+    assert plan_of(fields | {"output": "dense"}).spec.hash == plain.spec.hash != plan.spec.hash
+    assert '"output"' not in plain.spec.canonical_json() and '"output":"bsr"' in plan.spec.canonical_json()
+    assert (plan.shared, plan.threads, plan.blocks_per_sm) == (plain.shared, plain.threads, plain.blocks_per_sm)
+    assert plan.tensor_maps == plain.tensor_maps | {"c_map": TensorMap((64, 64, 1), 128)}
+    names = {param.name for param in plan.params}
+    assert names - {param.name for param in plain.params} == {
+        *("c_crow_indices", "c_col_indices", "c_index_words", "block_rows", "blocks")
+    }
+    source = render_plan(plan)
+    assert "kRunTiles" not in source and "tma_store_3d(&p.c_map, staging, group * kGroupColumns" in source
+    assert "find_row" not in render_plan(plain)
+
+
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
 def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> None:
     plan = plan_of({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}})
@@ -652,6 +700,51 @@ def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> N
     assert plan.spec.tile.model_dump() == {"m": rows, "n": 512, "k": cols}
     assert plan.tensor_maps["a_map"].swizzle == 2 * cols
     assert plan.spec.stages * plan.bytes >= 96 * KIB  # on their way: what the L2 takes to be busy
+
+
+@pytest.mark.parametrize(
+    ("field", "k", "stages", "resident"), [("stages", 128, 2, 1), ("stages", 64, 4, 1), ("tile", 32, 2, 3)]
+)
+def test_what_small_blocks_have_no_room_for(field: str, k: int, stages: int, resident: int) -> None:
+    block, tile = {"rows": 32, "cols": 32}, {"m": 32, "n": 512, "k": k}
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": block, "tile": tile, "stages": stages}
+    with pytest.raises(SpecError, match="need.* 227 KB" if field == "stages" else "72 are available") as caught:
+        plan_of(fields | {"blocks_per_sm": resident})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
+def test_a_step_of_several_small_blocks(rows: int, cols: int, count: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "stages": 2}
+    one = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": cols}})
+    plan = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": count * cols}})
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kStepBlocks"] == count and 32 % count == 0  # a step's columns are among the 32 that a warp holds
+    assert (plan.flops, plan.bytes) == (count * one.flops, count * one.bytes)
+    # One copy brings the blocks of A; B comes block by block, each tile where a swizzle's pattern begins.
+    assert plan.tensor_maps["a_map"].box == (cols, rows, count)
+    assert all(plan.tensor_maps[name] == one.tensor_maps[name] for name in ("b_map", "b_groups_map", "c_map"))
+    assert count * values["kABlockBytes"] == values["kABytes"] and count * values["kBBlockBytes"] == values["kBBytes"]
+    assert values["kBBlockBytes"] == 4 * values["kBGroupBytes"] and values["kBBlockBytes"] % 1024 == 0
+    assert values["kABlockBytes"] % (8 * 2 * cols) == 0
+    source = render_plan(plan)
+    assert "issue_blocks<kStepBlocks>" in source and "issue_blocks<1>" in source and "kTileK" not in source
+    body = source.partition("\n\n")[2]
+    assert max(map(len, body.splitlines())) <= 120 and "\n\n\n" not in body
+    assert all(len(re.findall(rf"\b{name}\b", body)) > 1 for name in values)
+    assert "kStepBlocks" not in render_plan(one)
+
+
+@pytest.mark.parametrize(("stages", "resident"), [(6, 1), (6, 2), (3, 3)])
+def test_thread_blocks_of_small_blocks_share_an_sm_as_asked(stages: int, resident: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}, "stages": stages}
+    plan = plan_of(fields | {"blocks_per_sm": resident})
+    assert plan.blocks_per_sm == resident
+    assert resident <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
+    assert plan.registers.needed <= plan.registers.limit <= launch_registers(plan)
+    assert f"__launch_bounds__(kThreads, {resident})" in render_plan(plan)
+    assert (plan.spec.hash == plan_of(fields).spec.hash) == (resident == 1)
 
 
 def ada(head_dim: int, pattern: dict[str, Any], m: int, n: int, warp_rows: int = 16, **options: Any) -> dict[str, Any]:

@@ -81,15 +81,21 @@ spmm = st.fixed_dictionaries(
         "balanced": st.booleans(),
         "cluster": st.sampled_from([1, 2]),
         "transpose_a": st.booleans(),
+        "blocks_per_sm": st.sampled_from([1, 2, 3]),
     },
 )
-other_bsr = st.fixed_dictionaries(
-    {
-        "op": st.sampled_from(["bsr_sddmm", "bsr_spgemm"]),
-        "arch": arch,
-        "block": st.fixed_dictionaries({"rows": size, "cols": size}),
-    },
-    optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size})},
+
+
+def other_bsr(op: str, **options: Any) -> Any:
+    return st.fixed_dictionaries(
+        {"op": st.just(op), "arch": arch, "block": st.fixed_dictionaries({"rows": size, "cols": size})},
+        optional={**shared_fields, "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size}), **options},
+    )
+
+
+sddmm, spgemm = (
+    other_bsr("bsr_sddmm"),
+    other_bsr("bsr_spgemm", output=st.sampled_from(["dense", "bsr"]), balanced=st.booleans()),
 )
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
 changes = st.fixed_dictionaries(
@@ -99,7 +105,7 @@ changes = st.fixed_dictionaries(
 near_a_shipped_one = st.builds(
     lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes
 )
-plausible = attention | spmm | other_bsr | near_a_shipped_one
+plausible = attention | spmm | sddmm | spgemm | near_a_shipped_one
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)

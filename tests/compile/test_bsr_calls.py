@@ -1,4 +1,4 @@
-"""Calls of BSR x dense kernels up to the launch, on the CPU: what is refused, and what the driver would be given."""
+"""Calls of BSR x dense and BSR x BSR kernels up to the launch, on the CPU: what is refused, what a launch is given."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from runtime import arguments, bsr, bsr_spmm  # noqa: E402
+from runtime import arguments, bsr, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 Make = Callable[..., Any]
+COUNTERS = torch.zeros(2, dtype=torch.int32)
 
 
 class Loaded:
@@ -54,6 +55,13 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 
     for module in (bsr, bsr_spmm):
         monkeypatch.setattr(module, "check_tensor", check)
+
+    def on_gpu(name: str, tensor: Any) -> None:
+        with pytest.raises(ArgumentError, match=f"{name}: is on cpu, expected a CUDA device"):
+            bsr.check_on_gpu(name, tensor)
+
+    monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
+    monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: COUNTERS[:number])
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(bsr_spmm, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
@@ -63,6 +71,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         named = find_spec({"op": "bsr_spmm", "arch": arch, "block": block, **fields})
         compiled: Any = SimpleNamespace(plan=plan_for(named), named=named)
         loaded: Any = Loaded(compiled.plan)
+        if named.spec.op == "bsr_spgemm":
+            return bsr_spgemm.BsrSpgemmKernel(compiled, loaded)
         return bsr_spmm.BsrSpmmKernel(compiled, loaded)
 
     return make
@@ -96,6 +106,28 @@ def test_a_call_hands_over_what_the_kernel_reads(make: Make, arch: str, size: in
     kernel(a, b, out=out)
     kernel(a, b, out=out)
     assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 3
+
+
+@pytest.mark.parametrize(("arch", "rows", "cols"), [("sm_90a", 64, 128), ("sm_90a", 128, 64), ("sm_89", 64, 128)])
+def test_blocks_need_not_be_square(make: Make, arch: str, rows: int, cols: int) -> None:
+    kernel = make(arch, block={"rows": rows, "cols": cols})
+    indices = (torch.tensor([0, 1, 1, 3]), torch.tensor([2, 0, 3]))
+    shape = (3 * rows, 4 * cols)
+    a = torch.sparse_bsr_tensor(*indices, dense(3, rows, cols), size=shape, check_invariants=False)
+    assert kernel(a, dense(4 * cols, 304), validate=True).shape == (3 * rows, 304)
+    (signature,) = kernel._loaded.signatures
+    assert signature["tiles"] == 3 * -(-304 // kernel.spec.tile.n)
+    with pytest.raises(ArgumentError, match=rf"b: has shape \({4 * rows}, 304\), expected \(K {4 * cols}, N\)"):
+        kernel(a, dense(4 * rows, 304))
+    turned = torch.sparse_bsr_tensor(*indices, dense(3, cols, rows), size=(3 * cols, 4 * rows), check_invariants=False)
+    message = rf"a: has blocks of \({cols}, {rows}\), this kernel takes \({rows}, {cols}\)"
+    with pytest.raises(ArgumentError, match=message):
+        kernel(turned, dense(4 * rows, 304))
+    uneven = torch.sparse_bsr_tensor(
+        *indices, dense(3, rows, cols), size=(3 * rows, 4 * cols - 16), check_invariants=False
+    )
+    with pytest.raises(ArgumentError, match=rf"a: has shape .*, expected a multiple of its blocks, \({rows}, {cols}\)"):
+        kernel(uneven, dense(4 * cols - 16, 304))
 
 
 def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
@@ -294,4 +326,86 @@ def test_what_is_wrong_with_an_index(make: Make, transposed: bool, change: dict[
     kernel = make(**({"transpose_a": True} if transposed else {}))
     with pytest.raises(ArgumentError, match=message):
         kernel(**({"a": A, "b": dense(192, 128)} | change))
+    assert not kernel._loaded.launches
+
+
+B = matrix([0, 1, 1, 2], [1, 0], columns=2)
+PATTERN = matrix([0, 1, 3, 3], [1, 0, 1], columns=2)
+
+
+def test_a_dense_product_of_two_sparse_matrices(make: Make) -> None:
+    kernel = make(op="bsr_spgemm")
+    out = kernel(A, B, validate=True)
+    assert out.shape == (192, 128)
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["numbers"]["runs"] == signature["tiles"] == 3 and launch["c"] == out.data_ptr()
+    wide = dense(192, 192)
+    assert kernel(A, B, out=wide[:, :128]).data_ptr() == wide.data_ptr()
+    assert kernel._loaded.signatures[1]["tensors"]["c"] == ((192, 128), (192, 1))
+    assert kernel(A, matrix([0, 0, 0, 0], [], columns=2), out=dense(192, 128, fill=1)).count_nonzero() == 0
+    assert len(kernel._loaded.launches) == 2
+    with pytest.raises(ArgumentError, match=r"pattern: is not an argument of bsr_spgemm_\w+: .* is dense"):
+        kernel(A, B, PATTERN)
+
+
+def test_tiles_that_are_handed_out_have_counters(make: Make) -> None:
+    kernel = make(op="bsr_spgemm", balanced=True)
+    kernel(A, B)
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["numbers"]["row_runs"] == 2 and signature["tiles"] == signature["numbers"]["runs"] == 6
+    assert launch["scheduler"] == COUNTERS.data_ptr()
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_product_on_a_pattern(make: Make, size: int, index: Any) -> None:
+    kernel = make(op="bsr_spgemm", size=size, output="bsr")
+    a, b = matrix([0, 1, 1, 3], [2, 0, 1], size=size), matrix([0, 1, 1, 2], [1, 0], columns=2, size=size)
+    indices = (torch.tensor([0, 1, 3, 3], dtype=index), torch.tensor([1, 1, 0], dtype=index))
+    values = torch.full((3, size, size), torch.nan)  # of another type, and not read
+    pattern = torch.sparse_bsr_tensor(*indices, values, size=(3 * size, 2 * size), check_invariants=False)
+    out = dense(3, size, size)
+    c = kernel(a, b, pattern, out=out, validate=True)
+    assert c.layout == torch.sparse_bsr and c.shape == (3 * size, 2 * size) and c.dtype == torch.float16
+    assert c.values().data_ptr() == out.data_ptr() and torch.equal(c.col_indices(), pattern.col_indices())
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    words = 1 if index == torch.int32 else 2
+    expected = {"a_index_words": 2, "b_index_words": 2, "c_index_words": words}
+    assert signature["numbers"] == expected | {"inner_blocks": 3, "block_rows": 3, "blocks": 3}
+    assert signature["tiles"] == 3
+    assert signature["tensors"]["c"] == ((3, size, size), (size * size, size, 1))
+    assert launch["c_col_indices"] == pattern.col_indices().data_ptr() and launch["c"] == out.data_ptr()
+    kernel(a, b, pattern, out=out)
+    assert kernel(a, b, pattern).values().shape == out.shape
+    assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 3
+
+
+def test_a_pattern_without_blocks_and_matrices_without_blocks(make: Make) -> None:
+    kernel = make(op="bsr_spgemm", output="bsr")
+    nothing = matrix([0, 0, 0, 0], [], columns=2)
+    assert kernel(A, B, nothing).values().shape == (0, 64, 64)
+    out = dense(3, 64, 64, fill=1)
+    assert kernel(A, nothing, PATTERN, out=out).values().count_nonzero() == 0 and not out.any()
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pattern": None}, r"pattern: is missing: bsr_spgemm_\w+ computes the blocks of A @ B that it lists"),
+        ({"pattern": dense(192, 128)}, r"pattern: is torch\.strided, expected a torch\.sparse_bsr tensor"),
+        ({"pattern": A}, r"pattern: has shape \(192, 192\), expected \(M 192, N 128\)"),
+        ({"pattern": matrix([0, 1, 1, 1], [0], size=128)}, r"pattern: has blocks of \(128, 128\), .* \(64, 64\)"),
+        ({"pattern": matrix([0, 1, 1, 1], [7], columns=2)}, r"pattern\.col_indices\(\): ranges from 7 to 7, .* 0 to 1"),
+        ({"b": matrix([0, 2, 2, 2], [1, 0], columns=2)}, r"b\.col_indices\(\): does not rise in block row 0"),
+        ({"b": A, "a": B}, r"b: has shape \(192, 192\), expected \(K 128, N\)"),
+        ({"out": dense(192, 128)}, "out: dtype or rank"),
+        ({"out": dense(2, 64, 64)}, r"out: has shape \(2, 64, 64\), expected \(stored blocks 3, rows 64, cols 64\)"),
+        ({"out": dense(3, 64, 64).mT}, r"out: has strides \(4096, 1, 64\), expected a contiguous tensor"),
+    ],
+)
+def test_what_is_wrong_with_a_product_on_a_pattern(make: Make, change: dict[str, Any], message: str) -> None:
+    kernel = make(op="bsr_spgemm", output="bsr")
+    with pytest.raises(ArgumentError, match=message):
+        kernel(**({"a": A, "b": B, "pattern": PATTERN, "validate": True} | change))
     assert not kernel._loaded.launches

@@ -357,6 +357,19 @@ def test_product_of_two_sparse_matrices() -> None:
         kernel(a, shuffled, validate=True)
 
 
+@HOPPER
+def test_product_of_two_sparse_matrices_on_a_pattern() -> None:
+    kernel = load_kernel("h100_bsr_spgemm_b128_bsr")
+    a, b, pattern = bsr(), bsr(384, 256), bsr(256, 256, dtype=torch.float32)
+    c = kernel(a, b, pattern, validate=True)
+    assert c.layout == torch.sparse_bsr and c.dtype == torch.float16 and c.shape == (256, 256)
+    assert torch.equal(c.to_dense(), load_kernel("h100_bsr_spgemm_b128")(a, b))
+    with pytest.raises(ArgumentError, match=r"pattern: is missing"):
+        kernel(a, b)
+    with pytest.raises(ArgumentError, match=r"pattern: has shape .*N 256"):
+        kernel(a, b, bsr(256, 384))
+
+
 def test_a_matrix_without_blocks_gives_zeros(spmm: Any) -> None:
     values = torch.ones(0, 128, 128, device="cuda", dtype=torch.float16)
     crow, col = torch.zeros(3, device="cuda", dtype=torch.int64), torch.zeros(0, device="cuda", dtype=torch.int64)

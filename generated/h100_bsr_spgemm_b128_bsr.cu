@@ -1,0 +1,460 @@
+// Generated from specs/h100_bsr_spgemm_b128_bsr.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spgemm_b128_bsr.yaml
+// spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
+// spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
+// templates: bsr_spgemm/sm90a_pattern.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 41d01f1a8de9bbeac837e7fa4f2a3617a9e7dd3fd9a8a495e35bf17e3cf847a6
+
+// BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
+//
+// Who does what
+//   the first warpgroups  consumers. Each accumulates 64 rows of the C tile in registers, then stores them by TMA.
+//   the last warp         producer. It finds the blocks of A and B that meet and fills the ring by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i]
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// How blocks that meet are found. For a block (i, j) of C, each lane of the producer takes one block (i, k) of A's row
+// and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A with
+// more than 32 blocks take several such chunks.
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
+// handed back once step s is running. The producer runs ahead across tiles, and searches while the ring is full.
+// Several thread blocks share an SM: one multiplies while another stores.
+//
+// Symbols
+//   tile         one listed block of C, kBlock x kBlock. Tiles are numbered as they are stored, so that the thread
+//                blocks at work share block rows of A
+//   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
+//                meets, or whose last chunk adds nothing, ends with a step that has no product
+//   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
+//   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
+//                columns 8 j + 2 (lane % 4) + {0, 1}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kBlock = 128;  // rows and columns of a stored block, and of a C tile
+constexpr int kTileK = 64;  // depth of one step
+constexpr int kStages = 3;  // depth of the ring of A and B tiles
+constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kTileGroups = 2;  // column groups of a tile
+constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part of a tile
+constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kABytes = 16384;  // bytes of an A tile
+constexpr int kBBytes = 16384;  // bytes of a B tile
+constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
+constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
+
+// Dynamic shared memory: 114748 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 bytes
+constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
+constexpr int kCOffset = 98304;  // 16384 bytes: one C column group of each warpgroup
+constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
+constexpr int kStepsOffset = 114736;  // 12 bytes: what the step of each stage is
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
+
+struct Params {
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
+  TensorMap b_map;  // stored blocks of B (cols, rows, nnz)
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz)
+  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_col_indices;  // block column of each block of A
+  const int* b_crow_indices;  // first block of each block row of B, and one more
+  const int* b_col_indices;  // block column of each block of B, rising in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  int b_index_words;  // 32-bit words of an index of B
+  int inner_blocks;  // block columns of A, block rows of B
+  const int* c_crow_indices;  // first block of each block row of C, and one more
+  const int* c_col_indices;  // block column of each block of C
+  int c_index_words;  // 32-bit words of an index of C
+  int block_rows;  // block rows of A and of C
+  int blocks;  // stored blocks of C
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B mn_major
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, a, b, p, 1, 1, 0, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
+// lanes of a warp look at 32 rows at a time.
+__device__ __forceinline__ int find_row(const Params& p, int block, int row) {
+  const int lane = threadIdx.x % 32;
+  int end = p.block_rows;
+  while (end - row > 1) {
+    const int stride = (end - row + 31) / 32;
+    const int probe = row + lane * stride;
+    const bool begun = lane == 0 || (probe < end && load_index(p.c_crow_indices, p.c_index_words, probe) <= block);
+    row += (31 - __clz(__ballot_sync(0xFFFFFFFF, begun))) * stride;
+    end = min(end, row + stride);
+  }
+  return row;
+}
+
+// The block of B in a block column that a stored block of A, [block, end) of its row, meets; -1 if there is none.
+__device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
+  if (block >= end) return -1;
+  const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
+  if (k >= static_cast<unsigned>(p.inner_blocks)) return -1;
+  // The first block of row k whose column is not before the one looked for.
+  const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
+  int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (load_index(p.b_col_indices, p.b_index_words, middle) < column) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < row_end && load_index(p.b_col_indices, p.b_index_words, low) == column ? low : -1;
+}
+
+// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position, int a_block,
+    int b_block, int k, bool ends_tile) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0);
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, a_block);
+  const uint32 b = base + kBOffset + position.stage * kBBytes;
+#pragma unroll
+  for (int group = 0; group < kTileGroups; ++group) {
+    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, b_block);
+  }
+}
+
+// Passes a step without a product, which ends a tile.
+__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position) {
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  steps[position.stage] = kEndsTile;
+  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
+}
+
+// Producer: one warp fills the ring, tile after tile. Its lanes search, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps) {
+  const int lane = threadIdx.x % 32;
+  const bool leader = lane == 0;
+  RingPosition position;
+  int row = 0;
+
+  for (int tile = blockIdx.x; tile < p.blocks; tile += gridDim.x) {
+    row = find_row(p, tile, row);
+    const int column = load_index(p.c_col_indices, p.c_index_words, tile);
+    const int end = load_index(p.a_crow_indices, p.a_index_words, row + 1);
+    int chunk = load_index(p.a_crow_indices, p.a_index_words, row);
+    do {
+      const int met = find_meeting(p, column, chunk + lane, end);
+      const bool last_chunk = chunk + 32 >= end;
+      unsigned hits = __ballot_sync(0xFFFFFFFF, met >= 0);
+      if (hits == 0 && last_chunk) {
+        if (leader) pass_empty_step(base, steps, position);
+        position.advance();
+        __syncwarp();
+      }
+#pragma unroll 1
+      while (hits != 0) {
+        const int hit = __ffs(hits) - 1;
+        hits &= hits - 1;
+        const int b_block = __shfl_sync(0xFFFFFFFF, met, hit);
+#pragma unroll
+        for (int k = 0; k < kBlock; k += kTileK) {
+          const bool ends_tile = last_chunk && hits == 0 && k + kTileK == kBlock;
+          if (leader) load_step(p, base, steps, position, chunk + hit, b_block, k, ends_tile);
+          position.advance();
+        }
+        __syncwarp();
+      }
+      chunk += 32;
+    } while (chunk < end);
+  }
+}
+
+// accumulators += A B for this warpgroup's part of one step (asynchronous).
+__device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
+    uint32 b_descriptor) {
+  keep_in_place(accumulators);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    wgmma_m64n128k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
+        b_descriptor + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  keep_in_place(accumulators);
+}
+
+// Consumer: one warpgroup computes its 64 rows of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const int* steps, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
+  const uint32 staging = base + kCOffset + warpgroup * kCGroupBytes;
+  const int staging_row = warp * 16 + lane % 16;
+  RingPosition position;
+
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < p.blocks; tile += gridDim.x) {
+    // Where nothing meets, these zeros are what is stored.
+    float accumulators[kAccumulators];
+#pragma unroll
+    for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
+
+    // Issue each step behind the one before, then hand that one's stage back.
+    uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
+    int step = 0;
+#pragma unroll 1
+    while (!(step & kEndsTile)) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      step = read_by_leader(steps + position.stage);
+      if (!(step & kHasProduct)) break;
+      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+          b_descriptor + (position.stage * kBBytes >> 4));
+      wgmma_wait<1>();
+      if (running != 0 && warp_leader) mbarrier_arrive(running);
+      running = base + kEmptyBarrier + 8 * position.stage;
+      position.advance();
+    }
+    wgmma_wait<0>();
+    keep_in_place(accumulators);
+    if (running != 0 && warp_leader) mbarrier_arrive(running);
+    if (!(step & kHasProduct)) {
+      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+      position.advance();
+    }
+
+    // Store the block one column group at a time.
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      // Wait until the last store has read the staging buffer.
+      if (warpgroup_leader) tma_store_wait_read<0>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* c = accumulators + group * 32 + j * 8;
+        const int chunk = j * 2 + lane / 16;
+        stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      if (warpgroup_leader) {
+        tma_store_3d(&p.c_map, staging, group * kGroupColumns, warpgroup * kWarpgroupRows, tile);
+        tma_store_commit();
+      }
+    }
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    h100_bsr_spgemm_b128_bsr(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (threadIdx.x / 32 == kConsumerWarps) {
+    produce(p, base, steps);
+  } else {
+    consume(p, base, steps, threadIdx.x / kWarpgroupThreads);
+  }
+}

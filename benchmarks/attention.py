@@ -104,7 +104,7 @@ EVERY_KEY = {
     (128, "dense"): fields(128, DENSE, (192, 80), 3, schedule="cooperative"),
     (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
     (64, "dense"): fields(64, DENSE, (256, 64), 4),
-    (64, "causal"): fields(64, CAUSAL, (192, 128), 2),
+    (64, "causal"): fields(64, CAUSAL, (192, 128), 2, schedule="cooperative"),
 }
 SHORT_KEY = {  # enough tiles for every SM matter more than what they share
     (128, "dense"): fields(128, DENSE, (128, 128), 2),
@@ -112,7 +112,7 @@ SHORT_KEY = {  # enough tiles for every SM matter more than what they share
     (64, "dense"): fields(64, DENSE, (128, 128), 4),
     (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
 }
-WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2)
+WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2, schedule="cooperative")
 FLEX = ("flex", "flex_tuned")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")
 DENSE_PEERS = ("sdpa", "fa4", "fa3")

@@ -109,14 +109,17 @@ class BsrSpgemmKernel:
         runs = rows // block.rows * row_runs
         if runs >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 runs of tiles")
-        numbers: dict[str, int | float] = {
+        known: dict[str, int | float] = {
             "a_index_words": INDEX_WORDS[a.crow_indices().dtype],
             "b_index_words": INDEX_WORDS[b.crow_indices().dtype],
             "inner_blocks": depth // block.cols,
             "column_blocks": columns // block.cols,
             "row_runs": row_runs,
             "runs": runs,
+            "c_row_stride": stride,
         }
+        # A kernel takes some of these: what a tensor map says is no parameter beside it.
+        numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
         tensors = {
             "a": (tuple(a.values().shape), a.values().stride()),
             "b": (tuple(b.values().shape), b.values().stride()),

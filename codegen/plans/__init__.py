@@ -8,7 +8,9 @@ from codegen.plan import Plan
 from codegen.plans import (
     attention_sm89,
     attention_sm90a,
+    bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
+    bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
@@ -38,9 +40,11 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
         attention = attention_sm90a.plan if spec.mma == "wgmma" else attention_sm89.plan
         return attention(spec, stem)
     if isinstance(spec, BsrSddmmSpec):
-        return bsr_sddmm_sm90a.plan(spec, stem)
+        sddmm = bsr_sddmm_sm90a.plan if spec.mma == "wgmma" else bsr_sddmm_multistage.plan
+        return sddmm(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):
-        return bsr_spgemm_sm90a.plan(spec, stem)
+        spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
+        return spgemm(spec, stem)
     if isinstance(spec, TileCopySpec):
         return tile_copy.plan(spec, stem)
     return _spmm(spec, stem)

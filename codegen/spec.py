@@ -272,7 +272,8 @@ class BsrSddmmSpec(SpecBase):
         choice = _combination(data, "bsr_sddmm")
         tile, stages = {"m": rows, "n": 256, "k": 64}, 4
         if choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
-            tile = {"m": rows, "n": 256 if rows in (32, 64) else 128, "k": 64 if rows == 16 else 32}
+            wide = choice.mma == "mma" and rows in (32, 64)
+            tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
             stages = 3 if rows == 128 and choice.mma == "mma" else 2
         return _fill(dict(data), "bsr_sddmm", {"tile": tile, "stages": stages})
 

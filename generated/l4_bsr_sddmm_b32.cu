@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 18c01312b5a600391b5a09f592c5f438205bdd20055ccfe5fc377ec1a566c165
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 52fa4d837e44b969fb829223056cc87c2439d0038089c320a130f57d78516d0f
+// seal: sha256 79d8f113931532ccd6b2cd23e00a3174bfdac2ca8a78d04786b44adc3bbe460d
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -36,8 +36,6 @@ constexpr int kBlockCols = 32;  // columns of a stored block of C
 constexpr int kTileBlocks = 8;  // stored blocks of a tile, at most
 constexpr int kRowChunks = 4;  // chunks of a row of an A or B tile
 constexpr int kPassRows = 32;  // rows of a tile that all threads copy at a time, a chunk each
-constexpr int kAPasses = 1;  // chunks that a thread copies of an A tile
-constexpr int kBPasses = 8;  // chunks that a thread copies of a B tile
 constexpr int kStages = 2;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
@@ -47,9 +45,10 @@ constexpr int kWarpsN = 4;  // warps side by side along a row of C
 constexpr int kWarpRows = 32;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 
-// Dynamic shared memory: 36864 bytes. Byte offsets:
+// Dynamic shared memory: 37888 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 4096 bytes: A tiles, 32 rows of 32 elements, swizzled
 constexpr int kBOffset = 4096;  // 32768 bytes: B tiles, 256 rows of 32 elements, swizzled
+constexpr int kBRowsOffset = 36864;  // 1024 bytes: rows of B that a unit needs
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
@@ -135,6 +134,17 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
+// Finds the rows of B that a unit needs, -1 for one that there is not. Everyone is done with those of before.
+__device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
+  for (int row = threadIdx.x; row < kTileN; row += kThreads) {
+    const int i = row / kBlockCols;
+    const int block_column = i < count ? load_index(p.col_indices, p.index_words, block + i) : -1;
+    const bool known = static_cast<uint32>(block_column) < static_cast<uint32>(p.block_columns);
+    b_rows[row] = known ? block_column * kBlockCols + row % kBlockCols : -1;
+  }
+  __syncthreads();
+}
+
 // Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The same
 // chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
 template <int kChunks>
@@ -146,23 +156,17 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 // What this thread copies of every step of a unit: one chunk of each kPassRows-th row, of A and of B.
 struct Loader {
   const Element *a, *b;  // its first chunk of A, and its chunk of B's row 0, in step 0
-  int b_rows[kBPasses];  // its rows of B, -1 for one that there is not
+  const int* b_rows;     // the first of its rows of B
   int column;            // of its chunks in step 0
   uint32 to;             // where its first chunk goes in the first tile of A
 
-  __device__ __forceinline__ Loader(const Params& p, uint32 base, int block, int count, int block_row) {
+  __device__ __forceinline__ Loader(const Params& p, uint32 base, int block_row, const int* unit_rows) {
     const int row = threadIdx.x / kRowChunks, chunk = threadIdx.x % kRowChunks;
     column = chunk * kCopy;
     a = p.a + (static_cast<int64>(block_row) * kTileM + row) * p.a_row_stride + column;
     b = p.b + column;
+    b_rows = unit_rows + row;
     to = base + kAOffset + swizzled<kRowChunks>(row, chunk);
-#pragma unroll
-    for (int pass = 0; pass < kBPasses; ++pass) {
-      const int i = (row + pass * kPassRows) / kBlockCols, within = (row + pass * kPassRows) % kBlockCols;
-      const int block_column = i < count ? load_index(p.col_indices, p.index_words, block + i) : -1;
-      const bool known = static_cast<uint32>(block_column) < static_cast<uint32>(p.block_columns);
-      b_rows[pass] = known ? block_column * kBlockCols + within : -1;
-    }
   }
   // Copies a step's tiles to a stage. What lies behind the last column of A and B is zeros, and so is a row of B that
   // there is not. The swizzle is the same in all rows of this thread.
@@ -170,15 +174,14 @@ struct Loader {
     const int k = step * kTileK;
     const int bytes = max(min(p.k - k - column, kCopy), 0) * static_cast<int>(sizeof(Element));
 #pragma unroll
-    for (int pass = 0; pass < kAPasses; ++pass) {
-      const int row = pass * kPassRows;
+    for (int row = 0; row < kTileM; row += kPassRows) {
       cp_async_16_part(to + stage * kATile + row * kRowBytes, a + row * p.a_row_stride + k, bytes);
     }
+    const uint32 b_to = to + (kBOffset - kAOffset) + stage * kBTile;
 #pragma unroll
-    for (int pass = 0; pass < kBPasses; ++pass) {
-      const Element* from = b + max(b_rows[pass], 0) * p.b_row_stride + k;
-      const uint32 tile = to + (kBOffset - kAOffset) + stage * kBTile;
-      cp_async_16_part(tile + pass * kPassRows * kRowBytes, from, b_rows[pass] < 0 ? 0 : bytes);
+    for (int row = 0; row < kTileN; row += kPassRows) {
+      const int b_row = b_rows[row];
+      cp_async_16_part(b_to + row * kRowBytes, b + max(b_row, 0) * p.b_row_stride + k, b_row < 0 ? 0 : bytes);
     }
   }
 };
@@ -252,6 +255,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     l4_bsr_sddmm_b32(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  int* b_rows = reinterpret_cast<int*>(shared + kBRowsOffset);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
   // Lanes 8 i to 8 i + 7 address matrix i. Of A: rows 0 to 7, rows 8 to 15, then both again one chunk further along the
@@ -267,7 +271,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     block_row = find_row(p, block, block_row);
     // At least one block, also where crow_indices is not what it should be: the loop must end.
     const int count = max(min(load_index(p.crow_indices, p.index_words, block_row + 1), end) - block, 1);
-    const Loader loader(p, base, block, count, block_row);
+    find_b_rows(p, block, count, b_rows);
+    const Loader loader(p, base, block_row, b_rows);
     float accumulators[kMmasM][2 * kPairsN][4];
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {

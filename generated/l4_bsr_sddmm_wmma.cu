@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bb7f395f6179043b74d35d9b07adae383bf9d594d96dba44afe6ab3a87f2eb81
+// seal: sha256 f7ba0993707598d6405b12888d34f900303e35e63862628d17dc4e65f18e3f91
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -36,8 +36,6 @@ constexpr int kBlockCols = 128;  // columns of a stored block of C
 constexpr int kTileBlocks = 1;  // stored blocks of a tile, at most
 constexpr int kRowChunks = 4;  // chunks of a row of an A or B tile
 constexpr int kPassRows = 32;  // rows of a tile that all threads copy at a time, a chunk each
-constexpr int kAPasses = 4;  // chunks that a thread copies of an A tile
-constexpr int kBPasses = 4;  // chunks that a thread copies of a B tile
 constexpr int kStages = 2;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
@@ -50,9 +48,10 @@ constexpr int kWarpsN = 2;  // warps side by side along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 
-// Dynamic shared memory: 40960 bytes. Byte offsets:
+// Dynamic shared memory: 41472 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, padded
 constexpr int kBOffset = 20480;  // 20480 bytes: B tiles, 128 rows of 32 elements, padded
+constexpr int kBRowsOffset = 40960;  // 512 bytes: rows of B that a unit needs
 constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one a warp, over the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
@@ -123,29 +122,35 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Copies the A and the B tile of one step to a stage. What lies behind the last column of A and B is zeros, and so are
-// blocks that the unit lacks and those whose column is not in B.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int block, int count, int block_row, int step,
+// Finds the rows of B that a unit needs, -1 for one that there is not. Everyone is done with those of before.
+__device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
+  for (int row = threadIdx.x; row < kTileN; row += kThreads) {
+    const int i = row / kBlockCols;
+    const int block_column = i < count ? load_index(p.col_indices, p.index_words, block + i) : -1;
+    const bool known = static_cast<uint32>(block_column) < static_cast<uint32>(p.block_columns);
+    b_rows[row] = known ? block_column * kBlockCols + row % kBlockCols : -1;
+  }
+  __syncthreads();
+}
+
+// Copies the A and the B tile of one step to a stage: one chunk of each kPassRows-th row. What lies behind the last column
+// of A and B is zeros, and so is a row of B that there is not.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int block_row, const int* b_rows, int step,
     int stage) {
-  const int row = threadIdx.x / kRowChunks, in_row = threadIdx.x % kRowChunks * kCopy;
-  const int k = step * kTileK + in_row;
+  const int first = threadIdx.x / kRowChunks, column = threadIdx.x % kRowChunks * kCopy;
+  const int k = step * kTileK + column;
   const int bytes = max(min(p.k - k, kCopy), 0) * static_cast<int>(sizeof(Element));
-  const uint32 a_to = base + kAOffset + stage * kATile + (row * kAStride + in_row) * sizeof(Element);
-  const uint32 b_to = base + kBOffset + stage * kBTile + (row * kBStride + in_row) * sizeof(Element);
-  const Element* a = p.a + (static_cast<int64>(block_row) * kTileM + row) * p.a_row_stride + k;
+  const uint32 a_to = base + kAOffset + stage * kATile, b_to = base + kBOffset + stage * kBTile;
+  const Element* a = p.a + static_cast<int64>(block_row) * kTileM * p.a_row_stride + k;
 #pragma unroll
-  for (int pass = 0; pass < kAPasses; ++pass) {
-    const int further = pass * kPassRows;
-    cp_async_16_part(a_to + further * kAStride * sizeof(Element), a + further * p.a_row_stride, bytes);
+  for (int row = first; row < kTileM; row += kPassRows) {
+    cp_async_16_part(a_to + (row * kAStride + column) * sizeof(Element), a + row * p.a_row_stride, bytes);
   }
 #pragma unroll
-  for (int pass = 0; pass < kBPasses; ++pass) {
-    const int further = pass * kPassRows;
-    const int i = (row + further) / kBlockCols, within = (row + further) % kBlockCols;
-    const int column = i < count ? load_index(p.col_indices, p.index_words, block + i) : -1;
-    const bool known = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
-    const Element* b = p.b + (known ? static_cast<int64>(column) * kBlockCols + within : 0) * p.b_row_stride + k;
-    cp_async_16_part(b_to + further * kBStride * sizeof(Element), b, known ? bytes : 0);
+  for (int row = first; row < kTileN; row += kPassRows) {
+    const int b_row = b_rows[row];
+    const Element* b = p.b + max(b_row, 0) * p.b_row_stride + k;
+    cp_async_16_part(b_to + (row * kBStride + column) * sizeof(Element), b, b_row < 0 ? 0 : bytes);
   }
 }
 
@@ -200,6 +205,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     l4_bsr_sddmm_wmma(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  int* b_rows = reinterpret_cast<int*>(shared + kBRowsOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
   const Element* a_tiles = reinterpret_cast<const Element*>(shared + kAOffset) + part_row * kAStride;
@@ -212,6 +218,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     block_row = find_row(p, block, block_row);
     // At least one block, also where crow_indices is not what it should be: the loop must end.
     const int count = max(min(load_index(p.crow_indices, p.index_words, block_row + 1), end) - block, 1);
+    find_b_rows(p, block, count, b_rows);
     Accumulator accumulators[kMmasM][kMmasN];
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {
@@ -222,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
-      if (stage < p.steps) load_step(p, base, block, count, block_row, stage, stage);
+      if (stage < p.steps) load_step(p, base, block_row, b_rows, stage, stage);
       cp_async_commit();
     }
     int stage = 0, free_stage = kStages - 1;
@@ -232,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       cp_async_wait<kStages - 2>();
       __syncthreads();
       const int ahead = step + kStages - 1;
-      if (ahead < p.steps) load_step(p, base, block, count, block_row, ahead, free_stage);
+      if (ahead < p.steps) load_step(p, base, block_row, b_rows, ahead, free_stage);
       cp_async_commit();
       // Compute.
       multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element), b_tiles + stage * kBTile / sizeof(Element));

@@ -25,12 +25,12 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     sets = 2 if spec.mma == "mma" else 1
     tiles = Tiles(spec, WARPS, warp_rows, n * (m // warp_rows) // WARPS, (n, k), sets)
     ring, staging = tiles.shared()
+    ring.add("BRows", 4 * n, "rows of B that a unit needs", align=16)
     blocks_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)
 
     element = "unsigned short" if spec.mma == "mma" else dtype.cuda
     row_chunks = k // tiles.copy
-    pass_rows = tiles.threads // row_chunks
     constants = (
         Constant("kTileM", m, "rows of a tile: those of a stored block of C"),
         Constant("kTileN", n, "columns of a tile"),
@@ -38,9 +38,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kBlockCols", size, "columns of a stored block of C"),
         Constant("kTileBlocks", n // size, "stored blocks of a tile, at most"),
         Constant("kRowChunks", row_chunks, "chunks of a row of an A or B tile"),
-        Constant("kPassRows", pass_rows, "rows of a tile that all threads copy at a time, a chunk each"),
-        Constant("kAPasses", m // pass_rows, "chunks that a thread copies of an A tile"),
-        Constant("kBPasses", n // pass_rows, "chunks that a thread copies of a B tile"),
+        Constant("kPassRows", tiles.threads // row_chunks, "rows of a tile that all threads copy at a time, a chunk each"),
         *tiles.constants(),
     )
     params = (

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1648d50f833e3dbc78acdb2653d869e8dccbbb70d1f15ca95e9ebe7787b30f66
+// seal: sha256 8a06e042059e4bba28f418f1860304087c932ad0c85fd4a052e160356dd46dfa
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -52,7 +52,7 @@ constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 32 elements, s
 constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 32 rows of 128 elements, swizzled
 constexpr int kListOffset = 49152;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
-constexpr int kCountsOffset = 8192;  // 16 bytes: products that each warp found, over tiles not in use
+constexpr int kCountsOffset = 8192;  // 16 bytes: products that each warp found, over the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":64}}
 // spec hash: cb409d8c64ccb3091be1d520269d0730794e7b31ec2260f7d10b721cf0aad31e
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c12a407478686f581cedacdb6b2f4874bafb0de85c4d1e35c97602a26abdda19
+// seal: sha256 1e9dbef61b4fb35a8bbf6b7f939014e042881ffd6c0cb57649d51ce864c7af0c
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -52,7 +52,7 @@ constexpr int kAOffset = 0;  // 12288 bytes: A tiles, 64 rows of 32 elements, sw
 constexpr int kBOffset = 12288;  // 12288 bytes: B tiles, 32 rows of 64 elements, swizzled
 constexpr int kListOffset = 24576;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 4096 bytes: strips of C, one a warp, over the tiles
-constexpr int kCountsOffset = 4096;  // 16 bytes: products that each warp found, over tiles not in use
+constexpr int kCountsOffset = 4096;  // 16 bytes: products that each warp found, over the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;

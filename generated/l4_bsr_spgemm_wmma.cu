@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bfa2cee358438c7da2d3c87afa19b3830a1f90b598cdf71d83aa3146e85fb4dc
+// seal: sha256 e142238b6420bf301f89c8068bc8a493316d8b94e02ce91c314f126f0649671c
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -53,7 +53,7 @@ constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, p
 constexpr int kBOffset = 20480;  // 17408 bytes: B tiles, 32 rows of 128 elements, padded
 constexpr int kListOffset = 37888;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one a warp, over the tiles
-constexpr int kCountsOffset = 18432;  // 16 bytes: products that each warp found, over tiles not in use
+constexpr int kCountsOffset = 18432;  // 16 bytes: products that each warp found, over the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;

@@ -38,7 +38,9 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kBlockCols", size, "columns of a stored block of C"),
         Constant("kTileBlocks", n // size, "stored blocks of a tile, at most"),
         Constant("kRowChunks", row_chunks, "chunks of a row of an A or B tile"),
-        Constant("kPassRows", tiles.threads // row_chunks, "rows of a tile that all threads copy at a time, a chunk each"),
+        Constant(
+            "kPassRows", tiles.threads // row_chunks, "rows of a tile that all threads copy at a time, a chunk each"
+        ),
         *tiles.constants(),
     )
     params = (

@@ -1,4 +1,4 @@
-"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block searches for, loads and multiplies what a few tiles need."""
+"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block finds, loads and multiplies what a few tiles need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from codegen.plans.bsr_parts import MEETING_PARAMS
 from codegen.plans.multistage import Tiles
 from codegen.spec import BsrSpgemmSpec
 
-# Block size: warps of a thread block, and the rows and columns of C of each. A small tile is one warp's, which then waits
-# for nobody.
+# Block size: warps of a thread block, and the rows and columns of C of each. A small tile is one warp's, which then
+# waits for nobody.
 PARTS = {16: (1, 16), 32: (1, 32), 64: (4, 32), 128: (4, 64)}
 # A search is shared by this many columns of C, and by four tiles at least: more would divide the work less evenly.
 RUN_COLUMNS = 256
@@ -28,7 +28,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     ring, staging = tiles.shared()
     ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
     # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
-    counts = SharedRegion("Counts", staging.bytes, 4 * warps, "products that each warp found, over tiles not in use")
+    counts = SharedRegion("Counts", staging.bytes, 4 * warps, "products that each warp found, over the tiles")
     ring.size = max(ring.size, counts.offset + counts.bytes)
     blocks_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)

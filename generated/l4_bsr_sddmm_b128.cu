@@ -3,15 +3,16 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c67794fac9ec87d65e6b179a5ee277f0a59adf4d3f7c15f48e9255ecd7bf6d48
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e61f218e22c4a3dfd78e3d3685f05d7adc4a6cfe13485bf80201503563724d69
+// seal: sha256 689653dca1d8b1a76c6a955d47353ea1f19faedeb5eebaacc22eb3cd322d5ca4
 
-// Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
+// Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
+// row-major.
 //
 // Who does what: a thread block computes one tile, all warps load and all compute. Warp w has kWarpRows rows and
 // kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
-// Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers: while
-// one slice is multiplied, the next one comes from shared memory, across the end of a step too.
+// Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers:
+// while one slice is multiplied, the next one comes from shared memory, across the end of a step too.
 //   cp_async_wait   this thread's copies for the next step have landed
 //   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
 //
@@ -145,8 +146,8 @@ __device__ __forceinline__ void find_b_rows(const Params& p, int block, int coun
   __syncthreads();
 }
 
-// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The same
-// chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
+// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
 template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
   constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;

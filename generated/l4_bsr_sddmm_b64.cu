@@ -3,15 +3,16 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: bbd28140122188b105cd108daa1c1641eab4fc6333eef87580260155d6637ec5
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3bdd173f66a2680fa82a1a19d5d32adf661e02a62286f1bf3726bae07ec0328a
+// seal: sha256 7e5ac2eae52902402e6bb4d49e9092012364c9ad51e3e0c216b59d4db2206b4e
 
-// Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
+// Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
+// row-major.
 //
 // Who does what: a thread block computes one tile, all warps load and all compute. Warp w has kWarpRows rows and
 // kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
-// Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers: while
-// one slice is multiplied, the next one comes from shared memory, across the end of a step too.
+// Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers:
+// while one slice is multiplied, the next one comes from shared memory, across the end of a step too.
 //   cp_async_wait   this thread's copies for the next step have landed
 //   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
 //
@@ -145,8 +146,8 @@ __device__ __forceinline__ void find_b_rows(const Params& p, int block, int coun
   __syncthreads();
 }
 
-// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The same
-// chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
+// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
 template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
   constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;

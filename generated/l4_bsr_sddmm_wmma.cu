@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f7ba0993707598d6405b12888d34f900303e35e63862628d17dc4e65f18e3f91
+// seal: sha256 28bd20e5c1ab5e63b3bd17e742ca47f752b1c0a02e928c57fc041270a25727fc
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -20,7 +20,8 @@
 //   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where a
 //            block row ends inside a tile, there are more, one after the other. Blocks that a unit lacks are zeros
 //   step     kTileK columns of A and B
-//   a_tile   A of a step, kTileM x kTileK; b_tile: B of it, kTileN x kTileK. Rows of both are padded to kAStride, kBStride
+//   a_tile   A of a step, kTileM x kTileK; b_tile: B of it, kTileN x kTileK. Rows of both are padded to kAStride,
+//            kBStride
 //   strip    16 rows of a warp's part of a unit, staged as floats on their way out
 
 #include <cuda_fp16.h>
@@ -133,8 +134,8 @@ __device__ __forceinline__ void find_b_rows(const Params& p, int block, int coun
   __syncthreads();
 }
 
-// Copies the A and the B tile of one step to a stage: one chunk of each kPassRows-th row. What lies behind the last column
-// of A and B is zeros, and so is a row of B that there is not.
+// Copies the A and the B tile of one step to a stage: one chunk of each kPassRows-th row. What lies behind the last
+// column of A and B is zeros, and so is a row of B that there is not.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int block_row, const int* b_rows, int step,
     int stage) {
   const int first = threadIdx.x / kRowChunks, column = threadIdx.x % kRowChunks * kCopy;
@@ -242,7 +243,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       if (ahead < p.steps) load_step(p, base, block_row, b_rows, ahead, free_stage);
       cp_async_commit();
       // Compute.
-      multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element), b_tiles + stage * kBTile / sizeof(Element));
+      multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element),
+          b_tiles + stage * kBTile / sizeof(Element));
       free_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }

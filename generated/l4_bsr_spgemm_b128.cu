@@ -3,20 +3,20 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 8a06e042059e4bba28f418f1860304087c932ad0c85fd4a052e160356dd46dfa
+// seal: sha256 a874ad3b1f9d5eb218679db7c5e6ea0924022fa85c97ffcf253c0e16f0fa2343
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
-// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load, all
-// warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
+// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load,
+// all warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
 //
-// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's columns
-// in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads that have a
-// tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks take several
-// such chunks, which are searched again for each tile.
+// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
+// columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
+// that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
+// take several such chunks, which are searched again for each tile.
 //
-// Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead. Lists are
-// short, so several thread blocks share an SM: one multiplies while the others search, load and store.
+// Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead. Lists
+// are short, so several thread blocks share an SM: one multiplies while the others search, load and store.
 //   cp_async_wait   this thread's copies for the step have landed
 //   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
 //
@@ -175,8 +175,8 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
   return found;
 }
 
-// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and returns
-// how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
+// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
+// returns how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
 __device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool meets = meetings.tiles >> tile & 1;
@@ -194,8 +194,8 @@ __device__ __forceinline__ int list_products(const Meetings& meetings, int tile,
   return products;
 }
 
-// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The same
-// chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
+// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
 template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
   constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;

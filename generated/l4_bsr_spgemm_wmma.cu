@@ -3,17 +3,17 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e142238b6420bf301f89c8068bc8a493316d8b94e02ce91c314f126f0649671c
+// seal: sha256 4e66edcff96bf4ce548ea17a8253da4b84e27f1daec7c09c1733f28f33c81137
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
-// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load, all
-// warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
+// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load,
+// all warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
 //
-// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's columns
-// in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads that have a
-// tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks take several
-// such chunks, which are searched again for each tile.
+// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
+// columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
+// that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
+// take several such chunks, which are searched again for each tile.
 //
 // Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
 //   cp_async_wait   this thread's copies for the step have landed
@@ -155,8 +155,8 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
   return found;
 }
 
-// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and returns
-// how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
+// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
+// returns how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
 __device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool meets = meetings.tiles >> tile & 1;

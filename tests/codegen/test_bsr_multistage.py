@@ -13,6 +13,8 @@ from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
 OPS = ("bsr_sddmm", "bsr_spgemm")
 SIZES = (16, 32, 64, 128)
 

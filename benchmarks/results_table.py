@@ -47,6 +47,8 @@ FAMILIES = (
     ("sm_90a", "bsr_spgemm"),
     ("sm_89", "attention"),
     ("sm_89", "bsr_spmm"),
+    ("sm_89", "bsr_sddmm"),
+    ("sm_89", "bsr_spgemm"),
 )
 
 

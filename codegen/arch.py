@@ -49,6 +49,10 @@ MMA_SYNC = (
     Combination("bsr_spmm", "mma", "cp_async", "multistage"),
     Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
     Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
+    Combination("bsr_sddmm", "mma", "cp_async", "multistage"),
+    Combination("bsr_sddmm", "wmma", "cp_async", "multistage"),
+    Combination("bsr_spgemm", "mma", "cp_async", "multistage"),
+    Combination("bsr_spgemm", "wmma", "cp_async", "multistage"),
     Combination("tile_copy", "none", "cp_async", "multistage"),
     Combination("tile_copy", "none", "ld_global", "multistage"),
 )

@@ -292,7 +292,13 @@ class BsrSddmmSpec(SpecBase):
             return data
         block = data.get("block")
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
-        return _fill(dict(data), "bsr_sddmm", {"tile": {"m": rows, "n": 256, "k": 64}, "stages": 4})
+        choice = _combination(data, "bsr_sddmm")
+        tile, stages = {"m": rows, "n": 256, "k": 64}, 4
+        if choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
+            wide = choice.mma == "mma" and rows in (32, 64)
+            tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
+            stages = 3 if rows == 128 and choice.mma == "mma" else 2
+        return _fill(dict(data), "bsr_sddmm", {"tile": tile, "stages": stages})
 
 
 class BsrSpgemmSpec(SpecBase):
@@ -318,10 +324,13 @@ class BsrSpgemmSpec(SpecBase):
             return data
         block = data.get("block")
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
-        # As many as let several thread blocks share an SM.
-        return _fill(
-            dict(data), "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": 64}, "stages": 4 if rows == 64 else 3}
-        )
+        choice = _combination(data, "bsr_spgemm")
+        # As many stages as let several thread blocks share an SM.
+        k, stages = 64, 4 if rows == 64 else 3
+        if choice is not None and choice.mma != "wgmma":
+            k = 16 if rows == 16 else 32
+            stages = 3 if choice.mma == "mma" and rows != 32 else 2
+        return _fill(dict(data), "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": k}, "stages": stages})
 
 
 class TileCopySpec(SpecBase):

@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b16.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16.yaml
-// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":16,"m":16,"n":512}}
-// spec hash: 50ff3896079686b426749f24f6ad3da4edbb752139f6aae50a234d78e0108917
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
+// spec hash: 8ec09630a4adccf8be4bd452b412e0f93b2fc42ed285900874767709f3ce5f4d
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a4f93f38a4554fcb7129f78ba7430bd159fe2d85c4068288d9401cf6ec934691
+// seal: sha256 6e3e169ab7743b4cb35f7fb7e4bdca8d890957c2e10c773264f60238bd04dce4
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -43,7 +43,7 @@ struct alignas(64) TensorMap {
 constexpr int kTileM = 16;  // rows of a C tile: one block row
 constexpr int kTileN = 512;  // columns of a C tile
 constexpr int kTileK = 16;  // depth of one step: the columns of a stored block of A
-constexpr int kStages = 8;  // depth of the ring of A and B tiles
+constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
@@ -56,11 +56,11 @@ constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of C
 
-// Dynamic shared memory: 143488 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 4096 bytes: ring of blocks of A, 16 rows of 32 bytes
-constexpr int kBOffset = 4096;  // 131072 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
-constexpr int kCOffset = 135168;  // 8192 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 143360;  // 128 bytes: mbarriers: full, then empty
+// Dynamic shared memory: 109664 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 bytes
+constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
+constexpr int kCOffset = 101376;  // 8192 bytes: 2 C column groups of each warpgroup
+constexpr int kBarriersOffset = 109568;  // 96 bytes: mbarriers: full, then empty
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -405,7 +405,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   if (warpgroup_leader) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));

@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b16_balanced.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
-// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":16,"m":16,"n":512}}
-// spec hash: 9b4996d51179f2bae6be56d6efdbb76474730ef79117f36a9f458240ffda27d0
+// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
+// spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0c71ab0c6a93d81346a4f1548ab0377dadc8d05fd9d3ad904d3dcb4cb04d8368
+// seal: sha256 95aa3c87e03e6df50f3f4bce0ddc246d8533d1219476b39d4bf31bb9ea3460a2
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -45,7 +45,7 @@ struct alignas(64) TensorMap {
 constexpr int kTileM = 16;  // rows of a C tile: one block row
 constexpr int kTileN = 512;  // columns of a C tile
 constexpr int kTileK = 16;  // depth of one step: the columns of a stored block of A
-constexpr int kStages = 8;  // depth of the ring of A and B tiles
+constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
@@ -59,12 +59,12 @@ constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of C
 constexpr int kQueue = 2;  // tiles announced to the consumers
 
-// Dynamic shared memory: 143552 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 4096 bytes: ring of blocks of A, 16 rows of 32 bytes
-constexpr int kBOffset = 4096;  // 131072 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
-constexpr int kCOffset = 135168;  // 8192 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 143360;  // 160 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
-constexpr int kQueueOffset = 143520;  // 32 bytes: announced tiles: number, block row, its first block, its end
+// Dynamic shared memory: 109728 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 bytes
+constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
+constexpr int kCOffset = 101376;  // 8192 bytes: 2 C column groups of each warpgroup
+constexpr int kBarriersOffset = 109568;  // 128 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
+constexpr int kQueueOffset = 109696;  // 32 bytes: announced tiles: number, block row, its first block, its end
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -471,7 +471,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
   if (warpgroup_leader) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16_balanced(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));

@@ -1,9 +1,9 @@
 // Generated from specs/h100_window2k.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_window2k.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 2fac4f188bedc266cb79c9c663f15820ceae633a0c70d28be4050c8294d8d836
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 692b7141e3dad82c25d9a73d719a54c365735d29aebb5164eeffae9ad008ff0c
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7e2c4b3ed991678b421adbec1d65209786eae5be7cb1287bd4f872c92d4e99e9
+// seal: sha256 7604d82715750ab621ee2016872b5397b51ade9169781a424926c1f24816fe27
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -16,13 +16,12 @@
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+// Cooperative: the consumers run side by side, with no order between them.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
 // part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
@@ -88,8 +87,6 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -294,11 +291,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -825,9 +817,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -860,11 +849,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage);
-        bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -900,7 +887,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 

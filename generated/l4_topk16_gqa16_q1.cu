@@ -3,15 +3,15 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 28ddab228fa220243b48cf9f57fc4e5e4c9c05f1e45f79a488f09919e93ebfe8
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 eaf7dab3ff83ddca9a30e58568e7e812f230f5cdb7ee2cd4810bda040116f8db
+// seal: sha256 2ba42149a72bb0e2682fef64d9cdbcf7a7fc86ff3c43bffd092082768fcd22aa
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
-//   A thread block computes kTileM rows: kTileQueries queries of kPackedHeads query heads of one K/V head. Row r is head
-//   r % kPackedHeads of the pack and query r / kPackedHeads of the tile. What counts or lists heads (Tile::head) means
-//   packs; strides are those of single heads. Every warp owns kWarpRows rows, S, P and O in registers, and every thread
-//   takes part in the copies.
+//   A thread block computes kTileM rows: kTileQueries queries of kPackedHeads query heads of one K/V head. Row r is
+//   head r % kPackedHeads of the pack and query r / kPackedHeads of the tile. What counts or lists heads (Tile::head)
+//   means packs; strides are those of single heads. Every warp owns kWarpRows rows, S, P and O in registers, and every
+//   thread takes part in the copies.
 //
 // Pipeline
 //   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in

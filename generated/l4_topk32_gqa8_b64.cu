@@ -3,15 +3,15 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 7c35b8a058fc18b31caec81651f202837affc118e8f95e4c8cb9ee25def61c0c
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b7a6364d748a4cd4c927572afb78e39197764d911071a8fb277b641ee6dd25f4
+// seal: sha256 bd8d456503b7b66fd77832308caa7ea4093a887ddcbedc5cce35739bfe8c2059
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
-//   A thread block computes kTileM rows: kTileQueries queries of kPackedHeads query heads of one K/V head. Row r is head
-//   r % kPackedHeads of the pack and query r / kPackedHeads of the tile. What counts or lists heads (Tile::head) means
-//   packs; strides are those of single heads. Every warp owns kWarpRows rows, S, P and O in registers, and every thread
-//   takes part in the copies.
+//   A thread block computes kTileM rows: kTileQueries queries of kPackedHeads query heads of one K/V head. Row r is
+//   head r % kPackedHeads of the pack and query r / kPackedHeads of the tile. What counts or lists heads (Tile::head)
+//   means packs; strides are those of single heads. Every warp owns kWarpRows rows, S, P and O in registers, and every
+//   thread takes part in the copies.
 //
 // Pipeline
 //   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in

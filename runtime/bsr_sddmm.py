@@ -103,13 +103,19 @@ class BsrSddmmKernel:
             check_out_values(out, self._dtype, shape, a.device)
         tile, block = self.spec.tile, self.spec.block
         tiles = -(-shape[0] // (tile.n // block.cols))
-        numbers: dict[str, int | float] = {
+        known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
             "block_rows": rows // block.rows,
+            "block_columns": columns // block.cols,
             "blocks": shape[0],
+            "k": depth,
             "steps": -(-depth // tile.k),
             "tiles": tiles,
+            "a_row_stride": a.stride(0),
+            "b_row_stride": b.stride(0),
         }
+        # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
+        numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),

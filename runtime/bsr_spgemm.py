@@ -180,4 +180,6 @@ class BsrSpgemmKernel:
         if runs >= MOST_RUNS:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: 2^29 runs of tiles or more")
         numbers = {"column_blocks": columns // block.cols, "row_runs": row_runs, "runs": runs}
+        if not self.compiled.plan.tensor_maps:
+            numbers["c_row_stride"] = stride
         return numbers, ((rows, columns), (stride, 1))

@@ -9,7 +9,9 @@ from codegen.plans import (
     attention_sm89,
     attention_sm90a,
     attention_wmma,
+    bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
+    bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
@@ -40,9 +42,11 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
             return attention_sm90a.plan(spec, stem)
         return attention_wmma.plan(spec, stem) if spec.mma == "wmma" else attention_sm89.plan(spec, stem)
     if isinstance(spec, BsrSddmmSpec):
-        return bsr_sddmm_sm90a.plan(spec, stem)
+        sddmm = bsr_sddmm_sm90a.plan if spec.mma == "wgmma" else bsr_sddmm_multistage.plan
+        return sddmm(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):
-        return bsr_spgemm_sm90a.plan(spec, stem)
+        spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
+        return spgemm(spec, stem)
     if isinstance(spec, TileCopySpec):
         return tile_copy.plan(spec, stem)
     return _spmm(spec, stem)

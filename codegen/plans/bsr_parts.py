@@ -1,4 +1,4 @@
-"""What the plans of sm_90a BSR kernels share: warpgroups, their parts of a tile, how matrices are passed and kept."""
+"""What the plans of BSR kernels share: parameters, and on sm_90a warpgroups, their parts of a tile, how it is kept."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ INDEX_PARAMS = (
     pointer("crow_indices", "int", "first block of each block row, and one more"),
     pointer("col_indices", "int", "block column of each block"),
     i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+)
+MEETING_PARAMS = (
+    pointer("a_crow_indices", "int", "first block of each block row of A, and one more"),
+    pointer("a_col_indices", "int", "block column of each block of A"),
+    pointer("b_crow_indices", "int", "first block of each block row of B, and one more"),
+    pointer("b_col_indices", "int", "block column of each block of B, rising in each row"),
+    i32("a_index_words", "32-bit words of an index of A: 1 or 2, the low one is read"),
+    i32("b_index_words", "32-bit words of an index of B"),
+    i32("inner_blocks", "block columns of A, block rows of B"),
+)
+RUN_PARAMS = (
+    i32("column_blocks", "block columns of C"),
+    i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
+    i32("runs", "block rows of C * row_runs"),
 )
 SPMM_PARAMS = (
     tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),

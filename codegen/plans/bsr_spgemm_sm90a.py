@@ -21,7 +21,7 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.balance import SCHEDULER
-from codegen.plans.bsr_parts import C_GROUP_BYTES, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
+from codegen.plans.bsr_parts import C_GROUP_BYTES, MEETING_PARAMS, RUN_PARAMS, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
@@ -83,13 +83,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
         tensor_map("b_map", "stored blocks of B (cols, rows, nnz)"),
         tensor_map("c_map", "stored blocks of C (cols, rows, nnz)" if spec.output == "bsr" else "C (N, M)"),
-        pointer("a_crow_indices", "int", "first block of each block row of A, and one more"),
-        pointer("a_col_indices", "int", "block column of each block of A"),
-        pointer("b_crow_indices", "int", "first block of each block row of B, and one more"),
-        pointer("b_col_indices", "int", "block column of each block of B, rising in each row"),
-        i32("a_index_words", "32-bit words of an index of A: 1 or 2, the low one is read"),
-        i32("b_index_words", "32-bit words of an index of B"),
-        i32("inner_blocks", "block columns of A, block rows of B"),
+        *MEETING_PARAMS,
         *_tile_params(spec),
     )
     c_box = (columns, WARPGROUP_ROWS)
@@ -145,9 +139,7 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
             i32("blocks", "stored blocks of C"),
         )
     return (
-        i32("column_blocks", "block columns of C"),
-        i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
-        i32("runs", "block rows of C * row_runs"),
+        *RUN_PARAMS,
         *((pointer("scheduler", "int", SCHEDULER, writes=True),) if spec.balanced else ()),
     )
 

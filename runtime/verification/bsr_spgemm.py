@@ -89,6 +89,8 @@ CASES = (
     Case("wide", rows=2, inner=5, columns=90, b_counts="even"),
     Case("many_tiles", rows=40, inner=10, columns=42),
     Case("unsorted", rows=4, inner=40, columns=7, a_counts="even", unsorted=True),
+    # 133 blocks of A in a row: more than any kernel searches for at a time, a block each thread.
+    Case("long_unsorted_rows", rows=2, inner=100, columns=6, a_counts="all", unsorted=True),
     Case("columns_out_of_range", rows=4, inner=8, columns=6, a_counts="even", wild=True),
     Case("strided", strided=True),
     Case("own_out", own_out=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,10 +60,26 @@ def test_left_out_fields_are_filled_in(op: str, request: pytest.FixtureRequest) 
 
 
 @pytest.mark.parametrize("op", ["sddmm", "spgemm"])
-def test_operator_without_kernels_for_an_architecture(op: str, request: pytest.FixtureRequest) -> None:
+def test_operator_without_kernels_for_an_architecture(
+    op: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sm_80", "sm_86", "sm_89", "sm_120"):
+        others = tuple(c for c in ARCHS[name].combinations if c.op != f"bsr_{op}")
+        monkeypatch.setitem(ARCHS, name, replace(ARCHS[name], combinations=others))
     error = refusal(request.getfixturevalue(op) | {"arch": "sm_89"})
     assert error.field == "arch"
     assert error.reason == f"is sm_89; bsr_{op} is written for sm_90a"
+
+
+@pytest.mark.parametrize("op", ["sddmm", "spgemm"])
+def test_operator_without_kernels_of_an_instruction(op: str, request: pytest.FixtureRequest) -> None:
+    error = refusal(request.getfixturevalue(op) | {"arch": "sm_89"})
+    assert error.field == "mma"
+    assert error.reason.startswith("wgmma is not possible here")
+    assert error.reason.endswith(
+        f"bsr_{op} on sm_89 has: mma: mma, copy: cp_async, schedule: multistage; "
+        "mma: wmma, copy: cp_async, schedule: multistage"
+    )
 
 
 def test_left_out_tile_follows_the_block(attention: Fields) -> None:

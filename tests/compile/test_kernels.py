@@ -261,6 +261,22 @@ OTHERS = [
     {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "output": "bsr"},
     {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "balanced": True},
     *(
+        {"op": op, "arch": "sm_89", "mma": mma, "dtype": dtype, "block": {"rows": size, "cols": size}}
+        for op in ("bsr_sddmm", "bsr_spgemm")
+        for mma, dtype, size in (
+            ("mma", "bf16", 128),
+            ("mma", "fp16", 32),
+            ("mma", "bf16", 16),
+            ("wmma", "bf16", 128),
+            ("wmma", "bf16", 64),
+            ("wmma", "fp16", 32),
+            ("wmma", "fp16", 16),
+        )
+    ),
+    # The largest steps.
+    {"op": "bsr_sddmm", "arch": "sm_89", "block": {"rows": 64, "cols": 64}, "tile": {"m": 64, "n": 256, "k": 64}},
+    {"op": "bsr_spgemm", "arch": "sm_89", "block": {"rows": 64, "cols": 64}, "tile": {"m": 64, "n": 64, "k": 64}},
+    *(
         {
             "op": "bsr_spmm",
             "arch": "sm_90a",
@@ -380,7 +396,10 @@ def test_other_combinations_compile_without_spills(fields: dict[str, object]) ->
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_120"])
-@pytest.mark.parametrize("name", ["l4_topk32_d64", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async"])
+@pytest.mark.parametrize(
+    "name",
+    ["l4_topk32_d64", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async", "l4_bsr_sddmm_b64", "l4_bsr_spgemm_wmma"],
+)
 def test_ada_kernels_compile_for_architectures_they_have_not_run_on(name: str, arch: str) -> None:
     fields = json.loads(find_spec(name).spec.canonical_json())
     compiled = compile_spec(find_spec({**fields, "arch": arch}))

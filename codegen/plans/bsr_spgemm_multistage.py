@@ -1,0 +1,96 @@
+"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block finds, loads and multiplies what a few tiles need."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Plan, SharedRegion, check_budget, i64, pointer, require
+from codegen.plans.bsr_parts import MEETING_PARAMS, RUN_PARAMS
+from codegen.plans.multistage import Tiles
+from codegen.spec import BsrSpgemmSpec
+
+# Block size: warps of a thread block, and the rows and columns of C of each. A small tile is one warp's, which then
+# waits for nobody.
+PARTS = {16: (1, 16), 32: (1, 32), 64: (4, 32), 128: (4, 64)}
+# A search is shared by this many columns of C, and by four tiles at least: more would divide the work less evenly.
+RUN_COLUMNS = 256
+LEAST_RUN_TILES = 4
+
+
+def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    dtype, block = DTYPES[spec.dtype], spec.block.rows
+    k = spec.tile.k
+    _check(spec)
+
+    warps, side = PARTS[block]
+    tiles = Tiles(spec, warps, side, side, (k, block), 1)
+    ring, staging = tiles.shared()
+    ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
+    # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
+    counts = SharedRegion("Counts", staging.bytes, 4 * warps, "products that each warp found, over the tiles")
+    ring.size = max(ring.size, counts.offset + counts.bytes)
+    blocks_per_sm, registers = tiles.occupancy(ring.size)
+    check_budget(spec, ring.size, registers)
+
+    element = "unsigned short" if spec.mma == "mma" else dtype.cuda
+    run_tiles = max(LEAST_RUN_TILES, RUN_COLUMNS // block)
+    swizzled = (
+        Constant("kAPassRows", tiles.threads * tiles.copy // k, "rows of an A tile that all threads copy at a time"),
+        Constant("kBPassRows", tiles.threads * tiles.copy // block, "rows of a B tile that they copy at a time"),
+    )
+    constants = (
+        Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kRunTiles", run_tiles, "C tiles side by side that share a search"),
+        *(swizzled if spec.mma == "mma" else ()),
+        *tiles.constants(),
+    )
+    params = (
+        pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
+        pointer("b", element, "stored blocks of B (nnz, rows, cols), contiguous"),
+        pointer("c", element, "C (M, N)", writes=True),
+        i64("c_row_stride", "elements from one row of C to the next"),
+        *MEETING_PARAMS,
+        *RUN_PARAMS,
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template=f"bsr_spgemm/{spec.mma}.cu.j2",
+        threads=tiles.threads,
+        blocks_per_sm=blocks_per_sm,
+        persistent=False,
+        shared=(*ring.regions, staging, counts),
+        shared_bytes=ring.size,
+        registers=registers,
+        params=params,
+        tensor_maps={},
+        constants=constants,
+        values={},
+        summary=(
+            ("blocks", f"{block} x {block} in A and B"),
+            ("tile", f"{block} x {block} of C in steps of {k}; {run_tiles} tiles share a search"),
+            *tiles.summary(),
+            ("grid", f"one thread block for a run of {run_tiles} tiles, {blocks_per_sm} at a time on an SM"),
+        ),
+        flops=2 * block * block * k,
+        bytes=2 * block * k * dtype.bytes,
+        headers=(dtype.header, "mma.h") if spec.mma == "wmma" else (),
+    )
+
+
+def _check(spec: BsrSpgemmSpec) -> None:
+    """Refuse what the kernels are not written for."""
+    m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block.rows
+    allowed = ", ".join(map(str, PARTS))
+    require(block in PARTS, "block.rows", f"is {block}; allowed on {ARCHS[spec.arch].name}: {allowed}")
+    require(spec.block.cols == block, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {block}")
+    require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
+    require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
+    depths = [depth for depth in (16, 32, 64) if block % depth == 0]
+    allowed = ", ".join(map(str, depths))
+    require(k in depths, "tile.k", f"is {k}; allowed with {spec.mma} and blocks of {block}: {allowed}")
+    require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} C is dense")
+    require(not spec.balanced, "balanced", f"is true; with {spec.mma} tiles are not handed out: leave it out")
+    require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -5,8 +5,8 @@
     python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
-Groups: "main"; "k" and "length", sweeps of the lists' length and of the sequence's; "short" sequences; "ada", the
-kernels for sm_89, which a newer GPU runs through PTX.
+Groups: "main"; "bf16", some of its rows in that type; "k" and "length", sweeps of the lists' length and of the
+sequence's; "short" sequences; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
 fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +202,16 @@ ADA_ROWS = (
     Row("ada_dense_wmma", wmma(128, DENSE), 16, 4096, ADA_PEERS, groups=("ada",), batch=4),
     Row("ada_topk32_b64_wmma", wmma(128, listed(64)), 16, 32768, ADA_PEERS, groups=("ada",)),
 )
-ROWS = MAIN_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + ADA_ROWS
+BF16_ROWS = tuple(
+    replace(
+        row, name=f"{row.name}_bf16", fields={**row.fields, "dtype": "bf16"}, target=None, groups=("bf16",), quick=False
+    )
+    for row in MAIN_ROWS
+    if row.name in ("topk32", "topk32_d64", "topk32_b64", "window2k", "dense", "causal")
+)
+ROWS = MAIN_ROWS + BF16_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + ADA_ROWS
 SWEEPS = {"k": "blocks in each list", "length": "queries and keys"}
-GROUPS = ("main", *SWEEPS, "short", "ada")
+GROUPS = ("main", "bf16", *SWEEPS, "short", "ada")
 
 
 def make_problem(row: Row, spec: AttentionSpec) -> Problem:

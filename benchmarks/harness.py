@@ -257,7 +257,14 @@ def parse_arguments(
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
+    )
     return parser.parse_args(arguments)
 
 
@@ -303,10 +310,28 @@ def measure(
     return report
 
 
+def merged(reports: Sequence[Fields]) -> Fields:
+    """Return the rows of several runs as one report; each row's results are those of one run.
+
+    Raises:
+        SystemExit: if the runs were not on machines with the same GPU, driver and packages.
+    """
+    for entry in ("device", "driver", "versions"):
+        if any(report.get(entry) != reports[0].get(entry) for report in reports):
+            found = "; ".join(str(report.get(entry)) for report in reports)
+            raise SystemExit(f"error: the runs differ in {entry}, so their rows do not belong in one table: {found}")
+    rows = {record["name"]: record for report in reports for record in report["rows"]}
+    left = {name: None for report in reports for name in report.get("not_run", ()) if name not in rows}
+    absent = {name: None for report in reports for name in report.get("not_installed", ())}
+    return {**reports[0], "rows": list(rows.values()), "not_installed": list(absent), "not_run": list(left)}
+
+
 def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Fields]) -> Fields:
-    """Return an earlier run's report, or measure one."""
-    if options.source:
-        earlier: Fields = json.loads(options.source.read_text())
+    """Return an earlier run's report, that of several put together, or measure one."""
+    if options.sources:
+        earlier = merged([json.loads(source.read_text()) for source in options.sources])
+        if options.json:
+            options.json.write_text(json.dumps(earlier, indent=2) + "\n")
         return earlier
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")

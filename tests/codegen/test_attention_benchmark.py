@@ -52,7 +52,7 @@ def record(name: str, **tflops: float) -> dict[str, Any]:
 
 
 def test_every_row_is_a_kernel_that_can_be_built(script: ModuleType) -> None:
-    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 58
+    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 64
     for row in script.ROWS:
         assert render(find_spec(row.fields))
         assert set(row.peers) <= set(script.PEERS)
@@ -144,6 +144,26 @@ def test_shows_an_earlier_run(
     assert "a device, driver 580.0" in out
     assert "x: FA4 has no time: ImportError: [no] FA4" in out
     assert "rows not run: y, z" in out
+
+
+def test_runs_of_one_kind_of_machine_become_one(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = {"device": "a device", "driver": "580.0", "versions": {"torch": "2.11"}}
+    first = {**machine, "rows": [record("x", ours=1.0), record("y", ours=2.0)], "not_run": ["z", "u"]}
+    second = {**machine, "rows": [record("z", ours=3.0), record("y", ours=4.0)], "not_installed": ["fa3"]}
+    paths = [tmp_path / name for name in ("first.json", "second.json", "both.json")]
+    for path, report in zip(paths, (first, second), strict=False):
+        path.write_text(json.dumps(report))
+    command = ["attention.py", "--from", *map(str, paths[:2]), "--json", str(paths[2])]
+    monkeypatch.setattr("sys.argv", command)
+    script.main()
+    both = json.loads(paths[2].read_text())
+    assert [(row["name"], row["results"]["ours"]["tflops"]) for row in both["rows"]] == [("x", 1), ("y", 4), ("z", 3)]
+    assert (both["not_run"], both["not_installed"]) == (["u"], ["fa3"]) and both["versions"] == machine["versions"]
+    paths[1].write_text(json.dumps(second | {"driver": "590.0"}))
+    with pytest.raises(SystemExit, match=r"differ in driver.*580\.0; 590\.0"):
+        script.main()
 
 
 def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,9 +126,24 @@ def test_a_tall_wmma_tile_gives_each_warp_64_rows() -> None:
     assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (32, 64, 2)
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "n", "k"),
+    [(16, 16, 128, 16), (16, 64, 64, 64), (32, 16, 128, 16), (32, 32, 64, 32), (64, 16, 128, 16), (128, 128, 128, 32)],
+)
+def test_wmma_copies_every_chunk_once(rows: int, cols: int, n: int, k: int) -> None:
+    plan = wmma(block={"rows": rows, "cols": cols}, tile={"m": rows, "n": n, "k": k}, stages=2)
+    c = constants(plan)
+    for copies, elements in (("kACopies", rows * k), ("kBCopies", k * n)):
+        found = [(copy * plan.threads + thread) * 8 for copy in range(c[copies]) for thread in range(plan.threads)]
+        if copies == "kACopies" and plan.values["some_copy_a"]:
+            found = [i for i in found if i < elements]
+        assert sorted(found) == list(range(0, elements, 8))
+    assert plan.threads // 32 == c["kWarpsN"] * (rows // c["kWarpRows"]) and c["kWarpsN"] * c["kWarpColumns"] == n
+
+
 def test_the_accumulators_of_512_x_128_are_all_registers_of_an_sm() -> None:
     assert wmma().arch.registers_per_sm == 512 * 128
-    with pytest.raises(SpecError, match=r"^block\.rows: is 512; allowed with wmma: 64, 128, 256"):
+    with pytest.raises(SpecError, match=r"^block\.rows: is 512; allowed with wmma: 16, 32, 64, 128, 256"):
         wmma(block={"rows": 512, "cols": 112}, tile={"m": 512, "n": 128, "k": 112})
 
 

@@ -110,6 +110,7 @@ MAIN_ROWS = (
     Row("spmm_b16_n1024", spmm(16), 16, 1024, SPMM_PEERS, target_ratio=1.5),
     Row("spgemm_b128", "h100_bsr_spgemm_b128", 128, 8192, ("cublas",), 480, quick=True),
     Row("spgemm_b128_balanced", "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=True),
+    Row("spgemm_b128_bsr", "h100_bsr_spgemm_b128_bsr", 128, 8192, ("cublas",)),
     Row("sddmm_b128", "h100_bsr_sddmm_b128", 128, 8192, ("cublas",), 560, quick=True),
 )
 UNEVEN_ROWS = tuple(
@@ -145,9 +146,19 @@ RECTANGULAR_ROWS = tuple(
     for block, columns in ((64, 128), (128, 64))
 )
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
-ADA_ROWS = tuple(
-    Row(f"ada_spmm_b{block}", f"l4_bsr_spmm_b{block}", block, 8192, SPMM_PEERS, target, groups=("ada",))
-    for block, target in ((128, 440), (64, 370), (32, 205))
+ADA_ROWS = (
+    *(
+        Row(f"ada_spmm_b{block}", f"l4_bsr_spmm_b{block}", block, 8192, SPMM_PEERS, target, groups=("ada",))
+        for block, target in ((128, 440), (64, 370), (32, 205), (16, None))
+    ),
+    Row("ada_spmm_wmma_b16", "l4_bsr_spmm_wmma_b16", 16, 8192, SPMM_PEERS, groups=("ada",)),
+    *(
+        Row(f"ada_{name}", f"l4_bsr_{name}", block, 8192, ("cublas",), groups=("ada",))
+        for name, block in (
+            *(("sddmm_b128", 128), ("sddmm_b64", 64), ("sddmm_b32", 32), ("sddmm_wmma", 128)),
+            *(("spgemm_b128", 128), ("spgemm_b64", 64), ("spgemm_wmma", 128)),
+        )
+    ),
 )
 ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + ADA_ROWS
 GROUPS = ("main", "crossover", "uneven", "rectangular", "ada")
@@ -215,19 +226,31 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
         return Problem(spec, a, b, sparse(size, size), (a, b.T))
     a = sparse(size, size)
     if isinstance(spec, BsrSpgemmSpec):
-        return Problem(spec, a, sparse(size, row.columns), None, (dense(size, size), dense(size, row.columns)))
+        b, shown = sparse(size, row.columns), sparse(size, row.columns) if spec.output == "bsr" else None
+        return Problem(spec, a, b, shown, (dense(size, size), dense(size, row.columns)))
     b = dense(size, row.columns)
     return Problem(spec, a, b, None, (dense(size, size), b))
 
 
+def stored(matrix: torch.Tensor) -> torch.Tensor:
+    """Return which blocks of a BSR matrix without repeated ones are stored: 1 or 0, float32 (block rows, columns)."""
+    rows, cols = matrix.values().shape[1:]
+    found = torch.zeros((matrix.shape[0] // rows, matrix.shape[1] // cols), device=matrix.device)
+    lengths = matrix.crow_indices().diff()
+    found[torch.arange(found.shape[0], device=matrix.device).repeat_interleave(lengths), matrix.col_indices()] = 1
+    return found
+
+
 def flops(problem: Problem) -> float:
     """Count what a row has to compute."""
-    block = problem.spec.block
-    if problem.pattern is not None:
-        return 2.0 * problem.pattern.values().numel() * problem.a.shape[1]
-    if problem.b.layout == torch.sparse_bsr:  # each block of A meets all the blocks of one row of B
-        pairs = int(problem.b.crow_indices().diff()[problem.a.col_indices()].sum())
-        return 2.0 * pairs * block.rows * block.cols**2
+    block, pattern = problem.spec.block, problem.pattern
+    if problem.b.layout == torch.sparse_bsr:  # blocks that meet, in those blocks of C that are computed
+        meetings = stored(problem.a) @ stored(problem.b)
+        if pattern is not None:
+            meetings = meetings * stored(pattern)
+        return 2.0 * float(meetings.sum(dtype=torch.float64)) * block.rows * block.cols**2
+    if pattern is not None:
+        return 2.0 * pattern.values().numel() * problem.a.shape[1]
     return 2.0 * problem.a.values().numel() * problem.b.shape[1]
 
 
@@ -245,7 +268,7 @@ def exact(problem: Problem, label: str, i: int) -> torch.Tensor:
     """Return block row ``i`` of what a call computes, float64 (block rows, N)."""
     block = problem.spec.block
     rows = slice(i * block.rows, (i + 1) * block.rows)
-    if label == DENSE or problem.pattern is not None:
+    if label == DENSE or isinstance(problem.spec, BsrSddmmSpec):
         return problem.dense[0][rows].double() @ problem.dense[1].double()
     left = block_row(problem.a, i)
     if problem.b.layout != torch.sparse_bsr:

@@ -35,7 +35,7 @@ class Problem:
         spec: our kernel's.
         a: (M, K): BSR, dense in a sampled product.
         b: (K, N): dense, in BSR x BSR BSR; in a sampled product (N, K), dense.
-        pattern: of a sampled product, (M, N), BSR; its values are not read.
+        pattern: of a product of which only some blocks are computed, (M, N), BSR; its values are not read.
         dense: what cuBLAS multiplies, (M, K) and (K, N), without zeros: a matrix that is mostly zeros draws less power,
             so that cuBLAS would run faster than on real data.
     """

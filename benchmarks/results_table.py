@@ -200,7 +200,9 @@ def bsr_workload(record: Mapping[str, Any]) -> str:
     """Return a row of benchmarks/bsr.py in words."""
     spec, size, columns = record["spec"], record["size"], record["columns"]
     n, k = (size, columns) if spec["op"] == "bsr_sddmm" else (columns, size)
-    of = " of A and B" if spec["op"] == "bsr_spgemm" else ""
+    of = ""
+    if spec["op"] == "bsr_spgemm":
+        of = " of A, B and C" if spec.get("output") == "bsr" else " of A and B"
     pattern = {"random": "", "clustered": ", clustered", "power_law": " on average, power law"}[record["pattern"]]
     block = f"{spec['block']['rows']}x{spec['block']['cols']}"
     return f"M{size} K{k} N{n}, {record['row_blocks']} blocks {block} a row{of}{pattern}"

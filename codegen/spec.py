@@ -264,13 +264,14 @@ class BsrSpmmSpec(SpecBase):
             return data
         block = data.get("block")
         block = block if isinstance(block, Mapping) else {}
-        rows = block.get("rows", 128)
+        rows, depth = block.get("rows", 128), 16 if block.get("cols") == 16 else 32
         choice = _combination(data, "bsr_spmm")
         stages = 1 if data.get("copy") == "ld_global" else 3
         if choice is not None and choice.mma == "wmma":
-            tile = {"m": rows, "n": 128, "k": 32}
+            tile = {"m": rows, "n": 128, "k": depth}
         elif choice is not None and choice.mma == "mma":  # as many stages as leave room for two thread blocks on an SM
-            tile, stages = {"m": rows, "n": 128 if rows == 128 else 256, "k": 32}, 3 if rows == 128 else 2
+            tile = {"m": rows, "n": 128 if rows == 128 else 256, "k": depth}
+            stages = 3 if rows == 128 or depth == 16 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
         else:

@@ -19,6 +19,8 @@ from codegen.spec import BsrSpmmSpec
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
 LINE_BYTES = 128  # of all banks of shared memory
 MMA_ROWS, MMA_DEPTH = 16, 16  # of one mma.sync
+BLOCK_SIDES = (16, 32, 64, 128)
+LOW_ROWS = 32  # of a tile that may be 512 columns wide
 # A warp's part of C. 64 x 64 do 32 FLOPs for each byte read from shared memory, which is then no limit.
 WARP_ROWS = 64  # or all rows of a tile that has fewer
 WARP_COLUMNS = 64
@@ -36,6 +38,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     warps = m // warp_rows * warps_n
     threads = 32 * warps
     a_chunks, b_chunks = k // copy, n // copy
+    some_copy_a = m * a_chunks < threads  # an A tile has fewer chunks than there are threads
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     staging_bytes = warps * MMA_ROWS * WARP_COLUMNS * dtype.bytes
 
@@ -61,6 +64,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
+    a_pass_rows = Constant(
+        "kAPassRows", threads // a_chunks, "rows of an A tile that all threads copy at a time, a chunk each"
+    )
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
         Constant("kTileN", n, "columns of a C tile"),
@@ -72,7 +78,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kAChunks", a_chunks, "chunks of a row of an A tile"),
         Constant("kBChunks", b_chunks, "chunks of a row of a B tile"),
         Constant("kARowsPerLine", max(1, LINE_BYTES // (k * dtype.bytes)), "rows of an A tile that span all banks"),
-        Constant("kAPassRows", threads // a_chunks, "rows of an A tile that all threads copy at a time, a chunk each"),
+        *(() if some_copy_a else (a_pass_rows,)),
         Constant("kBPassRows", threads // b_chunks, "rows of a B tile that all threads copy at a time"),
         Constant("kATile", a_bytes, "bytes of an A tile"),
         Constant("kBTile", b_bytes, "bytes of a B tile"),
@@ -94,7 +100,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=warp_level_params("unsigned short"),
         tensor_maps={},
         constants=constants,
-        values={},
+        values={"one_slice": k == MMA_DEPTH, "some_copy_a": some_copy_a},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {WARP_COLUMNS}"),
@@ -110,16 +116,19 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
+    sides = ", ".join(map(str, BLOCK_SIDES))
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(block.rows in (32, 64, 128), "block.rows", f"is {block.rows}; allowed with mma: 32, 64, 128")
-    require(block.cols in (32, 64, 128), "block.cols", f"is {block.cols}; allowed with mma: 32, 64, 128")
+    require(block.rows in BLOCK_SIDES, "block.rows", f"is {block.rows}; allowed with mma: {sides}")
+    require(block.cols in BLOCK_SIDES, "block.cols", f"is {block.cols}; allowed with mma: {sides}")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
-    require(n in (128, 256), "tile.n", f"is {n}; allowed with mma: 128, 256")
-    depths = [depth for depth in (32, 64) if block.cols % depth == 0]
+    widths = (128, 256, 512) if block.rows <= LOW_ROWS else (128, 256)
+    allowed = ", ".join(map(str, widths))
+    require(n in widths, "tile.n", f"is {n}; allowed with mma and block.rows {block.rows}: {allowed}")
+    depths = [depth for depth in (16, 32, 64) if block.cols % depth == 0]
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with mma and block.cols {block.cols}: {allowed}")
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -22,7 +22,7 @@ from codegen.plan import (
 from codegen.spec import BsrSpmmSpec
 
 WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
-THREADS = WARPS * 32
+LOW_WARPS = 4  # of tiles of 16 and 32 rows, where more thread blocks share an SM
 MMA = 16  # rows, columns and depth of one WMMA product
 WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice; in tiles of 256 rows four times
 TALL_WARP_ROWS = 4 * MMA
@@ -45,14 +45,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     _check(spec)
 
     copy = COPY_BYTES // dtype.bytes
-    a_copies, b_copies = m * k // (copy * THREADS), k * n // (copy * THREADS)
-    warp_rows = TALL_WARP_ROWS if m == 256 else WARP_ROWS
-    warps_n = WARPS // (m // warp_rows)
+    warps = _warps(m)
+    threads = 32 * warps
+    a_copies, b_copies = -(-m * k // (copy * threads)), k * n // (copy * threads)
+    warp_rows = TALL_WARP_ROWS if m == 256 else min(m, WARP_ROWS)
+    warps_n = warps // (m // warp_rows)
     warp_columns = n // warps_n
     a_stride, b_stride = (columns + PADDING_BYTES // dtype.bytes for columns in (k, n))
     staging_stride = warp_columns + STAGING_PADDING
     a_bytes, b_bytes = m * a_stride * dtype.bytes, k * b_stride * dtype.bytes
-    staging_bytes = WARPS * MMA * staging_stride * 4
+    staging_bytes = warps * MMA * staging_stride * 4
 
     ring = SharedLayout()
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128)
@@ -72,11 +74,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + KIB),
-            arch.registers_per_sm // (THREADS * (held + OVERHEAD_REGISTERS)),
-            arch.warps_per_sm // WARPS,
+            arch.registers_per_sm // (threads * (held + OVERHEAD_REGISTERS)),
+            arch.warps_per_sm // warps,
         ),
     )
-    limit = min(arch.registers_per_thread, arch.registers_per_sm // (THREADS * blocks_per_sm) // 8 * 8)
+    limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
@@ -94,7 +96,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kTileN", n, "columns of a C tile"),
         Constant("kTileK", k, "depth of one step"),
         Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
-        Constant("kThreads", THREADS, "all load and compute"),
+        Constant("kThreads", threads, "all load and compute"),
         Constant("kCopy", copy, "elements of a 16-byte copy"),
         *(() if tma else thread_copies),
         Constant("kAStride", a_stride, "elements from one row of an A tile to the next, padding included"),
@@ -110,7 +112,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         spec=spec,
         stem=stem,
         template="bsr_spmm/wmma.cu.j2",
-        threads=THREADS,
+        threads=threads,
         blocks_per_sm=blocks_per_sm,
         persistent=False,
         shared=(*ring.regions, staging),
@@ -119,10 +121,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=_tma_params(dtype.cuda) if tma else warp_level_params(dtype.cuda),
         tensor_maps={"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, k), 0)} if tma else {},
         constants=constants,
-        values={"asynchronous": asynchronous, "tma": tma},
+        values={"asynchronous": asynchronous, "tma": tma, "some_copy_a": m * k < a_copies * copy * threads},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
-            ("tile", f"{m} x {n} of C in steps of {k}; each of {WARPS} warps has {warp_rows} x {warp_columns}"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {warp_columns}"),
             ("schedule", f"{spec.schedule}: {loaders} ({spec.copy_}), all warps compute (WMMA 16 x 16 x 16)"),
             ("pipeline", f"ring of {spec.stages} pairs of tiles" if asynchronous else "load, wait, compute, wait"),
             ("grid", "one thread block per tile, block rows fastest"),
@@ -131,6 +133,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         bytes=(m * k + k * n) * dtype.bytes,
         headers=(dtype.header, "mma.h"),
     )
+
+
+def _warps(tile_rows: int) -> int:
+    """Return the warps of a thread block."""
+    return LOW_WARPS if tile_rows <= WARP_ROWS else WARPS
 
 
 def warp_level_params(element: str) -> tuple[Param, ...]:
@@ -169,14 +176,15 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(block.rows in (64, 128, 256), "block.rows", f"is {block.rows}; allowed with wmma: 64, 128, 256")
+    heights = (16, 32, 64, 128, 256)
+    require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")
     columns = (16, 32, 64, 112, 128)
     require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
     require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
-    # Every thread makes the same number of copies.
-    elements = THREADS * COPY_BYTES // DTYPES[spec.dtype].bytes
-    depths = [k for k in (16, 32, 64, 112) if block.cols % k == m * k % elements == n * k % elements == 0]
+    # Every thread makes the same number of copies of B.
+    elements = 32 * _warps(m) * COPY_BYTES // DTYPES[spec.dtype].bytes
+    depths = [k for k in (16, 32, 64, 112) if block.cols % k == n * k % elements == 0]
     allowed = ", ".join(map(str, depths)) or "none; use larger blocks or a wider tile"
     require(k in depths, "tile.k", f"is {k}; allowed with block.cols {block.cols} and a tile of {m} x {n}: {allowed}")
     if spec.copy_ != "ld_global":

@@ -19,6 +19,11 @@ from codegen.render import render
 
 torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bsr.py"
+# Rows of the groups with targets for which none was set.
+WITHOUT_TARGET = {
+    *("spgemm_b128_bsr", "ada_spmm_b16", "ada_spmm_wmma_b16", "ada_sddmm_b128", "ada_sddmm_b64", "ada_sddmm_b32"),
+    *("ada_sddmm_wmma", "ada_spgemm_b128", "ada_spgemm_b64", "ada_spgemm_wmma"),
+}
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 
@@ -64,7 +69,7 @@ def record(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
     names = [row.name for row in script.ROWS]
-    assert len(set(names)) == len(names)
+    assert len(set(names)) == len(names) and set(names) >= WITHOUT_TARGET
     for row in script.ROWS:
         spec = script.spec_of(row)
         assert render(find_spec(spec)) and row.balanced == getattr(spec, "balanced", False)
@@ -72,7 +77,8 @@ def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
         assert (spec.block.rows, spec.block.cols) == (row.block, row.block_columns or row.block)
         assert set(row.peers) <= set(script.PEERS)
         assert row.groups and set(row.groups) <= set(script.GROUPS)
-        assert (row.target is not None or row.target_ratio is not None) == bool({"main", "ada"} & set(row.groups))
+        has_target = row.target is not None or row.target_ratio is not None
+        assert has_target == (bool({"main", "ada"} & set(row.groups)) and row.name not in WITHOUT_TARGET)
         assert row.even is None or row.even in names
         assert row.row_blocks <= script.SIZE // spec.block.cols
     uneven = [row for row in script.ROWS if "uneven" in row.groups]
@@ -112,13 +118,19 @@ def test_a_full_row_has_every_column(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["spmm_b128", "spmm_b64x128", "spmm_b128x64", "spmm_b16_uneven", "spgemm_b128", "sddmm_b128"]
+    "name",
+    [
+        *("spmm_b128", "spmm_b64x128", "spmm_b128x64", "spmm_b16_uneven", "ada_spmm_b16"),
+        *("spgemm_b128", "spgemm_b128_bsr", "ada_spgemm_wmma", "sddmm_b128", "ada_sddmm_b128"),
+    ],
 )
 def test_exact_is_the_product(script: ModuleType, name: str) -> None:
     size = 128 if "b16" in name else 1024
     problem = small(script, name, size, row_blocks=3)
     if problem.pattern is not None:
-        product = problem.a.double() @ problem.b.double().T
+        of_sparse = problem.b.layout == torch.sparse_bsr
+        a, b = (dense(problem.a), dense(problem.b)) if of_sparse else (problem.a.double(), problem.b.double().T)
+        product = a @ b
         sampled = torch.sparse_bsr_tensor(
             problem.pattern.crow_indices(),
             problem.pattern.col_indices(),
@@ -140,7 +152,9 @@ def test_exact_is_the_product(script: ModuleType, name: str) -> None:
             size=problem.pattern.shape,
             check_invariants=False,
         )
-        assert script.flops(problem) == 2.0 * blocks.count_nonzero() * size
+        stored = dense(sampled)[::128, ::128]
+        pairs = (a[::128, ::128] != 0).double() @ (b[::128, ::128] != 0).double()
+        assert script.flops(problem) == 2.0 * float((stored * pairs).sum()) * 128**3
         right, wrong = out, product * 1.1
         spoiled = out.values()[0]
     else:

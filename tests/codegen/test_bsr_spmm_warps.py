@@ -26,26 +26,30 @@ def constants(plan: Plan) -> dict[str, int]:
     return {constant.name: int(constant.value) for constant in plan.constants}
 
 
-@pytest.mark.parametrize(("size", "n", "stages", "warps"), [(128, 128, 3, 4), (64, 256, 2, 4), (32, 256, 2, 4)])
-def test_default_tiles_let_two_thread_blocks_share_an_sm(size: int, n: int, stages: int, warps: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "n", "k", "stages", "blocks"),
+    [(128, 128, 32, 3, 2), (64, 256, 32, 2, 2), (32, 256, 32, 2, 2), (16, 256, 16, 3, 3)],
+)
+def test_default_tiles_let_thread_blocks_share_an_sm(size: int, n: int, k: int, stages: int, blocks: int) -> None:
     spec = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": size, "cols": size}}
     plan = plan_for(find_spec(spec))
     assert (plan.spec.mma, plan.spec.copy_, plan.spec.stages, plan.spec.tile.model_dump()) == (
         *("mma", "cp_async", stages),
-        {"m": size, "n": n, "k": 32},
+        {"m": size, "n": n, "k": k},
     )
-    assert (plan.threads, plan.blocks_per_sm) == (32 * warps, 2)
+    assert (plan.threads, plan.blocks_per_sm) == (128, blocks)
 
 
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("block.rows", {"block": {"rows": 16, "cols": 64}}),
         ("block.rows", {"block": {"rows": 256, "cols": 64}}),
-        ("block.cols", {"block": {"rows": 64, "cols": 16}}),
+        ("block.cols", {"block": {"rows": 64, "cols": 112}}),
         ("tile.m", {"tile": {"m": 64, "n": 128, "k": 32}}),
         ("tile.n", {"tile": {"m": 128, "n": 64, "k": 32}}),
-        ("tile.k", {"tile": {"m": 128, "n": 128, "k": 16}}),
+        ("tile.n", {"block": {"rows": 64, "cols": 64}, "tile": {"m": 64, "n": 512, "k": 32}}),
+        ("tile.k", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 32}}),
+        ("tile.k", {"tile": {"m": 128, "n": 128, "k": 112}}),
         ("tile.k", {"block": {"rows": 64, "cols": 32}, "tile": {"m": 64, "n": 128, "k": 64}}),
         ("stages", {"stages": 1}),
         ("stages", {"stages": 7}),
@@ -57,7 +61,14 @@ def test_what_mma_is_not_written_for_is_refused(field: str, changes: dict[str, A
         plan_of(**changes)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [*itertools.product((32, 64, 128), (128, 256), (32, 64))], ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        *itertools.product((16, 32, 64, 128), (128, 256), (16, 32, 64)),
+        *itertools.product((16, 32), (512,), (16, 32)),
+    ],
+    ids=str,
+)
 def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
     """The formulas of templates/bsr_spmm/mma.cu.j2: each chunk is copied once, and found without bank conflicts."""
     plan = plan_of(block={"rows": m, "cols": 64}, tile={"m": m, "n": n, "k": k}, stages=2)
@@ -74,7 +85,7 @@ def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
     for thread in range(plan.threads):
         a_row, a_chunk = divmod(thread, c["kAChunks"])
         b_row, b_chunk = divmod(thread, c["kBChunks"])
-        for row in range(0, m, c["kAPassRows"]):
+        for row in range(0, m, c["kAPassRows"]) if "kAPassRows" in c else (0,) if a_row < m else ():
             a_tile[a_offset(a_row, a_chunk) + row * a_row_bytes] = (a_row + row, a_chunk)
         for row in range(0, k, c["kBPassRows"]):
             b_tile[(b_offset(b_row, b_chunk) ^ row % 8 * 16) + row * b_row_bytes] = (b_row + row, b_chunk)
@@ -115,9 +126,24 @@ def test_a_tall_wmma_tile_gives_each_warp_64_rows() -> None:
     assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (32, 64, 2)
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "n", "k"),
+    [(16, 16, 128, 16), (16, 64, 64, 64), (32, 16, 128, 16), (32, 32, 64, 32), (64, 16, 128, 16), (128, 128, 128, 32)],
+)
+def test_wmma_copies_every_chunk_once(rows: int, cols: int, n: int, k: int) -> None:
+    plan = wmma(block={"rows": rows, "cols": cols}, tile={"m": rows, "n": n, "k": k}, stages=2)
+    c = constants(plan)
+    for copies, elements in (("kACopies", rows * k), ("kBCopies", k * n)):
+        found = [(copy * plan.threads + thread) * 8 for copy in range(c[copies]) for thread in range(plan.threads)]
+        if copies == "kACopies" and plan.values["some_copy_a"]:
+            found = [i for i in found if i < elements]
+        assert sorted(found) == list(range(0, elements, 8))
+    assert plan.threads // 32 == c["kWarpsN"] * (rows // c["kWarpRows"]) and c["kWarpsN"] * c["kWarpColumns"] == n
+
+
 def test_the_accumulators_of_512_x_128_are_all_registers_of_an_sm() -> None:
     assert wmma().arch.registers_per_sm == 512 * 128
-    with pytest.raises(SpecError, match=r"^block\.rows: is 512; allowed with wmma: 64, 128, 256"):
+    with pytest.raises(SpecError, match=r"^block\.rows: is 512; allowed with wmma: 16, 32, 64, 128, 256"):
         wmma(block={"rows": 512, "cols": 112}, tile={"m": 512, "n": 128, "k": 112})
 
 

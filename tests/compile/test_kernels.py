@@ -337,6 +337,27 @@ OTHERS = [
         for size in (64, 32)
     ),
     {"op": "bsr_spmm", "arch": "sm_89", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
+    # Steps of one slice, low tiles, narrow and wide; by WMMA where not all threads copy A.
+    *(
+        {
+            "op": "bsr_spmm",
+            "arch": "sm_89",
+            "mma": mma,
+            "copy": copy,
+            "dtype": dtype,
+            "block": {"rows": rows, "cols": cols},
+            "tile": {"m": rows, "n": n, "k": k},
+        }
+        for mma, copy, dtype, rows, cols, n, k in (
+            ("mma", "cp_async", "bf16", 16, 16, 128, 16),
+            ("mma", "cp_async", "fp16", 16, 32, 512, 32),
+            ("mma", "cp_async", "fp16", 32, 16, 512, 16),
+            ("mma", "cp_async", "fp16", 128, 16, 256, 16),
+            ("wmma", "ld_global", "bf16", 16, 64, 64, 64),
+            ("wmma", "cp_async", "fp16", 32, 32, 128, 32),
+            ("wmma", "cp_async", "bf16", 64, 16, 128, 16),
+        )
+    ),
     {"op": "bsr_spmm", "arch": "sm_89", "mma": "wmma", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
     {
         "op": "bsr_spmm",

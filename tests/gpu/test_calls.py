@@ -16,6 +16,14 @@ ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_wmma_cp_a
 HOPPER = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
 )
+# Kernels for BSR products with blocks of 128: calls do not differ between the architectures.
+SDDMM = [pytest.param("h100_bsr_sddmm_b128", marks=HOPPER), "l4_bsr_sddmm_b128", "l4_bsr_sddmm_wmma"]
+SPGEMM = [pytest.param("h100_bsr_spgemm_b128", marks=HOPPER), "l4_bsr_spgemm_b128", "l4_bsr_spgemm_wmma"]
+
+
+def load(name: str) -> Any:
+    """Load a kernel; those of sm_89 also where the device is newer."""
+    return load_kernel(name, forward_compatible=name.startswith("l4_"))
 
 
 @pytest.fixture(scope="module")
@@ -312,9 +320,9 @@ def test_bias_and_activation() -> None:
         load_kernel("h100_bsr_spmm_b128")(a, b, bias=bias)
 
 
-@HOPPER
-def test_sampled_product() -> None:
-    kernel = load_kernel("h100_bsr_sddmm_b128")
+@pytest.mark.parametrize("name", SDDMM)
+def test_sampled_product(name: str) -> None:
+    kernel = load(name)
     a, b, pattern = half(256, 192), half(384, 192), bsr(dtype=torch.float32)
     c = kernel(a, b, pattern, validate=True)
     assert c.layout == torch.sparse_bsr and c.dtype == torch.float16 and c.shape == (256, 384)
@@ -334,9 +342,9 @@ def test_sampled_product() -> None:
             kernel(x, y, shown, out=out)
 
 
-@HOPPER
-def test_product_of_two_sparse_matrices() -> None:
-    kernel = load_kernel("h100_bsr_spgemm_b128")
+@pytest.mark.parametrize("name", SPGEMM)
+def test_product_of_two_sparse_matrices(name: str) -> None:
+    kernel = load(name)
     a, b = bsr(), bsr(384, 256)
     kernel(a, b, validate=True)
     wrong = [

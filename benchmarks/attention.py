@@ -256,13 +256,17 @@ def exact(problem: Problem, head: int, rows: slice) -> torch.Tensor:
 
 
 def largest_error(problem: Problem, out: torch.Tensor) -> float:
-    """Return the worst error of the last head's first, middle and last 64 rows, relative to their largest element."""
+    """Return the worst error of the last head's first, middle and last rows, relative to their largest element.
+
+    They are 64, or as many as a query block has if these are fewer.
+    """
     if out.shape != problem.q.shape:
         raise ValueError(f"the result has shape {tuple(out.shape)}, expected {tuple(problem.q.shape)}")
-    head, length = problem.q.shape[1] - 1, problem.q.shape[2]
+    head, length, block = problem.q.shape[1] - 1, problem.q.shape[2], problem.spec.pattern.fixed_block
+    number = 64 if block is None else min(64, block.q)
     errors = []
-    for first in (0, length // 128 * 64, length - 64):
-        rows = slice(first, first + 64)
+    for first in (0, length // 128 * 64, length - number):
+        rows = slice(first, first + number)
         expected = exact(problem, head, rows)
         errors.append((out[-1, head, rows].double() - expected).abs().max() / expected.abs().max())
     return float(torch.stack(errors).max())  # NaN if there is one

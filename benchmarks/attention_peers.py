@@ -44,13 +44,13 @@ def sdpa(problem: Problem) -> dict[str, Call]:
 
 def flex(problem: Problem) -> dict[str, Call]:
     """FlexAttention with its own options."""
-    mask = flex_mask(problem.spec, problem.q.shape[2], problem.head_lists)
+    mask = flex_mask(problem.spec, problem.q.shape[2], problem.lists)
     return {"FlexAttention": flex_call(problem.q, problem.k, problem.v, mask)}
 
 
 def flex_tuned(problem: Problem) -> dict[str, Call]:
     """FlexAttention with the best of a short list of options."""
-    mask = flex_mask(problem.spec, problem.q.shape[2], problem.head_lists)
+    mask = flex_mask(problem.spec, problem.q.shape[2], problem.lists)
     block_q, block_kv = mask.BLOCK_SIZE
     calls = {}
     for columns, warps, stages in ((64, 4, 3), (64, 4, 2), (64, 8, 3), (block_kv, 8, 2)):

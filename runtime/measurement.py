@@ -34,7 +34,8 @@ Call = Callable[[], Any]
 SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
 LONGEST_SLEEP = 20_000_000  # a call that waits for the GPU is not slept over
 CYCLES_PER_SECOND = 2e9  # no less than the clock of any GPU here
-FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: kernels with smaller ones have no peer
+FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
+EVERY_KEY = "SDPA, every key"
 LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
 
 
@@ -126,16 +127,19 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     peers = sdpa_calls(spec, q, k, v)
-    block = spec.pattern.fixed_block
+    block, peer_flops = spec.pattern.fixed_block, {}
     if not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
         mask = flex_mask(spec, length, indices)
         peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
+    elif not peers:  # nothing of torch's computes such lists
+        peers = {EVERY_KEY: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
+        peer_flops = {EVERY_KEY: 4.0 * spec.head_dim * heads * length * length}
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
         call=lambda: kernel(q, k, v, *indices, out=out, sink=sink),
         peers=peers,
-        peer_flops={},
+        peer_flops=peer_flops,
     )
 
 
@@ -292,8 +296,12 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
         flops=2.0 * a.values().numel() * columns,
         call=lambda: kernel(a, b, c=c, bias=bias, row_order=order, index=index, out=out),
         peers={
-            # torch has no product with a transposed BSR matrix on a GPU.
-            **({} if kernel.spec.transpose_a else {"torch A @ B (BSR)": lambda: finished(a @ b)}),
+            # On a GPU torch has no product with a transposed BSR matrix, nor one with blocks that are not square.
+            **(
+                {}
+                if kernel.spec.transpose_a or block.rows != block.cols
+                else {"torch A @ B (BSR)": lambda: finished(a @ b)}
+            ),
             "cuBLAS, dense A": lambda: finished(torch.mm(left, b)),
         },
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},

@@ -316,14 +316,23 @@ def merged(reports: Sequence[Fields]) -> Fields:
     Raises:
         SystemExit: if the runs were not on machines with the same GPU, driver and packages.
     """
-    for entry in ("device", "driver", "versions"):
-        if any(report.get(entry) != reports[0].get(entry) for report in reports):
-            found = "; ".join(str(report.get(entry)) for report in reports)
-            raise SystemExit(f"error: the runs differ in {entry}, so their rows do not belong in one table: {found}")
+    for entry in ("device", "driver"):
+        _check_same(entry, [report.get(entry) for report in reports])
+    versions: dict[str, str] = {}  # of a package that some runs did without, the others'
+    for report in reports:
+        for package, version in report.get("versions", {}).items():
+            _check_same(package, [versions.setdefault(package, version), version])
     rows = {record["name"]: record for report in reports for record in report["rows"]}
     left = {name: None for report in reports for name in report.get("not_run", ()) if name not in rows}
     absent = {name: None for report in reports for name in report.get("not_installed", ())}
-    return {**reports[0], "rows": list(rows.values()), "not_installed": list(absent), "not_run": list(left)}
+    merged_rows = {"rows": list(rows.values()), "not_installed": list(absent), "not_run": list(left)}
+    return {**reports[0], "versions": versions, **merged_rows}
+
+
+def _check_same(what: str, found: Sequence[Any]) -> None:
+    """Refuse runs whose rows do not belong in one table."""
+    if any(value != found[0] for value in found):
+        raise SystemExit(f"error: the runs differ in {what}: {'; '.join(map(str, found))}")
 
 
 def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Fields]) -> Fields:

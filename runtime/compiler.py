@@ -78,6 +78,10 @@ def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache 
     return Compiled(named, plan, source, target, entry.code, entry.log, options, key, was_cached)
 
 
+# Where there is a driver, NVRTC has a cache of its own, and what comes from it has no log: no registers, no spills.
+_CHILD = {"CUDA_CACHE_DISABLE": "1"}
+
+
 def run_nvrtc(
     source: str, name: str, target: Target, options: tuple[str, ...], headers: tuple[str, ...] = ()
 ) -> tuple[bytes, str]:
@@ -105,7 +109,7 @@ def run_nvrtc(
         input=json.dumps(request).encode(),
         capture_output=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, **_CHILD, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     if result.returncode != 0:
         raise CompileError(name, result.stderr.decode(errors="replace").strip() or f"exit code {result.returncode}")

@@ -152,6 +152,7 @@ def test_runs_of_one_kind_of_machine_become_one(
     machine = {"device": "a device", "driver": "580.0", "versions": {"torch": "2.11"}}
     first = {**machine, "rows": [record("x", ours=1.0), record("y", ours=2.0)], "not_run": ["z", "u"]}
     second = {**machine, "rows": [record("z", ours=3.0), record("y", ours=4.0)], "not_installed": ["fa3"]}
+    second["versions"] = {"torch": "2.11", "triton": "3.6"}
     paths = [tmp_path / name for name in ("first.json", "second.json", "both.json")]
     for path, report in zip(paths, (first, second), strict=False):
         path.write_text(json.dumps(report))
@@ -160,10 +161,14 @@ def test_runs_of_one_kind_of_machine_become_one(
     script.main()
     both = json.loads(paths[2].read_text())
     assert [(row["name"], row["results"]["ours"]["tflops"]) for row in both["rows"]] == [("x", 1), ("y", 4), ("z", 3)]
-    assert (both["not_run"], both["not_installed"]) == (["u"], ["fa3"]) and both["versions"] == machine["versions"]
-    paths[1].write_text(json.dumps(second | {"driver": "590.0"}))
-    with pytest.raises(SystemExit, match=r"differ in driver.*580\.0; 590\.0"):
-        script.main()
+    assert (both["not_run"], both["not_installed"]) == (["u"], ["fa3"]) and both["versions"] == second["versions"]
+    for change, message in (
+        ({"driver": "590.0"}, "driver: 580.0; 590.0"),
+        ({"versions": {"torch": "3"}}, "torch: 2.11; 3"),
+    ):
+        paths[1].write_text(json.dumps(second | change))
+        with pytest.raises(SystemExit, match=f"differ in {message}"):
+            script.main()
 
 
 def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from codegen.library import find_spec  # noqa: E402
+from codegen.render import render  # noqa: E402
 from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
+from runtime.compiler import run_nvrtc  # noqa: E402
 
 # The sm_89 kernels run on every device these tests accept.
 ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_wmma_cp_async"
@@ -383,3 +387,11 @@ def test_a_matrix_without_blocks_gives_zeros(spmm: Any) -> None:
     crow, col = torch.zeros(3, device="cuda", dtype=torch.int64), torch.zeros(0, device="cuda", dtype=torch.int64)
     a = torch.sparse_bsr_tensor(crow, col, values, size=(256, 384))
     assert not spmm(a, half(384, 64)).any()
+
+
+def test_the_log_of_a_second_compilation_tells_of_registers_too() -> None:
+    """Beside a driver NVRTC keeps what it compiled, without its log: that must not be where a kernel comes from."""
+    source = render(find_spec("l4_topk32_d64")) + f"// {uuid.uuid4()}\n"
+    options = ("--gpu-architecture=sm_89", "--std=c++17", "--ptxas-options=-v")
+    logs = [run_nvrtc(source, "twice.cu", "cubin", options)[1] for _ in range(2)]
+    assert "registers" in logs[0] and logs[1] == logs[0]

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 95aa3c87e03e6df50f3f4bce0ddc246d8533d1219476b39d4bf31bb9ea3460a2
+// seal: sha256 2205ff966d149485ef96d4e19f9241cd098ee3ea8503b37dde56373f5a63e63e
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -84,7 +84,9 @@ struct Params {
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
   const int* row_order;  // block rows of A, longest first
+  int block_rows;  // block rows of A
   int column_tiles;  // tiles of a block row
+  int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
   int tiles;  // block_rows * column_tiles
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
 };
@@ -241,13 +243,32 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
+// Which tile comes when: the rank of its block row by length, and its column tile. The longest rows come first, a tile
+// for each thread block or a few more, so that none of them is left for the end. Among these, and then among the rest,
+// it is some column tiles at a time, as many as have their part of B in the L2: thread blocks at work then share it.
+struct TilePlace {
+  int rank, column;
+
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const int thread_blocks = gridDim.x;
+    const int long_rows = min(p.block_rows, (thread_blocks + p.column_tiles - 1) / p.column_tiles);
+    const int long_tiles = long_rows * p.column_tiles;
+    const bool is_long = tile < long_tiles;
+    const int rows = is_long ? long_rows : p.block_rows - long_rows, number = is_long ? tile : tile - long_tiles;
+    const int first = number / (rows * p.group_tiles) * p.group_tiles, in_group = number - first * rows;
+    const int width = min(p.group_tiles, p.column_tiles - first);
+    rank = in_group / width + (is_long ? 0 : long_rows);
+    column = first + in_group % width;
+  }
+};
+
 // The blocks [first, end) of a tile's block row; none behind the last tile.
 struct BlockRow {
   int index = 0, first = 0, end = 0;
 
   __device__ __forceinline__ BlockRow(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    index = __ldg(p.row_order + tile / p.column_tiles);
+    index = __ldg(p.row_order + TilePlace(p, tile).rank);
     first = load_index(p.crow_indices, p.index_words, index);
     end = load_index(p.crow_indices, p.index_words, index + 1);
   }
@@ -355,7 +376,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int4* queu
   for (int tile = blockIdx.x; tile < p.tiles;) {
     // Ask for the next tile and, below, for the next columns well before they are needed.
     const int taken = leader ? take_tile(p) : 0;
-    const int b_column = tile % p.column_tiles * kTileN;
+    const int b_column = TilePlace(p, tile).column * kTileN;
     int columns = 0;
 
 #pragma unroll 1
@@ -440,7 +461,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
 
     // Store C one column group at a time; the end of a row clips the store.
     const int c_row = row.index * kTileM;
-    const int c_column = tile % p.column_tiles * kTileN + first_group * kGroupColumns;
+    const int c_column = TilePlace(p, tile).column * kTileN + first_group * kGroupColumns;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
       // Wait until the store that last used this staging buffer has read it.

@@ -7,6 +7,7 @@ from codegen.spec import BsrSpmmSpec
 
 QUEUE = 2  # tiles announced: while one is worked on, the next is known
 QUEUE_BYTES = 16 * QUEUE
+L2_BYTES = 24 << 20  # of B at once: less than half of the L2, which two halves of the chip keep copies in
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 
 
@@ -18,7 +19,9 @@ def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
         return (i32("block_rows", "block rows of A"), tiles)
     return (
         pointer("row_order", "int", "block rows of A, longest first"),
+        i32("block_rows", "block rows of A"),
         i32("column_tiles", "tiles of a block row"),
+        i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
         tiles,
         pointer("scheduler", "int", SCHEDULER, writes=True),
     )

@@ -630,15 +630,15 @@ def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: boo
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "accumulate": accumulate}
     plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
     names = {param.name for param in plan.params}
-    assert names - {param.name for param in plain.params} == {"row_order", "column_tiles", "scheduler"}
-    assert {param.name for param in plain.params} - names == {"block_rows"}
+    added = {"row_order", "column_tiles", "group_tiles", "scheduler"}
+    assert names - {param.name for param in plain.params} == added and {p.name for p in plain.params} <= names
     regions = {region.name: region for region in plan.shared}
     barriers, queue = regions["Barriers"], regions["Queue"]
     assert queue.offset == barriers.offset + barriers.bytes  # kTileFullBarrier counts back from the queue
     assert queue.offset % 16 == 0 and queue.bytes == 32
     assert barriers.bytes == 8 * (2 * plan.spec.stages + 4 + 2 * accumulate)
     source = render_plan(plan)
-    assert "p.block_rows" not in source and "take_tile(p)" in source
+    assert "TilePlace(p, tile)" in source and "take_tile(p)" in source
     assert "scheduler" not in render_plan(plain)
 
 

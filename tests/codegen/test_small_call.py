@@ -1,0 +1,63 @@
+"""The small problems for the sanitizer fit the kernels that they are for."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from codegen.library import NamedSpec, shipped_specs
+from codegen.spec import AttentionSpec
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "gpu" / "small_call.py"
+    spec = importlib.util.spec_from_file_location("small_call", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedSpec) -> None:
+    spec: Any = named.spec
+    positional, more = script.arguments_of(spec, "cpu")
+    if isinstance(spec, AttentionSpec):
+        q, k, v, *indices = positional
+        assert q.shape[1] % (k.shape[1] * spec.packed_heads) == 0 and k.shape == v.shape
+        required = [tensor for tensor in spec.pattern.index_tensors if not tensor.optional]
+        assert len(indices) == len(required) and (set(more) == {"sink"}) == spec.sink
+        assert all(
+            tensor.dtype == torch.int32 and tensor.shape[1] in (1, q.shape[1] // spec.packed_heads)
+            for tensor in indices
+        )
+        return
+    if spec.op == "tile_copy":
+        assert positional[0].shape[1] % 8 == 0
+        return
+    assert all(
+        tensor.values().shape[1:] == (spec.block.rows, spec.block.cols)
+        for tensor in positional
+        if tensor.layout == torch.sparse_bsr
+    )
+    if spec.op == "bsr_spmm":
+        a, b = positional
+        assert a.shape[0 if spec.transpose_a else 1] == b.shape[0]
+        assert set(more) == {
+            name for name, has in (("c", spec.accumulate), ("bias", spec.epilogue and spec.epilogue.bias)) if has
+        }
+    elif spec.op == "bsr_sddmm":
+        a, b, pattern = positional
+        assert (a.shape[0], b.shape[0]) == pattern.shape and a.shape[1] == b.shape[1]
+    else:
+        a, b, *patterns = positional
+        assert a.shape[1] == b.shape[0] and len(patterns) == (spec.output == "bsr")
+        assert all(pattern.shape == (a.shape[0], b.shape[1]) for pattern in patterns)

@@ -1,0 +1,89 @@
+"""One call of a kernel on a small problem of odd size: what compute-sanitizer is given.
+
+    compute-sanitizer --tool racecheck --kernel-regex kns=h100_ python tests/gpu/small_call.py h100_topk32
+
+Inputs are made on the CPU and copied, so that initcheck knows who wrote them; for it, leave the filter out. memcheck
+also wants ``--report-api-errors no``: torch asks the driver for what it may not have.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
+from runtime import load_kernel
+from runtime.arguments import TORCH_DTYPES
+
+LENGTH = 640  # queries and keys of a head
+COLUMNS = 328  # of a dense matrix
+DENSE_ROWS = 1000  # of a copy
+
+Arguments = tuple[list[Any], dict[str, Any]]
+
+
+def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
+    """Return what a call of the kernel takes, random."""
+
+    def draw(*shape: int, dtype: torch.dtype = TORCH_DTYPES[spec.dtype]) -> torch.Tensor:
+        return torch.randn(shape).to(dtype).to(device)
+
+    if isinstance(spec, AttentionSpec):
+        return _attention(spec, draw, device)
+    if isinstance(spec, BsrSpmmSpec):
+        a = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
+        rows, depth = reversed(a.shape) if spec.transpose_a else a.shape
+        more = {"c": draw(rows, COLUMNS)} if spec.accumulate else {}
+        biased = spec.epilogue is not None and spec.epilogue.bias
+        return [a, draw(depth, COLUMNS)], more | ({"bias": draw(rows)} if biased else {})
+    if isinstance(spec, BsrSddmmSpec):
+        pattern = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
+        return [draw(pattern.shape[0], COLUMNS), draw(pattern.shape[1], COLUMNS), pattern], {}
+    if isinstance(spec, BsrSpgemmSpec):
+        size = spec.block.rows
+        factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
+        return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
+    return [draw(DENSE_ROWS, COLUMNS)], {}
+
+
+def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
+    packs = 2
+    heads = packs * spec.packed_heads
+    kv_heads = packs if spec.packed_heads > 1 else heads
+    q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
+    more = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
+    block = spec.pattern.fixed_block
+    if block is None:
+        return [q, k, v], more
+    lists, rows, columns = packs if spec.packed_heads > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
+    if spec.pattern.kind == "topk":
+        shape = (1, lists, rows, spec.pattern.k)  # type: ignore[attr-defined]
+        return [q, k, v, torch.randint(0, columns, shape, dtype=torch.int32).to(device)], more
+    counts = torch.full((1, lists, rows), columns, dtype=torch.int32)
+    numbers = torch.arange(columns, dtype=torch.int32).expand(1, lists, rows, columns).contiguous()
+    return [q, k, v, counts.to(device), numbers.to(device)], more
+
+
+def _bsr(rows: int, cols: int, block_rows: int, block_columns: int, draw: Any, device: str) -> torch.Tensor:
+    """Return a BSR matrix with three random blocks in each row."""
+    crow = torch.arange(0, block_rows * 3 + 1, 3)
+    col = torch.stack([torch.randperm(block_columns)[:3].sort().values for _ in range(block_rows)]).flatten()
+    shape = (block_rows * rows, block_columns * cols)
+    return torch.sparse_bsr_tensor(crow.to(device), col.to(device), draw(block_rows * 3, rows, cols), size=shape)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    for name in sys.argv[1:]:
+        kernel = load_kernel(name, forward_compatible=True)
+        positional, named = arguments_of(kernel.spec)
+        kernel(*positional, **named)
+        torch.cuda.synchronize()
+        sys.stdout.write(f"{name}: ran\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.plans.balance import L2_BYTES
+from codegen.plans.balance import group_tiles
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -348,7 +348,7 @@ class BsrSpmmKernel:
             "block_rows": block_rows,
             "row_pairs": tile_rows,
             "column_tiles": column_tiles,
-            "group_tiles": max(1, L2_BYTES // (b.shape[0] * tile.n * b.element_size())),
+            "group_tiles": group_tiles(self.spec, b.shape[0]),
             "tiles": tile_rows * column_tiles,
             "n": columns,
             "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,

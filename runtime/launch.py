@@ -201,7 +201,6 @@ class LoadedKernel:
         offsets, types = self.layout.offsets, self.layout.types
         block = ctypes.create_string_buffer(self.layout.pack(values), self.layout.size)
         view = memoryview(block).cast("B")
-        slots = self.slots(device)
         maps = []
         for name, how in self.plan.tensor_maps.items():
             shape, strides = tensors[name.removesuffix("_map")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
@@ -9,6 +10,11 @@ QUEUE = 2  # tiles announced: while one is worked on, the next is known
 QUEUE_BYTES = 16 * QUEUE
 L2_BYTES = 24 << 20  # of B at once: less than half of the L2, which two halves of the chip keep copies in
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
+
+
+def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
+    """Return how many column tiles have their part of B, ``depth`` rows of it, in the L2 at once: one at least."""
+    return max(1, L2_BYTES // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
@@ -34,6 +40,7 @@ def order_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 def order_summary(spec: BsrSpmmSpec) -> tuple[str, str]:
     """Return the line for ``explain``."""
+    blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
     if spec.balanced:
-        return ("grid", "one thread block per SM; tiles are handed out, those of the longest block rows first")
-    return ("grid", "one thread block per SM, looping over tiles (persistent), block rows fastest")
+        return ("grid", f"{blocks}; tiles are handed out, a few of the longest block rows first")
+    return ("grid", f"{blocks}, looping over tiles (persistent), block rows fastest")

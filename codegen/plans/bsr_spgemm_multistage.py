@@ -91,6 +91,7 @@ def _check(spec: BsrSpgemmSpec) -> None:
     depths = [depth for depth in (16, 32, 64) if block % depth == 0]
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with {spec.mma} and blocks of {block}: {allowed}")
-    require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} C is dense")
-    require(not spec.balanced, "balanced", f"is true; with {spec.mma} tiles are not handed out: leave it out")
+    require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} on {spec.arch} C is dense")
+    reason = f"is true; with {spec.mma} on {spec.arch} tiles are not handed out: leave it out"
+    require(not spec.balanced, "balanced", reason)
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

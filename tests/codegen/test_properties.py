@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from codegen.errors import SpecError
@@ -135,6 +135,8 @@ def parsed(data: Any) -> Spec | None:
 
 @quick
 @given(plausible)
+@example({"op": "bsr_spgemm", "arch": "sm_80", "block": {"rows": 16, "cols": 16}, "balanced": True})
+@example({"op": "bsr_spgemm", "arch": "sm_89", "block": {"rows": 16, "cols": 16}, "output": "bsr"})
 def test_refused_or_rendered(data: dict[str, Any]) -> None:
     spec = parsed(data)
     if spec is None:

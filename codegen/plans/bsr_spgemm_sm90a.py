@@ -5,6 +5,8 @@ C is dense, and its tiles are taken in runs, or it is in BSR on a given pattern,
 
 from __future__ import annotations
 
+import os
+
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import (
@@ -28,6 +30,10 @@ RUN_TILES = 4  # more would share the search among more tiles, and divide the wo
 HANDED_OUT_TILES = 1  # of a run that is handed out: what a thread block still has when the others end is one run
 REGISTERS_KEPT = 224  # of a thread, at most
 
+TRIAL = os.environ.get("SPG", "")
+"""Variants of the kernels that hand tiles out, to be timed: any of the digits of ``VARIANTS``, none: as shipped."""
+VARIANTS = "0"  # 0: the trial's template, as shipped
+
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
@@ -43,6 +49,9 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     allowed = spec.output == "dense" or not spec.balanced
     require(allowed, "balanced", f"is true, but not written for output bsr on {arch.name}; allowed: false")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+
+    trial = TRIAL if spec.balanced else ""
+    require(not set(trial) - set(VARIANTS), "SPG", f"is {trial!r}; allowed: any of the digits {VARIANTS}")
 
     consumers = m // WARPGROUP_ROWS
     groups = n // columns
@@ -90,7 +99,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template="bsr_spgemm/sm90a_pattern.cu.j2" if spec.output == "bsr" else "bsr_spgemm/sm90a.cu.j2",
+        template=_template(spec, trial),
         threads=threads,
         blocks_per_sm=blocks_per_sm,
         persistent=True,
@@ -114,6 +123,13 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
     )
+
+
+def _template(spec: BsrSpgemmSpec, trial: str) -> str:
+    """Return the kernel's template."""
+    if spec.output == "bsr":
+        return "bsr_spgemm/sm90a_pattern.cu.j2"
+    return "bsr_spgemm/sm90a_trial.cu.j2" if trial else "bsr_spgemm/sm90a.cu.j2"
 
 
 def run_tiles(spec: BsrSpgemmSpec) -> int:

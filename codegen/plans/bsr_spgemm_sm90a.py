@@ -32,7 +32,7 @@ REGISTERS_KEPT = 224  # of a thread, at most
 
 TRIAL = os.environ.get("SPG", "")
 """Variants of the kernels that hand tiles out, to be timed: any of the digits of ``VARIANTS``, none: as shipped."""
-VARIANTS = "0"  # 0: the trial's template, as shipped
+VARIANTS = "01"  # 0: the trial's template, as shipped; 1: stages are handed back at once
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
@@ -113,7 +113,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n},
+        values={"mma_n": n, "at_once": "1" in trial},
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),

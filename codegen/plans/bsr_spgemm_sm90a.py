@@ -32,7 +32,8 @@ REGISTERS_KEPT = 224  # of a thread, at most
 
 TRIAL = os.environ.get("SPG", "")
 """Variants of the kernels that hand tiles out, to be timed: any of the digits of ``VARIANTS``, none: as shipped."""
-VARIANTS = "01"  # 0: the trial's template, as shipped; 1: stages are handed back at once
+VARIANTS = "012"  # 0: the trial's template, as shipped; 1: stages are handed back at once; 2: column groups in turn
+ORDER_COLUMNS = 16  # of such a group: about as many as block rows in 264 tiles, which share most of A and of B then
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
@@ -76,6 +77,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
         Constant("kTileK", k, "depth of one step"),
         *_run_constants(spec),
+        *_order_constants(trial),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
         Constant("kConsumerWarps", consumers * WARPGROUP // 32, "warps that compute"),
@@ -113,7 +115,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n, "at_once": "1" in trial},
+        values={"mma_n": n, "at_once": "1" in trial, "by_columns": "2" in trial},
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
@@ -142,6 +144,13 @@ def _run_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
     if spec.output == "bsr":
         return ()
     return (Constant("kRunTiles", run_tiles(spec), "C tiles side by side that the producer searches for together"),)
+
+
+def _order_constants(trial: str) -> tuple[Constant, ...]:
+    """Return the constant of the order in which tiles are handed out."""
+    if "2" not in trial:
+        return ()
+    return (Constant("kOrderColumns", ORDER_COLUMNS, "tiles of a block row that are handed out before the next row's"),)
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:

@@ -113,7 +113,9 @@ class BsrSpgemmKernel:
             with torch.cuda.device(out.device):
                 stream = torch.cuda.current_stream().cuda_stream
                 if self.spec.balanced:
-                    addresses["scheduler"] = counters(out.device, stream, SCHEDULER_COUNTERS).data_ptr()
+                    late = self._constants.get("kLateTiles")  # a variant that puts tiles off lists them behind
+                    number = SCHEDULER_COUNTERS if late is None else int(late) + out.numel() // self.spec.block.rows**2
+                    addresses["scheduler"] = counters(out.device, stream, number).data_ptr()
                 self._loaded.launch(signature, addresses, stream)
         if pattern is None:
             return out

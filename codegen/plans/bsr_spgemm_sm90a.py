@@ -32,8 +32,12 @@ REGISTERS_KEPT = 224  # of a thread, at most
 
 TRIAL = os.environ.get("SPG", "")
 """Variants of the kernels that hand tiles out, to be timed: any of the digits of ``VARIANTS``, none: as shipped."""
-VARIANTS = "012"  # 0: the trial's template, as shipped; 1: stages are handed back at once; 2: column groups in turn
+VARIANTS = "0123"
+"""0: the trial's template, as shipped; 1: stages are handed back at once; 2: column groups in turn; 3: a warp of its own
+searches, and puts short tiles off to the end."""
 ORDER_COLUMNS = 16  # of such a group: about as many as block rows in 264 tiles, which share most of A and of B then
+LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the run, whether it ends its tile
+LATE_TILES = 4  # words of the scheduler before the tiles that were put off
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
@@ -54,6 +58,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     trial = TRIAL if spec.balanced else ""
     require(not set(trial) - set(VARIANTS), "SPG", f"is {trial!r}; allowed: any of the digits {VARIANTS}")
 
+    searches = "3" in trial
+
     consumers = m // WARPGROUP_ROWS
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
@@ -63,23 +69,27 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
     shared.add("C", consumers * C_GROUP_BYTES, "one C column group of each warpgroup")
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    if searches:
+        shared.add("List", LIST_BYTES, "the products that were found last", align=8)
+        shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, empty", align=8)
     shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
-    registers = Registers(accumulators=accumulators, overhead=40, limit=REGISTERS_KEPT)
+    registers = Registers(accumulators=accumulators, overhead=32 if searches else 40, limit=REGISTERS_KEPT)
     check_budget(spec, shared.size, registers)
 
     # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
-    threads = consumers * WARPGROUP + 32
+    threads = consumers * WARPGROUP + (64 if searches else 32)
     blocks_per_sm = min(
         arch.shared_memory_per_sm // (shared.size + KIB), arch.registers_per_sm // (threads * registers.needed)
     )
+    also = ", and one that searches" if searches else ""
     constants = (
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
         Constant("kTileK", k, "depth of one step"),
         *_run_constants(spec),
         *_order_constants(trial),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
-        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
+        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces" + also),
         Constant("kConsumerWarps", consumers * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
         Constant("kTileGroups", groups, "column groups of a tile"),
@@ -115,7 +125,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n, "at_once": "1" in trial, "by_columns": "2" in trial},
+        values={"mma_n": n, "at_once": "1" in trial, "by_columns": "2" in trial, "searches": searches},
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
@@ -147,10 +157,10 @@ def _run_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
 
 
 def _order_constants(trial: str) -> tuple[Constant, ...]:
-    """Return the constant of the order in which tiles are handed out."""
-    if "2" not in trial:
-        return ()
-    return (Constant("kOrderColumns", ORDER_COLUMNS, "tiles of a block row that are handed out before the next row's"),)
+    """Return the constants of the order in which tiles are handed out."""
+    columns = Constant("kOrderColumns", ORDER_COLUMNS, "tiles of a block row that are handed out before the next row's")
+    late = Constant("kLateTiles", LATE_TILES, "words of the scheduler before the tiles that were put off")
+    return ((columns,) if "2" in trial else ()) + ((late,) if "3" in trial else ())
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:

@@ -32,9 +32,11 @@ REGISTERS_KEPT = 224  # of a thread, at most
 
 TRIAL = os.environ.get("SPG", "")
 """Variants of the kernels that hand tiles out, to be timed: any of the digits of ``VARIANTS``, none: as shipped."""
-VARIANTS = "0123"
-"""0: the trial's template, as shipped; 1: stages are handed back at once; 2: column groups in turn; 3: a warp of its own
-searches, and puts short tiles off to the end."""
+VARIANTS = "01234"
+"""0: the trial's template, as shipped; 1: stages are handed back at once; 2: column groups in turn; 3: a warp of its
+own searches, and puts short tiles off to the end; 4: one thread block on an SM, its two pairs of consumers take turns.
+"""
+PAIRS = 2  # of consumers that take turns, with a ring as deep as those of two thread blocks together
 ORDER_COLUMNS = 16  # of such a group: about as many as block rows in 264 tiles, which share most of A and of B then
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the run, whether it ends its tile
 LATE_TILES = 4  # words of the scheduler before the tiles that were put off
@@ -57,22 +59,28 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
 
     trial = TRIAL if spec.balanced else ""
     require(not set(trial) - set(VARIANTS), "SPG", f"is {trial!r}; allowed: any of the digits {VARIANTS}")
+    searches, pairs = "3" in trial, PAIRS if "4" in trial else 1
+    stages = spec.stages * pairs
 
-    searches = "3" in trial
-
-    consumers = m // WARPGROUP_ROWS
+    consumers = m // WARPGROUP_ROWS * pairs
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
 
     shared = SharedLayout()
-    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
+    shared.add("A", stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
+    shared.add("B", stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
     shared.add("C", consumers * C_GROUP_BYTES, "one C column group of each warpgroup")
-    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    if pairs > 1:
+        shared.add("Barriers", 8 * 3 * stages, "mbarriers: two full ones of each stage, then empty", align=8)
+    else:
+        shared.add("Barriers", 8 * 2 * stages, "mbarriers: full, then empty", align=8)
     if searches:
         shared.add("List", LIST_BYTES, "the products that were found last", align=8)
         shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, empty", align=8)
-    shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
+    shared.add("Steps", 4 * stages, "what the step of each stage is", align=4)
+    if pairs > 1:
+        shared.add("Places", 4 * pairs, "where in the ring the next tile of each pair begins", align=4)
+        shared.add("PlaceBarriers", 8 * 2 * pairs, "mbarriers of the places: full, then empty", align=8)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
     registers = Registers(accumulators=accumulators, overhead=32 if searches else 40, limit=REGISTERS_KEPT)
     check_budget(spec, shared.size, registers)
@@ -88,9 +96,10 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         Constant("kTileK", k, "depth of one step"),
         *_run_constants(spec),
         *_order_constants(trial),
-        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kStages", stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", threads, "warpgroups that consume, then one warp that produces" + also),
         Constant("kConsumerWarps", consumers * WARPGROUP // 32, "warps that compute"),
+        *_pair_constants(m, pairs),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
         Constant("kTileGroups", groups, "column groups of a tile"),
         Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part of a tile"),
@@ -125,7 +134,13 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n, "at_once": "1" in trial, "by_columns": "2" in trial, "searches": searches},
+        values={
+            "mma_n": n,
+            "at_once": "1" in trial,
+            "by_columns": "2" in trial,
+            "searches": searches,
+            "ping_pong": pairs > 1,
+        },
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
@@ -161,6 +176,17 @@ def _order_constants(trial: str) -> tuple[Constant, ...]:
     columns = Constant("kOrderColumns", ORDER_COLUMNS, "tiles of a block row that are handed out before the next row's")
     late = Constant("kLateTiles", LATE_TILES, "words of the scheduler before the tiles that were put off")
     return ((columns,) if "2" in trial else ()) + ((late,) if "3" in trial else ())
+
+
+def _pair_constants(rows: int, pairs: int) -> tuple[Constant, ...]:
+    """Return the constants of consumers that take turns."""
+    if pairs == 1:
+        return ()
+    return (
+        Constant("kPairs", pairs, "consumers that take turns: a tile has those of one pair"),
+        Constant("kTileWarpgroups", rows // WARPGROUP_ROWS, "warpgroups of a pair"),
+        Constant("kTileWarps", rows // WARPGROUP_ROWS * WARPGROUP // 32, "warps of a pair"),
+    )
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:

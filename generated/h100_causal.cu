@@ -1,9 +1,9 @@
 // Generated from specs/h100_causal.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_causal.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 3ece8c3e8cc57a503b06f6776ab815dc6d10846d8628bcc2daf3674601c8503b
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":80}}
+// spec hash: e9ef850f21ef23c004016605a3d2809963860d83d2acbfd4d7c5626fc44e6d7d
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 14b1c9aa30d6189a4f40dd5a815d5f5d0f2c9ccb2bff3d8bff750a284b0ddb3d
+// seal: sha256 77940b26ef25f08424803ac51087e6e6a4e0d8d2864451eb89d5dd3ab84cb5c3
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -16,8 +16,6 @@
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
@@ -39,37 +37,36 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 128;  // keys of one step
-constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileM = 192;  // query rows of a thread block
+constexpr int kTileN = 80;  // keys of one step
+constexpr int kStages = 3;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 128;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kStreamRows = 192;  // query rows of a stream
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kStreamWarpgroups = 3;  // warpgroups that share a stream
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a tile
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 10240;  // bytes of one column group of K or V
+constexpr int kOGroupBytes = 24576;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kQBytes = 49152;  // bytes of a Q tile
+constexpr int kKvBytes = 20480;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kLoadKeys = 80;  // keys of one load
 constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
-// Dynamic shared memory: 229496 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
-constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kEntriesOffset = 229472;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 229488;  // 8 bytes: numbers of the loads in the K rings
+// Dynamic shared memory: 221340 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64, then O
+constexpr int kKOffset = 98304;  // 61440 bytes: K ring of each stream
+constexpr int kVOffset = 159744;  // 61440 bytes: V ring of each stream
+constexpr int kBarriersOffset = 221184;  // 128 bytes: mbarriers
+constexpr int kEntriesOffset = 221312;  // 16 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 221328;  // 12 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -83,6 +80,8 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+// What a row's maximum is before it has seen a key: less than any score, and finite, so that differences are defined.
+constexpr float kNoMaximum = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
@@ -208,43 +207,31 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
-}
-
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B k_major
+// wgmma.mma_async m64n80k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
+    float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %42, 0;\n"
+      "mov.b64 a, { %40, %43 };\n"
+      "mov.b64 b, { %41, %43 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39"
+      "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
@@ -412,8 +399,12 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
-// The number of a load of kLoadKeys keys, and whether the pattern hides some of its pairs, in one word.
-__device__ __forceinline__ int slot_of(int block, bool masked) { return block * 2 + masked; }
+// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
+// its pairs. Negative if pairs are hidden, by the pattern or by the end of the keys.
+__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+  const int slot = block * 2 + masked;
+  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+}
 
 // Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
 // barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
@@ -502,7 +493,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
           const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
-          slots[stage * kStepBlocks + load] = slot_of(loads[load], masked);
+          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], masked);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
@@ -524,28 +515,16 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (stream == 0 && leader) release_scheduler(p);
 }
 
-// Loads this warp's 16 rows of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
-    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
-  }
-}
-
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n80k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -564,33 +543,41 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load.
+// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// back, reads them; for the others they are 0.
 struct StepSlots {
   int slot[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage) {
+  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = read_by_leader(slots + stage * kStepBlocks + load);
+    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
   }
-  // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
+  __device__ __forceinline__ bool hide_some() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      some |= slot[load] % 2 || (slot[load] / 2 + 1) * kLoadKeys > p.kv_len;
-    }
-    return some;
+    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
 #pragma unroll
-  for (int i = 0; i < kTileN / 2; ++i) {
-    const int column = i / 4 * 8 + i % 2, slot = slots.slot[column / kLoadKeys];
-    const int key = slot / 2 * kLoadKeys + column % kLoadKeys + threadIdx.x % 4 * 2;
-    const bool seen = key < p.kv_len && (slot % 2 == 0 || visible(p, query + i / 2 % 2 * 8, key));
-    if (!seen) s[i] = kMinusInfinity;
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
+    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int keys = p.kv_len - first_key;
+#pragma unroll
+    for (int j = 0; j < kLoadKeys / 2; ++j) {
+      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
+      bool seen = column < keys;
+      const int my_query = query + j / 2 % 2 * 8;
+      // Query and key are both counted from first_key: columns are constants then.
+      const bool in_pattern = visible(p, my_query - first_key, column);
+      seen &= in_pattern;
+      if (!seen) s[i] = kMinusInfinity;
+    }
   }
 }
 
@@ -601,9 +588,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
+    float maximum = fmaxf(row_max[row], s[row * 2]), other = s[row * 2 + 1];  // two chains: half the latency
 #pragma unroll
-    for (int i = row * 2; i < kTileN / 2; i += 4) {
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
@@ -612,12 +599,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   quad_max(maxima);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float maximum = maxima[row];
-    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
-    const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
-    rescale[row] = ex2((row_max[row] - reference) * scale_log2);
-    shift[row] = reference * scale_log2;
-    row_max[row] = maximum;
+    rescale[row] = ex2((row_max[row] - maxima[row]) * scale_log2);
+    shift[row] = maxima[row] * scale_log2;
+    row_max[row] = maxima[row];
   }
 }
 
@@ -683,9 +667,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The store of the tile before must have read the staging.
+  // The staging was this warpgroup's Q: all its warps must have done with it.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
-  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -705,6 +688,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
+    tma_store_wait_read<0>();  // before the next Q may come here
   }
 }
 
@@ -717,9 +701,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
-  const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
-  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
+  // The shuffles keep the compiler from working these descriptors out anew in each step.
+  const uint32 q_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
+  const uint32 k_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+  const uint32 v_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
 
@@ -729,23 +717,19 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
-    uint32 q[kHeadDim / 16][4];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
-    // Q's place is free for another tile.
-    __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
+    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      StepSlots step(slots, k_position.stage);
+      StepSlots step(slots, k_position.stage, warp_leader);
       issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
@@ -753,7 +737,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
-        step = StepSlots(slots, k_position.stage);
+        step = StepSlots(slots, k_position.stage, warp_leader);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -761,7 +745,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, p.scale_log2);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,
@@ -773,9 +757,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         v_position.advance();
         exponentiate(s, shift, rescale, row_sum, p.scale_log2);
         pack_probabilities(prob, s);
-        // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+        // With this many warps issue slots are scarce: only if some maximum of the warp has moved.
+        if (__any_sync(0xFFFFFFFF, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
       }
 
       // Output of the last block.
@@ -786,7 +772,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     }
+    const uint32 staging = base + kQOffset + tile_position.stage * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    // O has left Q's place: it is free for another tile.
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     tile_position.advance();
   }
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();

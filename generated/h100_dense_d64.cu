@@ -1,9 +1,9 @@
 // Generated from specs/h100_dense_d64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_dense_d64.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":256,"n":64}}
-// spec hash: 902b6427932258214bebb9d0b0e16be7b1cbe5ff68ed830bbc91babffb1cb3be
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
+// spec hash: f8179f924e74e76f0edb2a8c9374ca4336b84f0f08636b1a789146f00c7134b6
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e19f566305745e631089748555ff745765f3ab9eb9525a09fdbf032a4aa11dc0
+// seal: sha256 84bc638dd4eba79a03171c2a1d2b7e8e1eede072ef7d24bf4a75432b6c50a96d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -16,11 +16,10 @@
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+// Cooperative: the consumers run side by side, with no order between them.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
 // part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
@@ -41,37 +40,37 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 64;  // elements of a head
-constexpr int kTileM = 256;  // query rows of a thread block
-constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 4;  // depth of the K ring and of the V ring
+constexpr int kTileM = 192;  // query rows of a thread block
+constexpr int kTileN = 128;  // keys of one step
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 256;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 4;  // warpgroups that share a stream
-constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
+constexpr int kStreamRows = 192;  // query rows of a stream
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kStreamWarpgroups = 3;  // warpgroups that share a stream
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a tile
-constexpr int kQGroupBytes = 32768;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 8192;  // bytes of a K or V block
+constexpr int kQBytes = 24576;  // bytes of a Q tile
+constexpr int kKvBytes = 16384;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kLoadKeys = 128;  // keys of one load
 constexpr int kPartFloats = 4608;  // floats that a warpgroup leaves of a part of a tile
 
-// Dynamic shared memory: 164064 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 256 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 32768 bytes: K ring of each stream
-constexpr int kVOffset = 98304;  // 32768 bytes: V ring of each stream
-constexpr int kOOffset = 131072;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 163840;  // 160 bytes: mbarriers
-constexpr int kEntriesOffset = 164000;  // 32 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 164032;  // 16 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 164048;  // 16 bytes: whether a warpgroup's part came last
+// Dynamic shared memory: 139412 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64
+constexpr int kKOffset = 49152;  // 32768 bytes: K ring of each stream
+constexpr int kVOffset = 81920;  // 32768 bytes: V ring of each stream
+constexpr int kOOffset = 114688;  // 24576 bytes: O tile on its way out
+constexpr int kBarriersOffset = 139264;  // 96 bytes: mbarriers
+constexpr int kEntriesOffset = 139360;  // 32 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 139392;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 139400;  // 12 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -84,9 +83,9 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+// What a row's maximum is before it has seen a key: less than any score, and finite, so that differences are defined.
+constexpr float kNoMaximum = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
@@ -216,28 +215,36 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -268,11 +275,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -407,8 +409,12 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
-// The number of a load of kLoadKeys keys, and whether the pattern hides some of its pairs, in one word.
-__device__ __forceinline__ int slot_of(int block, bool masked) { return block * 2 + masked; }
+// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
+// its pairs. Negative if pairs are hidden, by the pattern or by the end of the keys.
+__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+  const int slot = block * 2 + masked;
+  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+}
 
 // Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
 // barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
@@ -498,7 +504,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
-          slots[stage * kStepBlocks + load] = slot_of(loads[load], false);
+          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], false);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
@@ -527,7 +533,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_de
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
         k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
@@ -547,33 +553,37 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load.
+// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// back, reads them; for the others they are 0.
 struct StepSlots {
   int slot[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage) {
+  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = read_by_leader(slots + stage * kStepBlocks + load);
+    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
   }
-  // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
+  __device__ __forceinline__ bool hide_some() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      some |= slot[load] % 2 || (slot[load] / 2 + 1) * kLoadKeys > p.kv_len;
-    }
-    return some;
+    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
 #pragma unroll
-  for (int i = 0; i < kTileN / 2; ++i) {
-    const int column = i / 4 * 8 + i % 2, slot = slots.slot[column / kLoadKeys];
-    const int key = slot / 2 * kLoadKeys + column % kLoadKeys + threadIdx.x % 4 * 2;
-    const bool seen = key < p.kv_len;
-    if (!seen) s[i] = kMinusInfinity;
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
+    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int keys = p.kv_len - first_key;
+#pragma unroll
+    for (int j = 0; j < kLoadKeys / 2; ++j) {
+      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
+      bool seen = column < keys;
+      if (!seen) s[i] = kMinusInfinity;
+    }
   }
 }
 
@@ -584,9 +594,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
+    float maximum = fmaxf(row_max[row], s[row * 2]), other = s[row * 2 + 1];  // two chains: half the latency
 #pragma unroll
-    for (int i = row * 2; i < kTileN / 2; i += 4) {
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
@@ -595,12 +605,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   quad_max(maxima);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float maximum = maxima[row];
-    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
-    const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
-    rescale[row] = ex2((row_max[row] - reference) * scale_log2);
-    shift[row] = reference * scale_log2;
-    row_max[row] = maximum;
+    rescale[row] = ex2((row_max[row] - maxima[row]) * scale_log2);
+    shift[row] = maxima[row] * scale_log2;
+    row_max[row] = maxima[row];
   }
 }
 
@@ -681,21 +688,19 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
   if (!*is_last) return false;
 
   const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
-  row_max[0] = row_max[1] = kMinusInfinity;
+  row_max[0] = row_max[1] = kNoMaximum;
   for (int block = first; block <= last; ++block) {
     const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
     row_max[0] = fmaxf(row_max[0], state.x);
     row_max[1] = fmaxf(row_max[1], state.y);
   }
-  const float reference[2] = {row_max[0] == kMinusInfinity ? 0.0f : row_max[0],
-                              row_max[1] == kMinusInfinity ? 0.0f : row_max[1]};
   row_sum[0] = row_sum[1] = 0.0f;
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
   for (int block = first; block <= last; ++block) {
     const float4* from = part_place(p, block, piece.index, warpgroup);
     const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
-    const float weight[2] = {ex2((state.x - reference[0]) * scale_log2), ex2((state.y - reference[1]) * scale_log2)};
+    const float weight[2] = {ex2((state.x - row_max[0]) * scale_log2), ex2((state.y - row_max[1]) * scale_log2)};
     row_sum[0] += state.z * weight[0];
     row_sum[1] += state.w * weight[1];
 #pragma unroll
@@ -762,16 +767,17 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 q_ring = wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
-  const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
-  const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
+  // The shuffles keep the compiler from working these descriptors out anew in each step.
+  const uint32 q_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
+  const uint32 k_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+  const uint32 v_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -779,19 +785,19 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
+    float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      StepSlots step(slots, k_position.stage);
+      StepSlots step(slots, k_position.stage, warp_leader);
       issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
@@ -799,17 +805,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
-        step = StepSlots(slots, k_position.stage);
-        bar_sync(my_turn, kTurnThreads);
+        step = StepSlots(slots, k_position.stage, warp_leader);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, p.scale_log2);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,
@@ -847,7 +851,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: abb720fabc9a4fd0f13e9fd8df0819b1182683a0e49391701c740e3d118c4d11
 // templates: attention/patterns/sink_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 85ac07d610450d6ab6ca33493ec8e61d6d12fcd759d5c8b3a6a907659185c9a9
+// seal: sha256 b5f3e1cc65b425806326e0509908e671094945a0d06041b60a60531923548178
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -87,6 +87,8 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
 constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+// What a row's maximum is before it has seen a key: less than any score, and finite, so that differences are defined.
+constexpr float kNoMaximum = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
@@ -366,7 +368,7 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
-  return (key < kSink || offset >= -kWindowLeft) && offset <= kWindowRight;
+  return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
 }
 
 // One tile of work: kTileM queries of one head.
@@ -416,8 +418,12 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
-// The number of a load of kLoadKeys keys, and whether the pattern hides some of its pairs, in one word.
-__device__ __forceinline__ int slot_of(int block, bool masked) { return block * 2 + masked; }
+// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
+// its pairs. Negative if pairs are hidden, by the pattern or by the end of the keys.
+__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+  const int slot = block * 2 + masked;
+  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+}
 
 // Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
 // barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
@@ -506,7 +512,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
           const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
-          slots[stage * kStepBlocks + load] = slot_of(loads[load], masked);
+          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], masked);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
@@ -567,33 +573,40 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load.
+// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// back, reads them; for the others they are 0.
 struct StepSlots {
   int slot[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage) {
+  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = read_by_leader(slots + stage * kStepBlocks + load);
+    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
   }
-  // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
+  __device__ __forceinline__ bool hide_some() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      some |= slot[load] % 2 || (slot[load] / 2 + 1) * kLoadKeys > p.kv_len;
-    }
-    return some;
+    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
 #pragma unroll
-  for (int i = 0; i < kTileN / 2; ++i) {
-    const int column = i / 4 * 8 + i % 2, slot = slots.slot[column / kLoadKeys];
-    const int key = slot / 2 * kLoadKeys + column % kLoadKeys + threadIdx.x % 4 * 2;
-    const bool seen = key < p.kv_len && (slot % 2 == 0 || visible(p, query + i / 2 % 2 * 8, key));
-    if (!seen) s[i] = kMinusInfinity;
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
+    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int keys = p.kv_len - first_key;
+#pragma unroll
+    for (int j = 0; j < kLoadKeys / 2; ++j) {
+      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
+      bool seen = column < keys;
+      const int my_query = query + j / 2 % 2 * 8;
+      const bool in_pattern = visible(p, my_query, first_key + column);
+      seen &= in_pattern;
+      if (!seen) s[i] = kMinusInfinity;
+    }
   }
 }
 
@@ -604,9 +617,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float maximum = row_max[row], other = kMinusInfinity;  // two chains: half the latency
+    float maximum = fmaxf(row_max[row], s[row * 2]), other = s[row * 2 + 1];  // two chains: half the latency
 #pragma unroll
-    for (int i = row * 2; i < kTileN / 2; i += 4) {
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
       maximum = fmaxf(maximum, s[i]);
       other = fmaxf(other, s[i + 1]);
     }
@@ -615,12 +628,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   quad_max(maxima);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float maximum = maxima[row];
-    // A row that has seen no key yet keeps its maximum at -inf; 0 in its place keeps the differences defined.
-    const float reference = maximum == kMinusInfinity ? 0.0f : maximum;
-    rescale[row] = ex2((row_max[row] - reference) * scale_log2);
-    shift[row] = reference * scale_log2;
-    row_max[row] = maximum;
+    rescale[row] = ex2((row_max[row] - maxima[row]) * scale_log2);
+    shift[row] = maxima[row] * scale_log2;
+    row_max[row] = maxima[row];
   }
 }
 
@@ -720,8 +730,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  const uint32 k_ring = wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0);
-  const uint32 v_ring = wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes);
+  // The shuffles keep the compiler from working these descriptors out anew in each step.
+  const uint32 k_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+  const uint32 v_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
@@ -735,7 +748,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kMinusInfinity, kMinusInfinity}, row_sum[2] = {}, shift[2], rescale[2];
+    float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
     // Q's place is free for another tile.
@@ -745,13 +758,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      StepSlots step(slots, k_position.stage);
+      StepSlots step(slots, k_position.stage, warp_leader);
       issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
@@ -759,7 +772,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
-        step = StepSlots(slots, k_position.stage);
+        step = StepSlots(slots, k_position.stage, warp_leader);
         bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
@@ -769,7 +782,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some(p)) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
         update_maxima(s, row_max, shift, rescale, p.scale_log2);
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,

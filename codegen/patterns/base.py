@@ -86,6 +86,11 @@ class PatternBase(Frozen):
         return False
 
     @property
+    def shift_invariant(self) -> bool:
+        """Whether a key's place relative to the query decides alone which pairs of a masked block are hidden."""
+        return False
+
+    @property
     def uneven(self) -> bool:
         """Whether query blocks differ in how many key blocks they see."""
         return False

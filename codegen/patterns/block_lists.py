@@ -34,6 +34,11 @@ class BlockLists(PatternBase):
         return self.mask != "none"
 
     @property
+    def shift_invariant(self) -> bool:
+        """Whether a pair is hidden depends on the distance of key and query."""
+        return True
+
+    @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
         """The two counts and the two lists."""
         count = ("batch", "heads", "query_blocks")

@@ -25,6 +25,11 @@ class Causal(PatternBase):
         return True
 
     @property
+    def shift_invariant(self) -> bool:
+        """Whether a pair is hidden depends on the distance of key and query."""
+        return True
+
+    @property
     def uneven(self) -> bool:
         """Rows differ in length."""
         return True

@@ -22,6 +22,11 @@ class SlidingWindow(PatternBase):
         """Blocks at both edges of the band are partly visible."""
         return True
 
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether a pair is hidden depends on the distance of key and query."""
+        return True
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)

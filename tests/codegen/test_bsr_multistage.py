@@ -153,6 +153,7 @@ SHIPPED = [named for named in shipped_specs() if named.spec.op in OPS]
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from runtime import bsr_sddmm, bsr_spgemm
+    from runtime.arguments import TORCH_DTYPES
     from runtime.launch import ParameterLayout
 
     monkeypatch.setattr(bsr_sddmm, "check_tensor", lambda *arguments: None)
@@ -164,11 +165,11 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
 
     compiled, loaded = SimpleNamespace(named=named, plan=plan), SimpleNamespace(signature=signature)
     spec: Any = named.spec
-    size, tile = spec.block.rows, spec.tile
+    size, tile, dtype = spec.block.rows, spec.tile, TORCH_DTYPES[spec.dtype]
     if spec.op == "bsr_sddmm":
         values = torch.zeros((5, size, size))
         pattern = torch.sparse_bsr_tensor([0, 3, 3, 5], [0, 1, 2, 3, 0], values, size=(3 * size, 4 * size))
-        a, b = torch.zeros((3 * size, 80), dtype=torch.float16), torch.zeros((4 * size, 88), dtype=torch.float16)
+        a, b = torch.zeros((3 * size, 80), dtype=dtype), torch.zeros((4 * size, 88), dtype=dtype)
         kernel: Any = bsr_sddmm.BsrSddmmKernel(compiled, loaded)  # type: ignore[arg-type]
         kernel._check(a[:, :77], b[:, :77], pattern, None)
         assert seen["grid"] == -(-5 // (tile.n // size)) and seen["steps"] == -(-77 // tile.k)
@@ -177,7 +178,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
             assert [seen[name] for name in ("k", "block_columns", "a_row_stride", "b_row_stride")] == [77, 4, 80, 88]
         return
     kernel = bsr_spgemm.BsrSpgemmKernel(compiled, loaded)  # type: ignore[arg-type]
-    values = torch.zeros((2, size, size), dtype=torch.float16)
+    values = torch.zeros((2, size, size), dtype=dtype)
     monkeypatch.setattr(bsr_spgemm, "check_structure", lambda *arguments: None)
     monkeypatch.setattr(bsr_spgemm, "check_out", lambda *arguments: None)
 
@@ -191,7 +192,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
         kernel._check(matrix(3, 2), matrix(2, 35), matrix(3, 35), None)
         assert (seen["grid"], seen["inner_blocks"], seen["block_rows"], seen["blocks"]) == (2, 2, 3, 2)
         return
-    kernel._check(matrix(3, 2), matrix(2, 35), None, torch.zeros((3 * size, 36 * size), dtype=torch.float16))
+    kernel._check(matrix(3, 2), matrix(2, 35), None, torch.zeros((3 * size, 36 * size), dtype=dtype))
     runs = -(-35 // constants(plan)["kRunTiles"])
     assert (seen["grid"], seen["row_runs"], seen["inner_blocks"], seen["column_blocks"]) == (3 * runs, runs, 2, 35)
     assert seen.get("c_row_stride", 36 * size) == 36 * size

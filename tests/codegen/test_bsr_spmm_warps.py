@@ -177,10 +177,11 @@ SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from runtime import bsr_spmm
+    from runtime.arguments import TORCH_DTYPES
     from runtime.launch import ParameterLayout
 
     monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *arguments: None)
-    plan, seen = plan_for(named), {}
+    plan, seen, dtype = plan_for(named), {}, TORCH_DTYPES[named.spec.dtype]
 
     def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
         ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
@@ -189,14 +190,14 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     loaded = SimpleNamespace(signature=signature)
     kernel = bsr_spmm.BsrSpmmKernel(SimpleNamespace(named=named, plan=plan), loaded)  # type: ignore[arg-type]
     block = named.spec.block  # type: ignore[union-attr]
-    values = torch.zeros((2, block.rows, block.cols), dtype=torch.float16)
+    values = torch.zeros((2, block.rows, block.cols), dtype=dtype)
     a = torch.sparse_bsr_tensor([0, 1, 2, 2], [1, 0], values, size=(3 * block.rows, 2 * block.cols))
     epilogue = named.spec.epilogue  # type: ignore[union-attr]
-    bias = torch.zeros(3 * block.rows, dtype=torch.float16) if epilogue and epilogue.bias else None
+    bias = torch.zeros(3 * block.rows, dtype=dtype) if epilogue and epilogue.bias else None
     spec: Any = named.spec
     depth, height = (a.shape[0], a.shape[1]) if spec.transpose_a else (a.shape[1], a.shape[0])
-    c = torch.zeros((height, 1000), dtype=torch.float16) if spec.accumulate else None
-    kernel._check(a, torch.zeros((depth, 1000), dtype=torch.float16), c=c, beta=1.0, bias=bias, out=None)
+    c = torch.zeros((height, 1000), dtype=dtype) if spec.accumulate else None
+    kernel._check(a, torch.zeros((depth, 1000), dtype=dtype), c=c, beta=1.0, bias=bias, out=None)
     tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * spec.cluster))
     assert seen["tiles"] == tiles
     assert seen.get("block_rows", 3) == 3 and seen.get("index_words", 2) == 2

@@ -262,15 +262,19 @@ OTHERS = [
     {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "balanced": True},
     *(
         {"op": op, "arch": "sm_89", "mma": mma, "dtype": dtype, "block": {"rows": size, "cols": size}}
-        for op in ("bsr_sddmm", "bsr_spgemm")
-        for mma, dtype, size in (
-            ("mma", "bf16", 128),
-            ("mma", "fp16", 32),
-            ("mma", "bf16", 16),
-            ("wmma", "bf16", 128),
-            ("wmma", "bf16", 64),
-            ("wmma", "fp16", 32),
-            ("wmma", "fp16", 16),
+        for op, mma, dtype, size in (
+            ("bsr_sddmm", "mma", "bf16", 128),
+            ("bsr_sddmm", "mma", "bf16", 32),
+            ("bsr_sddmm", "mma", "fp16", 16),
+            ("bsr_sddmm", "wmma", "bf16", 128),
+            ("bsr_sddmm", "wmma", "bf16", 32),
+            ("bsr_sddmm", "wmma", "bf16", 16),
+            ("bsr_spgemm", "mma", "bf16", 128),
+            ("bsr_spgemm", "mma", "fp16", 32),
+            ("bsr_spgemm", "mma", "bf16", 16),
+            ("bsr_spgemm", "wmma", "bf16", 128),
+            ("bsr_spgemm", "wmma", "bf16", 32),
+            ("bsr_spgemm", "wmma", "bf16", 16),
         )
     ),
     # The largest steps.
@@ -358,7 +362,7 @@ OTHERS = [
             ("wmma", "cp_async", "bf16", 64, 16, 128, 16),
         )
     ),
-    {"op": "bsr_spmm", "arch": "sm_89", "mma": "wmma", "dtype": "bf16", "block": {"rows": 64, "cols": 64}},
+    {"op": "bsr_spmm", "arch": "sm_89", "mma": "wmma", "dtype": "bf16", "block": {"rows": 128, "cols": 128}},
     {
         "op": "bsr_spmm",
         "arch": "sm_90a",

@@ -1,0 +1,304 @@
+// Generated from specs/l4_bsr_spgemm_wmma_b16.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/l4_bsr_spgemm_wmma_b16.yaml
+// spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
+// spec hash: 80a1ce13d7cf23e784fc12879c060abaa3f5f0cc26cde9db61ca0e85d2b6d175
+// templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 d747adad98da2492f107f9fc4d6ef2a999d6d48b61a985a2f87f0874e7fe89c0
+
+// BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
+//
+// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load,
+// all warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
+//
+// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
+// columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
+// that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
+// take several such chunks, which are searched again for each tile.
+//
+// Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
+//   cp_async_wait   this thread's copies for the step have landed
+//   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
+//
+// Symbols
+//   tile     kBlock x kBlock of C
+//   run      kRunTiles tiles of one block row side by side; runs are numbered along block rows
+//   product  a block of A and the block of B that it meets: their numbers, .x and .y
+//   step     kTileK columns of the one, kTileK rows of the other
+//   a_tile   A of a step, kBlock x kTileK, rows padded to kAStride; b_tile: B of it, kTileK x kBlock, to kBStride
+//   strip    16 rows of a warp's part of C, staged as floats on their way out
+
+#include <cuda_fp16.h>
+#include <mma.h>
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kBlock = 16;  // rows and columns of a stored block, and of a C tile
+constexpr int kTileK = 16;  // depth of one step
+constexpr int kRunTiles = 16;  // C tiles side by side that share a search
+constexpr int kStages = 2;  // depth of the ring of A and B tiles
+constexpr int kThreads = 32;  // all load and compute
+constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
+constexpr int kATile = 768;  // bytes of an A tile
+constexpr int kBTile = 768;  // bytes of a B tile
+constexpr int kAStride = 24;  // elements from one row of an A tile to the next
+constexpr int kBStride = 24;  // elements from one row of a B tile to the next
+constexpr int kStagingStride = 24;  // floats from one row of a strip to the next
+constexpr int kWarpsN = 1;  // warps side by side along a row of C
+constexpr int kWarpRows = 16;  // rows of C of one warp
+constexpr int kWarpColumns = 16;  // columns of C of one warp
+
+// Dynamic shared memory: 3840 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 1536 bytes: A tiles, 16 rows of 16 elements, padded
+constexpr int kBOffset = 2048;  // 1536 bytes: B tiles, 16 rows of 16 elements, padded
+constexpr int kListOffset = 3584;  // 256 bytes: products of a tile: block of A, block of B
+constexpr int kStagingOffset = 0;  // 1536 bytes: strips of C, one a warp, over the tiles
+constexpr int kCountsOffset = 1536;  // 4 bytes: products that each warp found, over the tiles
+
+constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
+constexpr int kMmasM = kWarpRows / kMma;
+constexpr int kMmasN = kWarpColumns / kMma;
+constexpr int kProductSteps = kBlock / kTileK;
+
+struct Params {
+  const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
+  const __half* b;  // stored blocks of B (nnz, rows, cols), contiguous
+  __half* c;  // C (M, N)
+  long long c_row_stride;  // elements from one row of C to the next
+  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_col_indices;  // block column of each block of A
+  const int* b_crow_indices;  // first block of each block row of B, and one more
+  const int* b_col_indices;  // block column of each block of B, rising in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  int b_index_words;  // 32-bit words of an index of B
+  int inner_blocks;  // block columns of A, block rows of B
+  int column_blocks;  // block columns of C
+  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
+  int runs;  // block rows of C * row_runs
+};
+
+namespace wmma = nvcuda::wmma;
+using Element = __half;
+using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma::row_major>;
+using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
+using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
+
+// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// The tiles [first, first + count) of one block row.
+struct Run {
+  int block_row, first, count;
+
+  __device__ __forceinline__ Run(const Params& p, int run)
+      : block_row(run / p.row_runs),
+        first(run % p.row_runs * kRunTiles),
+        count(min(kRunTiles, p.column_blocks - first)) {}
+};
+
+// The blocks of one row of B that lie in the columns of a run: a bit for each tile, and the first of the blocks.
+struct Meetings {
+  unsigned tiles = 0;
+  int first_block = 0;
+
+  // Block of B in a tile's column, where the tile's bit is set. Columns rise, so it is the bits below that count.
+  __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
+};
+
+// Looks for what one stored block of A, [block, end) of its row, meets in a run; nothing behind the row's end.
+__device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
+  Meetings found;
+  if (block >= end) return found;
+  const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
+  if (k >= static_cast<unsigned>(p.inner_blocks)) return found;
+  // The first block of row k whose column is not before the run.
+  const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
+  int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (load_index(p.b_col_indices, p.b_index_words, middle) < run.first) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  found.first_block = low;
+  for (; low < row_end; ++low) {
+    const int tile = load_index(p.b_col_indices, p.b_index_words, low) - run.first;
+    if (tile >= kRunTiles) break;
+    found.tiles |= 1u << tile;
+  }
+  return found;
+}
+
+// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
+// returns how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
+__device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool meets = meetings.tiles >> tile & 1;
+  const unsigned hits = __ballot_sync(0xFFFFFFFF, meets);
+  if (lane == 0) counts[warp] = __popc(hits);
+  __syncthreads();
+  int before = 0, products = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i < warp) before += counts[i];
+    products += counts[i];
+  }
+  if (meets) list[before + __popc(hits & ((1u << lane) - 1))] = make_int2(block, meetings.block_of(tile));
+  __syncthreads();
+  return products;
+}
+
+// Copies one of a product's steps to a stage.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int2 product, int step, int stage) {
+  const Element* a = p.a + static_cast<int64>(product.x) * kBlock * kBlock + step * kTileK;
+  const Element* b = p.b + (static_cast<int64>(product.y) * kBlock + step * kTileK) * kBlock;
+  const uint32 a_to = base + kAOffset + stage * kATile, b_to = base + kBOffset + stage * kBTile;
+#pragma unroll
+  for (int i = threadIdx.x * kCopy; i < kBlock * kTileK; i += kThreads * kCopy) {
+    const int row = i / kTileK, column = i % kTileK;
+    cp_async_16(a_to + (row * kAStride + column) * sizeof(Element), a + row * kBlock + column, true);
+  }
+#pragma unroll
+  for (int i = threadIdx.x * kCopy; i < kTileK * kBlock; i += kThreads * kCopy) {
+    const int row = i / kBlock, column = i % kBlock;
+    cp_async_16(b_to + (row * kBStride + column) * sizeof(Element), b + row * kBlock + column, true);
+  }
+}
+
+// accumulators += A B for this warp's part of one step; a_tile and b_tile begin at its rows and columns.
+__device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM][kMmasN], const Element* a_tile,
+    const Element* b_tile) {
+#pragma unroll
+  for (int k = 0; k < kTileK; k += kMma) {
+    FragmentA a[kMmasM];
+#pragma unroll
+    for (int i = 0; i < kMmasM; ++i) wmma::load_matrix_sync(a[i], a_tile + i * kMma * kAStride + k, kAStride);
+#pragma unroll
+    for (int j = 0; j < kMmasN; ++j) {
+      FragmentB b;
+      wmma::load_matrix_sync(b, b_tile + k * kBStride + j * kMma, kBStride);
+#pragma unroll
+      for (int i = 0; i < kMmasM; ++i) wmma::mma_sync(accumulators[i][j], a[i], b, accumulators[i][j]);
+    }
+  }
+}
+
+// accumulators += A B for this warp's part of a list of products. Everyone is done with the list and the tiles then.
+__device__ __forceinline__ void multiply_list(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN],
+    const int2* list, int products, uint32 base, const Element* a_tiles, const Element* b_tiles) {
+  const int steps = products * kProductSteps;
+  // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < steps) load_step(p, base, list[stage / kProductSteps], stage % kProductSteps, stage);
+    cp_async_commit();
+  }
+  int stage = 0, free_stage = kStages - 1;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    // Wait for this step's tiles, refill the stage of the step before.
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    const int ahead = step + kStages - 1;
+    if (ahead < steps) load_step(p, base, list[ahead / kProductSteps], ahead % kProductSteps, free_stage);
+    cp_async_commit();
+    // Compute.
+    multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element), b_tiles + stage * kBTile / sizeof(Element));
+    free_stage = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  __syncthreads();
+}
+
+// Stores a warp's part of C, strip by strip: the layout of an accumulator is not ours to know, that of `strip` is.
+__device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
+    int first_row, int first_column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kMmasM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kMmasN; ++j) {
+      wmma::store_matrix_sync(strip + j * kMma, accumulators[i][j], kStagingStride, wmma::mem_row_major);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int chunk = lane; chunk < kMma * kWarpColumns / kCopy; chunk += 32) {
+      const int row = chunk * kCopy / kWarpColumns, column = chunk * kCopy % kWarpColumns;
+      const float4* from = reinterpret_cast<const float4*>(strip + row * kStagingStride + column);
+      const float4 low = from[0], high = from[1];
+      Element* to = p.c + (first_row + i * kMma + row) * p.c_row_stride + first_column + column;
+      *reinterpret_cast<uint4*>(to) =
+          make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
+    }
+    __syncwarp();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 16)
+    l4_bsr_spgemm_wmma_b16(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  int2* list = reinterpret_cast<int2*>(shared + kListOffset);
+  int* counts = reinterpret_cast<int*>(shared + kCountsOffset);
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warp = threadIdx.x / 32;
+  const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
+  const Element* a_tiles = reinterpret_cast<const Element*>(shared + kAOffset) + part_row * kAStride;
+  const Element* b_tiles = reinterpret_cast<const Element*>(shared + kBOffset) + part_column;
+  float* strip = reinterpret_cast<float*>(shared + kStagingOffset) + warp * kMma * kStagingStride;
+
+  const Run run(p, blockIdx.x);
+  const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
+  const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
+  Meetings meetings = find_meetings(p, run, first + static_cast<int>(threadIdx.x), end);
+  int searched = first;  // chunk that the meetings belong to
+
+#pragma unroll 1
+  for (int tile = 0; tile < run.count; ++tile) {
+    // Where nothing meets, these zeros are what is stored.
+    Accumulator accumulators[kMmasM][kMmasN];
+#pragma unroll
+    for (int i = 0; i < kMmasM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kMmasN; ++j) wmma::fill_fragment(accumulators[i][j], 0.0f);
+    }
+#pragma unroll 1
+    for (int chunk = first; chunk < end; chunk += kThreads) {
+      const int block = chunk + static_cast<int>(threadIdx.x);
+      if (chunk != searched) {
+        meetings = find_meetings(p, run, block, end);
+        searched = chunk;
+      }
+      const int products = list_products(meetings, tile, block, list, counts);
+      multiply_list(p, accumulators, list, products, base, a_tiles, b_tiles);
+    }
+    // The staging lies over the tiles. They are filled again once the next list is there, for which everyone waits.
+    store_part(p, accumulators, strip, run.block_row * kBlock + part_row,
+        (run.first + tile) * kBlock + part_column);
+  }
+}

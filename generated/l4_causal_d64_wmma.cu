@@ -1,0 +1,481 @@
+// Generated from specs/l4_causal_d64_wmma.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/l4_causal_d64_wmma.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"wmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: 4a5240a8892bb358a269b3e0d85da92c64918a410f9f5292ce8e80f3fc4f8d90
+// templates: attention/patterns/causal.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 099592a7c949b1ae04cc911d28c162ee5de14ca9eb6157956d4a35a1408b1b34
+
+// Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+//
+// Who does what
+//   A thread block computes kTileM queries of one head. Every warp owns kMma of them, their Q and O in fragments, and
+//   every thread takes part in the copies.
+//
+// Why there are strips
+//   How the elements of a fragment are spread over a warp is not ours to know: no thread can tell which row an element
+//   is of. So what the softmax does by rows passes through shared memory, a strip for each warp:
+//   scores   from accumulators to the strip, as floats; lanes 2 r and 2 r + 1 take row r into registers
+//   P        16-bit, over the scores, from where they are loaded as A operands
+//   factors  what each row of O is multiplied by as its maximum moves, 16 times side by side: loaded as an accumulator
+//            they lie where O has that row, because fragments of one type are spread alike
+//   O        from accumulators to the strip on its way out
+//
+// Pipeline
+//   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
+//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   producer: all threads, cp.async    consumer: all warps, wmma::load_matrix_sync
+//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
+//   Q comes in through the slot that is filled last, and what lies behind it.
+//   __syncwarp parts the phases of a strip: nobody but its warp uses it.
+//
+// Symbols
+//   step        kTileN keys: one key block
+//   s           this lane's half of a row's scores: columns 8 i + lane_column() + {0, 1, 2, 3}
+//   q, o        fragments of kMma queries: kMma columns each. o is not yet divided by the row sum
+//   row_max     running maximum of the row's logits times log2(e), for 2^x
+//   row_sum     this lane's part of the running sum of the row
+
+#include <cuda_fp16.h>
+#include <mma.h>
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kTileM = 64;  // query rows of a thread block
+constexpr int kTileN = 64;  // keys of one step
+constexpr int kStages = 3;  // slots of the ring
+constexpr int kAhead = 2;  // K and V tiles in flight while one is read
+constexpr int kStreamRows = 64;  // query rows that share a list of key blocks
+constexpr int kMma = 16;  // rows, columns and depth of one WMMA product; query rows of a warp
+constexpr int kThreads = 128;  // 4 warps
+constexpr int kChunk = 8;  // elements of a 16-byte copy
+constexpr int kRowChunks = 8;  // 16-byte copies of a row of Q, K, V
+constexpr int kRowStride = 72;  // elements from one row of a tile to the next, padding included
+constexpr int kPassRows = 16;  // rows that all threads copy at a time
+constexpr int kSlot = 4608;  // elements of a slot of the ring
+constexpr int kStripStride = 72;  // elements from one row of scores or P to the next, padding included
+constexpr int kStripBytes = 4608;  // bytes of a strip
+constexpr int kFactorsOffset = 2304;  // where the factors lie in a strip: behind P
+constexpr int kFactorStride = 20;  // floats from one row of factors to the next, padding included
+constexpr int kOutColumns = 64;  // columns of O that pass through a strip at a time
+constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
+constexpr int kLoadKeys = 64;  // keys of one load
+
+// Dynamic shared memory: 46080 bytes. Byte offsets:
+constexpr int kRingOffset = 0;  // 27648 bytes: 3 slots, each K or V of one step
+constexpr int kStripsOffset = 27648;  // 18432 bytes: a strip for each warp, 16 rows of 72 floats
+constexpr int kQOffset = 18432;  // 9216 bytes: Q tile: in the slot that is filled last, and the strips behind it
+
+static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
+constexpr float kLn2 = 0.693147180559945f;
+
+struct Params {
+  const __half* q;  // Q (batch, heads, q_len, head_dim)
+  long long q_batch_stride;  // elements from one batch to the next
+  long long q_head_stride;  // elements from one head to the next
+  long long q_row_stride;  // elements from one row to the next
+  const __half* k;  // K (batch, kv_heads, kv_len, head_dim)
+  long long k_batch_stride;  // elements from one batch to the next
+  long long k_head_stride;  // elements from one head to the next
+  long long k_row_stride;  // elements from one row to the next
+  const __half* v;  // V, as K
+  long long v_batch_stride;  // elements from one batch to the next
+  long long v_head_stride;  // elements from one head to the next
+  long long v_row_stride;  // elements from one row to the next
+  __half* o;  // O, as Q
+  long long o_batch_stride;  // elements from one batch to the next
+  long long o_head_stride;  // elements from one head to the next
+  long long o_row_stride;  // elements from one row to the next
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  int q_len;  // queries of a head
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int query_tiles;  // tiles of kTileM queries of a head
+  int tiles;  // batch * heads * query_tiles
+  float scale_log2;  // scale * log2(e)
+};
+
+namespace wmma = nvcuda::wmma;
+using Element = __half;
+using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma::row_major>;
+using FragmentK = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::col_major>;  // a key is a column
+using FragmentV = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
+using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
+
+// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Pattern: query i sees key j if j <= i + diagonal(p).
+__device__ __forceinline__ int diagonal(const Params& p) {
+  return p.kv_len - p.q_len;
+}
+
+struct KeyBlocks {
+  int count;           // key blocks that these queries see
+  int first_diagonal;  // the last key that the first query sees
+
+  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+    const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
+    const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
+    first_diagonal = first_query + diagonal(p);
+    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+  }
+  // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
+  // Whether some pair of the i-th block is hidden.
+  __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
+};
+
+__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+
+// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have
+// the most key blocks.
+struct Tile {
+  int batch, head, first_query;
+
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    const int row = index / p.query_tiles;
+    batch = row / p.heads;
+    head = row % p.heads;
+    first_query = (p.query_tiles - 1 - index % p.query_tiles) * kTileM;
+  }
+};
+
+// What this thread copies of a tensor: chunk `copy_chunk` of rows copy_row, copy_row + kPassRows, ...
+__device__ __forceinline__ int copy_row() { return threadIdx.x / kRowChunks; }
+__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kRowChunks; }
+
+// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
+// become zeros.
+template <int kRows>
+__device__ __forceinline__ void copy_rows(Element* tile, const Element* from, int64 row_stride, int valid_rows) {
+  const uint32 to =
+      static_cast<uint32>(__cvta_generic_to_shared(tile + copy_row() * kRowStride + copy_chunk() * kChunk));
+#pragma unroll
+  for (int row = 0; row < kRows; row += kPassRows) {
+    cp_async_16(to + row * kRowStride * sizeof(Element), from, row < valid_rows);
+    from += kPassRows * row_stride;
+  }
+}
+
+// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys.
+__device__ __forceinline__ void copy_step(Element* tile, const Element* thread_head, int64 row_stride, int kv_len,
+    const int (&blocks)[kStepBlocks]) {
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int first_key = blocks[load] * kLoadKeys;
+    copy_rows<kLoadKeys>(tile + load * kLoadKeys * kRowStride, thread_head + first_key * row_stride, row_stride,
+        kv_len - copy_row() - first_key);
+  }
+}
+
+// What a warp needs to know of the pairs of a step: for each load, the number of its block, and whether the pattern
+// hides some of its pairs.
+struct Step {
+  int block[kStepBlocks];
+  bool masked[kStepBlocks];
+
+  __device__ __forceinline__ Step(KeyBlocks& blocks, int i) {
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) {
+      block[load] = blocks.at(i * kStepBlocks + load);
+      masked[load] = blocks.masked(i * kStepBlocks + load, block[load]);
+    }
+  }
+  // Whether the pattern or the end of the keys hides some pair.
+  __device__ __forceinline__ bool hide_some(const Params& p) const {
+    bool some = false;
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) {
+      some |= masked[load] || (block[load] + 1) * kLoadKeys > p.kv_len;
+    }
+    return some;
+  }
+};
+
+// The row of a strip that this lane works on together with its neighbour, and the first of its columns of each 8.
+__device__ __forceinline__ int lane_row() { return threadIdx.x % 32 / 2; }
+__device__ __forceinline__ int lane_column() { return threadIdx.x % 2 * 4; }
+
+// Puts the scores Q K^T of this warp's rows and one step into its strip.
+__device__ __forceinline__ void multiply_scores(float* scores, const FragmentA (&q)[kHeadDim / kMma],
+    const Element* k_tile) {
+  Accumulator sums[kTileN / kMma];
+#pragma unroll
+  for (int j = 0; j < kTileN / kMma; ++j) wmma::fill_fragment(sums[j], 0.0f);
+#pragma unroll
+  for (int i = 0; i < kHeadDim / kMma; ++i) {
+#pragma unroll
+    for (int j = 0; j < kTileN / kMma; ++j) {
+      FragmentK k;
+      wmma::load_matrix_sync(k, k_tile + j * kMma * kRowStride + i * kMma, kRowStride);
+      wmma::mma_sync(sums[j], q[i], k, sums[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kTileN / kMma; ++j) {
+    wmma::store_matrix_sync(scores + j * kMma, sums[j], kStripStride, wmma::mem_row_major);
+  }
+}
+
+// Takes this lane's scores out of the strip.
+__device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float* scores) {
+#pragma unroll
+  for (int i = 0; i < kTileN / 8; ++i) {
+    const float4 four =
+        *reinterpret_cast<const float4*>(scores + lane_row() * kStripStride + i * 8 + lane_column());
+    s[i * 4] = four.x;
+    s[i * 4 + 1] = four.y;
+    s[i * 4 + 2] = four.z;
+    s[i * 4 + 3] = four.w;
+  }
+}
+
+// Hides the pairs of a step that the pattern or the end of the keys excludes.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step, int query) {
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; ++i) {
+    const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
+    const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
+    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+    if (!seen) s[i] = kMinusInfinity;
+  }
+}
+
+// Online softmax, first half: the running maximum of the row with this step's scores. Returns what that which is
+// relative to the maximum before must be multiplied by: exactly 1 where it has not moved.
+__device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], float& row_max, float scale_log2) {
+  float maximum = kMinusInfinity, other = kMinusInfinity;  // two chains: half the latency
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; i += 2) {
+    maximum = fmaxf(maximum, s[i]);
+    other = fmaxf(other, s[i + 1]);
+  }
+  maximum = fmaxf(maximum, other);
+  maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFF, maximum, 1));
+  const float before = row_max;
+  row_max = fmaxf(before, maximum * scale_log2);
+  return ex2(before - row_max);
+}
+
+// Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's.
+__device__ __forceinline__ float exponentiate(Element* prob, const float (&s)[kTileN / 2], float row_max,
+    float scale_log2) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kTileN / 8; ++i) {
+    float power[4];
+#pragma unroll
+    for (int column = 0; column < 4; ++column) {
+      power[column] = ex2(s[i * 4 + column] * scale_log2 - row_max);
+      sum += power[column];
+    }
+    *reinterpret_cast<uint2*>(prob + lane_row() * kStripStride + i * 8 + lane_column()) =
+        make_uint2(pack(power[0], power[1]), pack(power[2], power[3]));
+  }
+  return sum;
+}
+
+// Writes a row's factor into all of its columns.
+__device__ __forceinline__ void write_factors(float* factors, float factor) {
+#pragma unroll
+  for (int i = 0; i < kMma / 8; ++i) {
+    *reinterpret_cast<float4*>(factors + lane_row() * kFactorStride + i * 8 + lane_column()) =
+        make_float4(factor, factor, factor, factor);
+  }
+}
+
+// Multiplies each row of o by its factor.
+__device__ __forceinline__ void rescale_output(Accumulator (&o)[kHeadDim / kMma], const float* factors) {
+  Accumulator factor;
+  wmma::load_matrix_sync(factor, factors, kFactorStride, wmma::mem_row_major);
+#pragma unroll
+  for (int j = 0; j < kHeadDim / kMma; ++j) {
+#pragma unroll
+    for (int i = 0; i < factor.num_elements; ++i) o[j].x[i] *= factor.x[i];
+  }
+}
+
+// o += P V for this warp's rows and one step.
+__device__ __forceinline__ void multiply_output(Accumulator (&o)[kHeadDim / kMma], const Element* prob,
+    const Element* v_tile) {
+#pragma unroll
+  for (int keys = 0; keys < kTileN; keys += kMma) {
+    FragmentA p;
+    wmma::load_matrix_sync(p, prob + keys, kStripStride);
+#pragma unroll
+    for (int j = 0; j < kHeadDim / kMma; ++j) {
+      FragmentV v;
+      wmma::load_matrix_sync(v, v_tile + keys * kRowStride + j * kMma, kRowStride);
+      wmma::mma_sync(o[j], p, v, o[j]);
+    }
+  }
+}
+
+// Stores this warp's rows of O, kOutColumns columns at a time, each row multiplied by its factor; o_row is this lane's.
+__device__ __forceinline__ void store_output(Element* o_row, bool valid, const Accumulator (&o)[kHeadDim / kMma],
+    float factor, float* strip) {
+#pragma unroll
+  for (int first = 0; first < kHeadDim; first += kOutColumns) {
+    __syncwarp();  // all lanes are done with what is in the strip
+#pragma unroll
+    for (int j = 0; j < kOutColumns / kMma; ++j) {
+      wmma::store_matrix_sync(strip + j * kMma, o[first / kMma + j], kStripStride, wmma::mem_row_major);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kOutColumns / kMma; ++i) {
+      const int column = i * kMma + threadIdx.x % 2 * kChunk;
+      const float4* from = reinterpret_cast<const float4*>(strip + lane_row() * kStripStride + column);
+      const float4 low = from[0], high = from[1];
+      if (valid) {
+        *reinterpret_cast<uint4*>(o_row + first + column) =
+            make_uint4(pack(low.x * factor, low.y * factor), pack(low.z * factor, low.w * factor),
+                pack(high.x * factor, high.y * factor), pack(high.z * factor, high.w * factor));
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    l4_causal_d64_wmma(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Element* const ring = reinterpret_cast<Element*>(shared + kRingOffset);
+  const int warp_row = threadIdx.x / 32 * kMma;
+  // The strip of this warp, by what is in it.
+  unsigned char* const strip = shared + kStripsOffset + threadIdx.x / 32 * kStripBytes;
+  float* const scores = reinterpret_cast<float*>(strip);
+  Element* const prob = reinterpret_cast<Element*>(strip);
+  float* const factors = reinterpret_cast<float*>(strip + kFactorsOffset);
+
+  const Tile tile(p, blockIdx.x);
+  const int query = tile.first_query + warp_row + lane_row();
+  // Where this thread's copies from Q, K and V begin.
+  const int kv_head = tile.head / p.heads_per_kv_head;
+  const Element* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
+      (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * kChunk;
+  const Element* k_thread = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride +
+      copy_row() * p.k_row_stride + copy_chunk() * kChunk;
+  const Element* v_thread = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride +
+      copy_row() * p.v_row_stride + copy_chunk() * kChunk;
+
+  // Two walks over the key blocks: one that loads them, and one behind it that computes with them.
+  KeyBlocks loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
+  int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
+
+  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
+  auto fetch = [&](int load, int slot) {
+    if (load / 2 < loads.count) {
+      if (load % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(load / 2 * kStepBlocks + i);
+        copy_step(ring + slot * kSlot, k_thread, p.k_row_stride, p.kv_len, loading);
+      } else {
+        copy_step(ring + slot * kSlot, v_thread, p.v_row_stride, p.kv_len, loading);
+      }
+    }
+    cp_async_commit();
+  };
+  auto slot_after = [](int slot) { return slot == kStages - 1 ? 0 : slot + 1; };
+
+  // Start the pipeline: Q, then the first K and V.
+  Element* const q_tile = reinterpret_cast<Element*>(shared + kQOffset);
+  copy_rows<kTileM>(q_tile, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  cp_async_commit();
+#pragma unroll
+  for (int load = 0; load < kAhead; ++load) fetch(load, load);
+
+  // Take this warp's rows of Q into fragments. Then their place is free: the last slot, and strips.
+  cp_async_wait<kAhead>();
+  __syncthreads();
+  FragmentA q[kHeadDim / kMma];
+#pragma unroll
+  for (int i = 0; i < kHeadDim / kMma; ++i) {
+    wmma::load_matrix_sync(q[i], q_tile + warp_row * kRowStride + i * kMma, kRowStride);
+  }
+  __syncthreads();
+
+  // Clear the output and the softmax state.
+  Accumulator o[kHeadDim / kMma];
+#pragma unroll
+  for (int j = 0; j < kHeadDim / kMma; ++j) wmma::fill_fragment(o[j], 0.0f);
+  float row_max = kLeastLogit, row_sum = 0.0f;
+
+  // Walk over the steps. A slot is refilled as soon as all warps are done with it.
+  int k_slot, v_slot = kStages - 1;
+  for (int i = 0; i < blocks.count; ++i) {
+    const Step step(blocks, i);
+    cp_async_wait<kAhead - 1>();
+    __syncthreads();
+    fetch(i * 2 + kAhead, v_slot);
+    k_slot = slot_after(v_slot);
+    multiply_scores(scores, q, ring + k_slot * kSlot);
+    __syncwarp();
+
+    // The softmax, by rows.
+    float s[kTileN / 2];
+    read_scores(s, scores);
+    if (step.hide_some(p)) hide_pairs(s, p, step, query);
+    const float rescale = update_maximum(s, row_max, p.scale_log2);
+    __syncwarp();  // all lanes have their scores
+    row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);
+    write_factors(factors, rescale);
+
+    // The barrier also parts the lanes' writes to the strip from the loads of P and of the factors.
+    cp_async_wait<kAhead - 1>();
+    __syncthreads();
+    fetch(i * 2 + 1 + kAhead, k_slot);
+    v_slot = slot_after(k_slot);
+    rescale_output(o, factors);
+    multiply_output(o, prob, ring + v_slot * kSlot);
+  }
+
+  // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
+  const float sum = row_sum + __shfl_xor_sync(0xFFFFFFFF, row_sum, 1);
+  const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+  if (threadIdx.x % 2 == 0 && query < p.q_len) {
+    p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
+        sum == 0.0f ? kMinusInfinity : (row_max + lg2(sum)) * kLn2;
+  }
+  Element* o_row = p.o + tile.batch * p.o_batch_stride + tile.head * p.o_head_stride + query * p.o_row_stride;
+  store_output(o_row, query < p.q_len, o, inverse, scores);
+}

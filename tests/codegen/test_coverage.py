@@ -1,0 +1,66 @@
+"""On sm_89 every pattern, type, head dimension and block size has a shipped kernel, by mma.sync and by WMMA.
+
+Only shipped kernels are verified, so a value without one would never run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.dtypes import DTYPES
+from codegen.library import shipped_specs
+from codegen.patterns import PATTERNS
+from codegen.plans import attention_sm89, attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
+from codegen.spec import AttentionSpec, Spec, TileCopySpec
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+WMMA_SIDES = (16, 32, 64, 128)  # not blocks of 256 rows and of 112 columns, which only the ladder on sm_90a has
+
+
+def values(spec: Spec, field: str) -> set[object]:
+    """The values of a spec for a field, ``block`` being both of its sides."""
+    if field in ("dtype", "head_dim"):
+        return {getattr(spec, field)}
+    if isinstance(spec, AttentionSpec):
+        block = spec.pattern.fixed_block
+        if field == "pattern":
+            return {spec.pattern.kind}
+        return set() if block is None else {("q", block.q), ("kv", block.kv)}
+    assert not isinstance(spec, TileCopySpec)
+    return {("rows", spec.block.rows), ("cols", spec.block.cols)}
+
+
+def sides(names: tuple[str, str], sizes: tuple[int, ...]) -> set[object]:
+    return {(name, size) for name in names for size in sizes}
+
+
+ROWS_AND_COLUMNS, QUERIES_AND_KEYS = ("rows", "cols"), ("q", "kv")
+
+
+@pytest.mark.parametrize(
+    ("op", "mma", "field", "wanted"),
+    [
+        ("attention", "mma", "pattern", set(PATTERNS)),
+        ("attention", "mma", "head_dim", set(HEAD_DIMS)),
+        ("attention", "mma", "block", sides(QUERIES_AND_KEYS, attention_sm89.BLOCKS)),
+        ("attention", "wmma", "pattern", set(PATTERNS)),
+        ("attention", "wmma", "head_dim", set(attention_wmma.HEAD_DIMS)),
+        ("attention", "wmma", "block", sides(QUERIES_AND_KEYS, attention_wmma.BLOCKS)),
+        ("bsr_spmm", "mma", "block", sides(ROWS_AND_COLUMNS, bsr_spmm_mma.BLOCK_SIDES)),
+        ("bsr_spmm", "wmma", "block", sides(ROWS_AND_COLUMNS, WMMA_SIDES)),
+        *(
+            (op, mma, "block", sides(ROWS_AND_COLUMNS, tuple(sizes)))
+            for op, sizes in (("bsr_sddmm", bsr_sddmm_multistage.SIZES), ("bsr_spgemm", bsr_spgemm_multistage.PARTS))
+            for mma in ("mma", "wmma")
+        ),
+        *(
+            (op, mma, "dtype", set(DTYPES))
+            for op in ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm")
+            for mma in ("mma", "wmma")
+        ),
+    ],
+)
+def test_every_value_has_a_shipped_kernel(op: str, mma: str, field: str, wanted: set[object]) -> None:
+    shipped = [named.spec for named in shipped_specs()]
+    found = [values(s, field) for s in shipped if (s.op, s.arch, s.mma) == (op, "sm_89", mma)]
+    assert wanted <= set().union(*found)

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cfd86df7db75896e014e7b6b09d5b2d6e5cae93c96f3eb3e844359f550e746a0
+// seal: sha256 2966eacc3717136b3d6167450e1725994c2c6492741a080b7a8a7a41f2021e71
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -11,9 +11,9 @@
 // its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
 // loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
 //
-// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few column
-// tiles at a time: the thread blocks share these columns of B in the L2, as no row is so long that it would keep its own
-// in use for longer, and all end at about the same time. The chunks of a row are joined in global memory.
+// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few
+// column tiles at a time: the thread blocks share these columns of B in the L2, which no chunk is long enough to keep
+// in use by itself, and all end at about the same time. The chunks of a row are joined in global memory.
 //
 // Who does what
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 73f810119a7c8e2535a23c26d29013f92abcf61fe8c300cd7a77efc5329feeab
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 110a72646a393053c06e4ba08a1a6f4319402c1da89c3e4bcd1f4960fbd804a6
+// seal: sha256 9b547950a592253707be3f9cbbef89cd5f7e3019403a77db710cffc4817be8da
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -11,9 +11,9 @@
 // its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
 // loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
 //
-// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few column
-// tiles at a time: the thread blocks share these columns of B in the L2, as no row is so long that it would keep its own
-// in use for longer, and all end at about the same time. The chunks of a row are joined in global memory.
+// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few
+// column tiles at a time: the thread blocks share these columns of B in the L2, which no chunk is long enough to keep
+// in use by itself, and all end at about the same time. The chunks of a row are joined in global memory.
 //
 // Who does what
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.

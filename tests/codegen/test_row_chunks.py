@@ -20,6 +20,8 @@ from codegen.plans.row_chunks import RowCut, blocks_of_step  # noqa: E402
 from codegen.render import render  # noqa: E402
 from codegen.spec import BsrSpmmSpec  # noqa: E402
 from runtime.row_chunks import cut_rows  # noqa: E402
+from runtime.verification.bsr_spmm import CUT_CASES, cases_of, row_counts  # noqa: E402
+from runtime.verification.common import generator  # noqa: E402
 
 NAME = "h100_bsr_spmm_b16_balanced"
 PROGRAM = """\
@@ -177,3 +179,20 @@ def test_every_unit_comes_once_columns_outermost(
     order = [(column // min(group, columns), chunk, column) for column, _, _, _, chunk, _ in units]
     assert order == sorted(order) and len(set(order)) == len(table) * columns
     assert unit(len(units))[0] == unit(len(units) + 131)[0] == -1
+
+
+@pytest.mark.parametrize(("rows", "cols", "step"), [(16, 16, 1), (32, 32, 1), (32, 16, 1), (16, 32, 4)])
+@pytest.mark.parametrize("case", CUT_CASES, ids=lambda case: case.name)
+def test_rows_are_cut_when_a_kernel_is_verified(case: Any, rows: int, cols: int, step: int) -> None:
+    spec, cpu = spec_of(rows, cols, step=step), torch.device("cpu")
+    lengths = row_counts(spec, case, generator(case.name, cpu), cpu).tolist()
+    assert len(lengths) == case.block_rows and max(lengths) <= case.block_columns and case in cases_of(spec)
+    limit = RowCut.of(spec, case.block_rows, sum(lengths)).limit
+    assert sum(length > limit for length in lengths) >= 3
+    if case.row_counts == "limit":
+        assert {limit, limit + 1, 2 * limit, 2 * limit + 1} <= set(lengths)
+
+
+def test_other_kernels_are_not_given_rows_to_cut() -> None:
+    spec = find_spec("h100_bsr_spmm_b128_balanced").spec
+    assert isinstance(spec, BsrSpmmSpec) and not set(CUT_CASES) & set(cases_of(spec))

@@ -232,8 +232,8 @@ class BsrSpmmSpec(SpecBase):
     )
     balanced: bool = Field(
         default=False,
-        description="whether tiles are handed out as thread blocks ask for them, a few of the longest rows first, "
-        "which pays where rows are of very different lengths; with wgmma only",
+        description="whether tiles are handed out as thread blocks ask for them, long rows first or (small blocks) "
+        "divided between thread blocks, which pays where rows are of very different lengths; with wgmma only",
     )
     cluster: Annotated[Literal[1, 2], Integral] = Field(
         default=1,

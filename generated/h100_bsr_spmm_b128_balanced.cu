@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5f802028aa368b4d6347cb01a2ce797b113dffa96d376b58717d3966aa58b04b
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fd60bed180757f1e77c73a920b0d74f859f1e110b550356d234b84a3c59fd690
+// seal: sha256 1330b7499394d3417bdfb33303afd9a7539b67db662d0b80d6873e927b811c60
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -23,7 +23,7 @@
 // never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. All tiles of the longest block row come first
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
 //   step         kTileK columns of one block of A, kTileK rows of B
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),

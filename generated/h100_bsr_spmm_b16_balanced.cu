@@ -2,8 +2,8 @@
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
-// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2205ff966d149485ef96d4e19f9241cd098ee3ea8503b37dde56373f5a63e63e
+// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 2966eacc3717136b3d6167450e1725994c2c6492741a080b7a8a7a41f2021e71
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -11,7 +11,9 @@
 // its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
 // loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
 //
-// Tiles are handed out, those of the longest block rows first, so that the thread blocks end at about the same time.
+// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few
+// column tiles at a time: the thread blocks share these columns of B in the L2, which no chunk is long enough to keep
+// in use by itself, and all end at about the same time. The chunks of a row are joined in global memory.
 //
 // Who does what
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
@@ -20,14 +22,18 @@
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   tile_full[i], tile_empty[i]  the producer has announced a tile; every consumer warp has read it
-//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//   unit_full[i], unit_empty[i]  the producer has announced a unit; every consumer warp has read it
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around parts of C
+//   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. Across tiles the producer runs ahead.
+// handed back once step s is running. Across units the producer runs ahead.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. All tiles of the longest block row come first
+//   tile         kTileM x kTileN of C: one block row, kTileN columns
+//   chunk        blocks of A that a block row lists one after the other: p.chunk_blocks at most, all of a short row
+//   unit         a chunk of a block row and a column tile: what a thread block does before it asks for more
+//   part         of C: what one of the several chunks of a block row adds to a tile, in fp32
 //   step         one block of A, the kTileK rows of B that meet it
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                32 bytes there
@@ -57,19 +63,21 @@ constexpr int kABytes = 512;  // bytes of a block of A
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of C
-constexpr int kQueue = 2;  // tiles announced to the consumers
+constexpr int kQueue = 2;  // units announced to the consumers
+constexpr int kPartFloats = 4096;  // floats that a warpgroup leaves of a chunk
 
-// Dynamic shared memory: 109728 bytes. Byte offsets:
+// Dynamic shared memory: 109712 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 bytes
 constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
 constexpr int kCOffset = 101376;  // 8192 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 109568;  // 128 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
-constexpr int kQueueOffset = 109696;  // 32 bytes: announced tiles: number, block row, its first block, its end
+constexpr int kBarriersOffset = 109568;  // 128 bytes: mbarriers: full, then empty, then unit_full, then unit_empty
+constexpr int kQueueOffset = 109696;  // 8 bytes: numbers of announced units
+constexpr int kIsLastOffset = 109704;  // 8 bytes: whether a warpgroup's chunk came last
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kTileFullBarrier = kQueueOffset - 8 * 2 * kQueue;  // the last barriers; the queue follows them
-constexpr int kTileEmptyBarrier = kQueueOffset - 8 * kQueue;
+constexpr int kUnitFullBarrier = kQueueOffset - 8 * 2 * kQueue;  // the last barriers; the queue follows them
+constexpr int kUnitEmptyBarrier = kQueueOffset - 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
@@ -83,12 +91,14 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
-  const int* row_order;  // block rows of A, longest first
-  int block_rows;  // block rows of A
+  const int4* chunks;  // of each chunk: block row, first block, end, first chunk of the row or -1
+  const int* chunk_count;  // chunks of all block rows
+  int chunk_blocks;  // blocks of a chunk, at most
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
-  int tiles;  // block_rows * column_tiles
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int* scheduler;  // units handed out, thread blocks that ended: both 0 between launches
+  int* chunks_done;  // of each tile of a cut block row and warpgroup: 0 between launches
+  float* parts;  // accumulators of the chunks of cut block rows
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -243,34 +253,26 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Which tile comes when: the rank of its block row by length, and its column tile. The longest rows come first, a tile
-// for each thread block or a few more, so that none of them is left for the end. Among these, and then among the rest,
-// it is some column tiles at a time, as many as have their part of B in the L2: thread blocks at work then share it.
-struct TilePlace {
-  int rank, column;
+// A unit of work: a chunk of a block row, for one column tile. It is some column tiles at a time, as many as have their
+// part of B in the L2: thread blocks at work then share it. Among these the chunks of the longest block rows come
+// first. No chunk is so long that it would have to begin before those of all other columns.
+struct Unit {
+  int column = -1;  // number of the column tile; -1 behind the last unit
+  int row = 0, first = 0, end = 0;  // block row, and the blocks [first, end) of the chunk
+  int chunk = 0, first_chunk = -1;  // number of the chunk, and of the first one of its row; -1 if it is the only one
 
-  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
-    const int thread_blocks = gridDim.x;
-    const int long_rows = min(p.block_rows, (thread_blocks + p.column_tiles - 1) / p.column_tiles);
-    const int long_tiles = long_rows * p.column_tiles;
-    const bool is_long = tile < long_tiles;
-    const int rows = is_long ? long_rows : p.block_rows - long_rows, number = is_long ? tile : tile - long_tiles;
-    const int first = number / (rows * p.group_tiles) * p.group_tiles, in_group = number - first * rows;
-    const int width = min(p.group_tiles, p.column_tiles - first);
-    rank = in_group / width + (is_long ? 0 : long_rows);
-    column = first + in_group % width;
-  }
-};
-
-// The blocks [first, end) of a tile's block row; none behind the last tile.
-struct BlockRow {
-  int index = 0, first = 0, end = 0;
-
-  __device__ __forceinline__ BlockRow(const Params& p, int tile) {
-    if (tile >= p.tiles) return;
-    index = __ldg(p.row_order + TilePlace(p, tile).rank);
-    first = load_index(p.crow_indices, p.index_words, index);
-    end = load_index(p.crow_indices, p.index_words, index + 1);
+  __device__ __forceinline__ Unit(const Params& p, int unit) {
+    const int chunks = __ldg(p.chunk_count);
+    if (unit >= chunks * p.column_tiles) return;
+    const int first_column = unit / (chunks * p.group_tiles) * p.group_tiles;
+    const int in_group = unit - first_column * chunks, width = min(p.group_tiles, p.column_tiles - first_column);
+    column = first_column + in_group % width;
+    chunk = in_group / width;
+    const int4 entry = __ldg(p.chunks + chunk);
+    row = entry.x;
+    first = entry.y;
+    end = entry.z;
+    first_chunk = entry.w;
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -297,8 +299,8 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The tiles of a thread block: the first has its own number, each further one is the next that nobody has. The producer
-// takes it and announces it, with its block row, to the consumers: through one of two entries in turn.
+// The units of a thread block: the first has its own number, each further one is the next that nobody has. The producer
+// takes it and announces its number to the consumers: through one of two entries in turn.
 struct QueuePosition {
   int entry = 0, parity = 0;
 
@@ -308,30 +310,25 @@ struct QueuePosition {
   }
 };
 
-// Producer, one lane: the next tile.
-__device__ __forceinline__ int take_tile(const Params& p) {
+// Producer, one lane: the number of the next unit.
+__device__ __forceinline__ int take_unit(const Params& p) {
   return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
 }
 
 // Producer, one lane: tells the consumers.
-__device__ __forceinline__ void announce(uint32 base, int4* queue, QueuePosition position, int tile,
-    const BlockRow& row) {
-  mbarrier_wait(base + kTileEmptyBarrier + 8 * position.entry, position.parity ^ 1);
-  queue[position.entry] = make_int4(tile, row.index, row.first, row.end);
-  mbarrier_arrive(base + kTileFullBarrier + 8 * position.entry);
+__device__ __forceinline__ void announce(uint32 base, int* queue, QueuePosition position, int unit) {
+  mbarrier_wait(base + kUnitEmptyBarrier + 8 * position.entry, position.parity ^ 1);
+  queue[position.entry] = unit;
+  mbarrier_arrive(base + kUnitFullBarrier + 8 * position.entry);
 }
 
-// Consumer, the whole warp: the next tile, and its block row.
-__device__ __forceinline__ int announced(uint32 base, const int4* queue, QueuePosition position, BlockRow& row,
-    bool warp_leader) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const int* entry = &queue[position.entry].x;
-  const int tile = read_by_leader(entry);
-  row.index = read_by_leader(entry + 1);
-  row.first = read_by_leader(entry + 2);
-  row.end = read_by_leader(entry + 3);
-  if (warp_leader) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  return tile;
+// Consumer, the whole warp: the number of the next unit.
+__device__ __forceinline__ int announced(uint32 base, const int* queue, QueuePosition& position, bool warp_leader) {
+  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
+  const int unit = read_by_leader(&queue[position.entry]);
+  if (warp_leader) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return unit;
 }
 
 // The last thread block to end leaves the counters at 0 for the next launch.
@@ -365,37 +362,37 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
   load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int4* queue) {
+// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int* queue) {
   const bool leader = threadIdx.x % 32 == 0;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-  int next_columns = row.load_columns(p, row.first);
+  Unit unit(p, blockIdx.x);
+  int next_columns = unit.load_columns(p, unit.first);
 
   QueuePosition queue_position;
-  for (int tile = blockIdx.x; tile < p.tiles;) {
-    // Ask for the next tile and, below, for the next columns well before they are needed.
-    const int taken = leader ? take_tile(p) : 0;
-    const int b_column = TilePlace(p, tile).column * kTileN;
+  while (unit.column >= 0) {
+    // Ask for the next unit and, below, for the next columns well before they are needed.
+    const int taken = leader ? take_unit(p) : 0;
+    const int b_column = unit.column * kTileN;
     int columns = 0;
 
 #pragma unroll 1
-    for (int block = row.first; block < row.end; ++block) {
-      const int i = (block - row.first) % 32;
+    for (int block = unit.first; block < unit.end; ++block) {
+      const int i = (block - unit.first) % 32;
       if (i == 0) {
         columns = next_columns;
-        next_columns = row.load_columns(p, block + 32);
+        next_columns = unit.load_columns(p, block + 32);
       }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
       if (leader) load_step(p, base, position, block, b_row, b_column);
       position.advance();
       __syncwarp();
     }
-    tile = __shfl_sync(0xFFFFFFFF, taken, 0);
-    row = BlockRow(p, tile);
-    if (leader) announce(base, queue, queue_position, tile, row);
+    const int next = __shfl_sync(0xFFFFFFFF, taken, 0);
+    unit = Unit(p, next);
+    if (leader) announce(base, queue, queue_position, next);
     queue_position.advance();
-    next_columns = row.load_columns(p, row.first);
+    next_columns = unit.load_columns(p, unit.first);
   }
   if (leader) release_scheduler(p);
 }
@@ -420,8 +417,67 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
 }
 
-// Consumer: one warpgroup computes its part of the C tile, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, uint32 base, const int4* queue, int warpgroup) {
+// Where a warpgroup leaves its part of C of a chunk: for each thread its accumulators, four floats at a time.
+__device__ __forceinline__ float4* part_place(const Params& p, int chunk, int column, int warpgroup) {
+  const int64 part = (static_cast<int64>(chunk) * p.column_tiles + column) * (kConsumerWarps / 4) + warpgroup;
+  return reinterpret_cast<float4*>(p.parts + part * kPartFloats) + threadIdx.x % kWarpgroupThreads;
+}
+
+// Leaves a warpgroup's part of C in global memory. If those of all other chunks of the block row are there, adds them
+// up and returns true. That is done in the order of the chunks, so it does not matter which one comes last.
+__device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, int warpgroup, int* is_last,
+    float (&accumulators)[kWarpgroupGroups][kAccumulators]) {
+  float4* const place = part_place(p, unit.chunk, unit.column, warpgroup);
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; i += 4) {
+      const float* c = accumulators[group] + i;
+      place[(group * kAccumulators + i) / 4 * kWarpgroupThreads] = make_float4(c[0], c[1], c[2], c[3]);
+    }
+  }
+
+  // Counts the chunks that are done; the last one leaves the counter at 0 for the next launch.
+  const int blocks = load_index(p.crow_indices, p.index_words, unit.row + 1) -
+                     load_index(p.crow_indices, p.index_words, unit.row);
+  const int chunks = (blocks + p.chunk_blocks - 1) / p.chunk_blocks;
+  __threadfence();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    const int tile = unit.first_chunk * p.column_tiles + unit.column;
+    int* const counter = p.chunks_done + tile * (kConsumerWarps / 4) + warpgroup;
+    *is_last = atomicAdd(counter, 1) == chunks - 1;
+    if (*is_last) *counter = 0;
+    __threadfence();
+  }
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (!*is_last) return false;
+
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
+  }
+#pragma unroll 1
+  for (int chunk = unit.first_chunk; chunk < unit.first_chunk + chunks; ++chunk) {
+    const float4* const from = part_place(p, chunk, unit.column, warpgroup);
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; i += 4) {
+        const float4 part = __ldcg(from + (group * kAccumulators + i) / 4 * kWarpgroupThreads);
+        accumulators[group][i] += part.x;
+        accumulators[group][i + 1] += part.y;
+        accumulators[group][i + 2] += part.z;
+        accumulators[group][i + 3] += part.w;
+      }
+    }
+  }
+  return true;
+}
+
+// Consumer: one warpgroup computes its part of the C tile, unit after unit.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const int* queue, int* is_last, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int first_group = warpgroup * kWarpgroupGroups;
@@ -429,11 +485,11 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-
   QueuePosition queue_position;
-  for (int tile = blockIdx.x; tile < p.tiles;) {
-    const int steps = row.end - row.first;
+
+  for (Unit unit(p, blockIdx.x); unit.column >= 0;
+       unit = Unit(p, announced(base, queue, queue_position, warp_leader))) {
+    const int steps = unit.end - unit.first;
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kWarpgroupGroups][kAccumulators];
 #pragma unroll
@@ -459,9 +515,13 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
     for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
+    if (unit.first_chunk >= 0) {
+      if (!join_parts(p, unit, warpgroup, is_last, accumulators)) continue;
+    }
+
     // Store C one column group at a time; the end of a row clips the store.
-    const int c_row = row.index * kTileM;
-    const int c_column = TilePlace(p, tile).column * kTileN + first_group * kGroupColumns;
+    const int c_row = unit.row * kTileM;
+    const int c_column = unit.column * kTileN + first_group * kGroupColumns;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
       // Wait until the store that last used this staging buffer has read it.
@@ -485,8 +545,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
         tma_store_commit();
       }
     }
-    tile = announced(base, queue, queue_position, row, warp_leader);
-    queue_position.advance();
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();
@@ -496,7 +554,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16_balanced(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  int4* const queue = reinterpret_cast<int4*>(shared + kQueueOffset);
+  int* const queue = reinterpret_cast<int*>(shared + kQueueOffset);
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
   if (threadIdx.x == 0) {
@@ -505,8 +563,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
     for (int i = 0; i < kQueue; ++i) {
-      mbarrier_init(base + kTileFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kTileEmptyBarrier + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kUnitFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, kConsumerWarps);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
@@ -518,6 +576,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x / 32 == kConsumerWarps) {
     produce(p, base, queue);
   } else {
-    consume(p, base, queue, threadIdx.x / kWarpgroupThreads);
+    const int warpgroup = threadIdx.x / kWarpgroupThreads;
+    consume(p, base, queue, reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup, warpgroup);
   }
 }

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.plans.balance import group_tiles
+from codegen.plans.balance import cuts_rows, group_tiles
+from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -33,7 +34,8 @@ from runtime.bsr import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
-from runtime.workspace import SCHEDULER_COUNTERS, counters
+from runtime.row_chunks import RowChunks, cut_rows
+from runtime.workspace import COUNTER_BYTES, SCHEDULER_COUNTERS, counters, scratch
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -62,7 +64,7 @@ class _Options(NamedTuple):
     c: torch.Tensor | None
     beta: float
     bias: torch.Tensor | None
-    row_order: torch.Tensor | None
+    row_order: torch.Tensor | RowChunks | None
     transposed: TransposedIndex | None
     out: torch.Tensor | None
     validate: bool
@@ -95,7 +97,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None = None,
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
-        row_order: torch.Tensor | None = None,
+        row_order: torch.Tensor | RowChunks | None = None,
         index: TransposedIndex | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
@@ -116,7 +118,9 @@ class BsrSpmmKernel:
             index: of specs that transpose A only: what ``transposed_index(a)`` returns. Without it, each call makes it
                 anew, which takes a few small kernels. Its content is trusted.
             row_order: of balanced specs only: what ``row_order(a)`` returns. Without it, each call finds it anew, which
-                takes a few small kernels. It must name each block row once; ``validate`` finds out.
+                takes a few small kernels. Its content is trusted: it must be that of this matrix; ``validate`` finds
+                out. With blocks of 16 and 32 rows, long block rows are divided between thread blocks, whose parts
+                take a place in device memory of at most the bytes of C, or of 128 block rows in fp32 if these are more.
             out: (M, N) to write into, same rules as b.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
@@ -138,13 +142,22 @@ class BsrSpmmKernel:
             return self._each(a, b, options)
         return self._one(a, b, options)
 
-    def row_order(self, a: torch.Tensor) -> torch.Tensor:
-        """Return the block rows of ``a``, longest first: int32, (block rows,), on its device."""
+    def row_order(self, a: torch.Tensor) -> torch.Tensor | RowChunks:
+        """Return the block rows of ``a``, longest first, on its device: what a balanced kernel takes.
+
+        That is int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut.
+        """
         check_layout("a", a)
+        if cuts_rows(self.spec):
+            return cut_rows(a.crow_indices(), self._cut(a), blocks_of_step(self.spec))
         lengths: torch.Tensor = a.crow_indices().diff()
         return lengths.argsort(descending=True).to(torch.int32)
 
-    def _ordered(self, a: torch.Tensor, row_order: torch.Tensor | None, validate: bool) -> torch.Tensor | None:
+    def _cut(self, a: torch.Tensor) -> RowCut:
+        """Return how the block rows of ``a`` are cut."""
+        return RowCut.of(self.spec, a.shape[0] // self.spec.block.rows, a.values().shape[0])
+
+    def _ordered(self, a: torch.Tensor, row_order: Any, validate: bool) -> torch.Tensor | RowChunks | None:
         """Return the order of block rows that the kernel takes; None for kernels that take none."""
         if not self.spec.balanced:
             if row_order is not None:
@@ -153,8 +166,11 @@ class BsrSpmmKernel:
             return None
         if row_order is None:
             return self.row_order(a)
+        if cuts_rows(self.spec):
+            return self._chunked(a, row_order, validate)
         rows = a.shape[0] // self.spec.block.rows
         check_tensor("row_order", row_order, torch.int32, 1, a.device)
+        assert isinstance(row_order, torch.Tensor)
         check_shape("row_order", row_order.shape, [("block rows", (rows,))])
         if not row_order.is_contiguous():
             raise ArgumentError("row_order", f"has stride {row_order.stride(0)}, expected a contiguous tensor")
@@ -162,6 +178,19 @@ class BsrSpmmKernel:
             row_order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)
         ):
             raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
+        return row_order
+
+    def _chunked(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowChunks:
+        """Return the chunks that the kernel takes."""
+        if not isinstance(row_order, RowChunks):
+            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
+        cut = self._cut(a)
+        _check_prepared("row_order", row_order, ((cut.chunks, 4), (1,)), a.device)
+        check_address("row_order.chunks", row_order.chunks.data_ptr())
+        if validate:
+            wanted = cut_rows(a.crow_indices(), cut, blocks_of_step(self.spec))
+            if not all(torch.equal(*tensors) for tensors in zip(row_order, wanted, strict=True)):
+                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
         return row_order
 
     @staticmethod
@@ -190,15 +219,7 @@ class BsrSpmmKernel:
         if not isinstance(index, TransposedIndex):
             raise ArgumentError("index", f"is {type(index).__name__}, expected what transposed_index(a) returns")
         shapes = ((a.shape[1] // self.spec.block.cols + 1,), (a.values().shape[0], 2))
-        for name, tensor, shape in zip(index._fields, index, shapes, strict=True):
-            if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or tensor.device != a.device:
-                raise ArgumentError(
-                    f"index.{name}",
-                    f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, expected torch.int32 {shape} on "
-                    f"{a.device}: it is not of this matrix",
-                )
-            if not tensor.is_contiguous():
-                raise ArgumentError(f"index.{name}", f"has strides {tensor.stride()}, expected a contiguous tensor")
+        _check_prepared("index", index, shapes, a.device)
         return index
 
     def _rows(self, a: torch.Tensor) -> int:
@@ -237,11 +258,25 @@ class BsrSpmmKernel:
             stream = torch.cuda.current_stream().cuda_stream
             if index is not None:
                 addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
-            if row_order is not None:
+            if isinstance(row_order, RowChunks):
+                addresses |= self._chunk_addresses(a, row_order, b, stream)
+            elif row_order is not None:
                 addresses["row_order"] = row_order.data_ptr()
                 addresses["scheduler"] = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
             self._loaded.launch(signature, addresses, stream)
         return out
+
+    def _chunk_addresses(self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int) -> dict[str, int]:
+        """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
+        finished, part_bytes = self._cut(a).workspace(self.spec, -(-b.shape[1] // self.spec.tile.n))
+        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished).data_ptr()
+        return {
+            "chunks": rows.chunks.data_ptr(),
+            "chunk_count": rows.total.data_ptr(),
+            "scheduler": scheduler,
+            "chunks_done": scheduler + SCHEDULER_COUNTERS * COUNTER_BYTES,
+            "parts": scratch(b.device, stream, part_bytes).data_ptr() if part_bytes else 0,
+        }
 
     def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
@@ -341,15 +376,18 @@ class BsrSpmmKernel:
             stride = out.stride(0)
         block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
         block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
-        if tile_rows * column_tiles >= 2**31:
+        cut = self._cut(a) if cuts_rows(self.spec) else None
+        tiles = (tile_rows if cut is None else cut.chunks) * column_tiles  # or parts of them, at most
+        if tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "block_rows": block_rows,
             "row_pairs": tile_rows,
             "column_tiles": column_tiles,
-            "group_tiles": group_tiles(self.spec, b.shape[0]),
-            "tiles": tile_rows * column_tiles,
+            "group_tiles": min(group_tiles(self.spec, b.shape[0]), column_tiles),
+            "tiles": tiles,
+            "chunk_blocks": 0 if cut is None else cut.limit,
             "n": columns,
             "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,
             "b_row_stride": b.stride(0),
@@ -369,4 +407,19 @@ class BsrSpmmKernel:
         if whole is not None:  # B's columns in groups as wide as the map's box, as far as they fill one
             width = whole.box[0]
             tensors["b_groups"] = ((max(1, columns // width), b.shape[0], width), (width, b.stride(0), 1))
-        return self._loaded.signature(b.device.index, tile_rows * column_tiles * cluster, numbers, tensors)
+        return self._loaded.signature(b.device.index, tiles * cluster, numbers, tensors)
+
+
+def _check_prepared(
+    name: str, given: TransposedIndex | RowChunks, shapes: tuple[tuple[int, ...], ...], device: torch.device
+) -> None:
+    """Check what a caller had made of a matrix beforehand: contiguous int32 tensors of these shapes."""
+    for part, tensor, shape in zip(given._fields, given, shapes, strict=True):
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or tensor.device != device:
+            raise ArgumentError(
+                f"{name}.{part}",
+                f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, expected torch.int32 {shape} on "
+                f"{device}: it is not of this matrix",
+            )
+        if not tensor.is_contiguous():
+            raise ArgumentError(f"{name}.{part}", f"has strides {tensor.stride()}, expected a contiguous tensor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 SCHEDULER_COUNTERS = 2  # tiles handed out, thread blocks that ended
+COUNTER_BYTES = 4
 
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 _scratch: dict[tuple[int, int], torch.Tensor] = {}

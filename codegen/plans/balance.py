@@ -1,4 +1,4 @@
-"""What handing tiles out, longest block rows first, brings into the plans of BSR x dense kernels."""
+"""What handing work out, longest block rows first, brings into the plans of BSR x dense kernels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
 QUEUE = 2  # tiles announced: while one is worked on, the next is known
-QUEUE_BYTES = 16 * QUEUE
 L2_BYTES = 24 << 20  # of B at once: less than half of the L2, which two halves of the chip keep copies in
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
+
+
+def cuts_rows(spec: BsrSpmmSpec) -> bool:
+    """Return whether long block rows are divided: those of small blocks, where work is handed out."""
+    return spec.balanced and spec.block.rows < 64
+
+
+def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
+    """Return the bytes of the queue between producer and consumers, and what it holds."""
+    if cuts_rows(spec):
+        return 4 * QUEUE, "numbers of announced units"
+    return 16 * QUEUE, "announced tiles: number, block row, its first block, its end"
 
 
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:

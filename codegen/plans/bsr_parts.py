@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Registers, SharedLayout, TensorMap, i32, pointer, tensor_map
-from codegen.plans.balance import QUEUE_BYTES
+from codegen.plans.balance import queue
 from codegen.plans.epilogue import barriers
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 
@@ -130,7 +130,7 @@ def spmm_shared(
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.balanced:
-        shared.add("Queue", QUEUE_BYTES, "announced tiles: number, block row, its first block, its end", 16)
+        shared.add("Queue", *queue(spec), 16)
     return shared
 
 

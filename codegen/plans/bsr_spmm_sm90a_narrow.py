@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Plan, Registers, TensorMap, check_budget, require
-from codegen.plans.balance import order_constants, order_params, order_summary
+from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, require
+from codegen.plans.balance import order_params, order_summary
 from codegen.plans.bsr_parts import (
     COLUMNS_PARAM,
     CONSUMERS,
@@ -29,6 +29,7 @@ from codegen.plans.epilogue import (
     epilogue_summary,
     epilogue_values,
 )
+from codegen.plans.row_chunks import chunk_constants, chunk_params, chunk_summary
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
@@ -58,6 +59,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     c_group_bytes = m * SWIZZLE
     a_doc = f"ring of blocks of A, {m} rows of {row_bytes} bytes"
     shared = spmm_shared(spec, a_bytes, a_doc, c_group_bytes, step_blocks)
+    if spec.balanced:
+        shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk came last", align=4)
     threads, resident = CONSUMERS * WARPGROUP + 32, spec.blocks_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
@@ -81,7 +84,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBGroupBytes", cols * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
         *epilogue_constants(spec, groups * c_group_bytes),
-        *order_constants(spec),
+        *(chunk_constants(spec) if spec.balanced else ()),
     )
     c_map = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE)
     return Plan(
@@ -94,7 +97,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=(*SPMM_PARAMS, COLUMNS_PARAM, *order_params(spec), *epilogue_params(spec)),
+        params=(*SPMM_PARAMS, COLUMNS_PARAM, *_work_params(spec), *epilogue_params(spec)),
         tensor_maps={
             "a_map": TensorMap((cols, m, step_blocks), row_bytes),
             **spmm_b_maps(spec, step_blocks),
@@ -113,11 +116,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
-            order_summary(spec),
+            *(chunk_summary(spec) if spec.balanced else (order_summary(spec),)),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
     )
+
+
+def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
+    """Return the parameters that say what a thread block computes."""
+    return chunk_params() if spec.balanced else order_params(spec)
 
 
 def _check_shared_memory(spec: BsrSpmmSpec, size: int) -> None:

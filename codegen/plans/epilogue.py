@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.plan import Constant, Param, TensorMap, f32, pointer, tensor_map
-from codegen.plans.balance import QUEUE
+from codegen.plans.balance import QUEUE, cuts_rows
 from codegen.spec import BsrSpmmSpec
 
 
@@ -21,7 +21,8 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
     """Return the bytes of a kernel's mbarriers, and their order, for as many consumers."""
     kinds = [(spec.stages, "full"), (spec.stages, "empty")]
     kinds += [(warpgroups, "c_in of each warpgroup")] if spec.accumulate else []
-    kinds += [(QUEUE, "tile_full"), (QUEUE, "tile_empty")] if spec.balanced else []
+    work = "unit" if cuts_rows(spec) else "tile"
+    kinds += [(QUEUE, f"{work}_full"), (QUEUE, f"{work}_empty")] if spec.balanced else []
     size = 8 * sum(count for count, _ in kinds)
     return size, f"mbarriers: {', then '.join(name for _, name in kinds)}"
 

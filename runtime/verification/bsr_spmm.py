@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from codegen.plans.balance import cuts_rows
+from codegen.plans.row_chunks import RowCut
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES
 from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
@@ -21,7 +23,9 @@ class Case:
         name: unique; also the seed.
         block_rows: M / block rows; block_columns: K / block columns.
         n: columns of B.
-        row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``.
+        row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``; ``few_long``,
+            three long rows among empty and short ones; ``limit``, as many as a kernel leaves whole, one more, and
+            multiples.
         repeated: columns drawn with replacement.
         rising: the columns of a row rise.
         wild: a fifth of the columns name no block of B; they count as zeros.
@@ -83,17 +87,45 @@ CASES = (
     Case("batch", block_rows=3, block_columns=5, n=136, batch=3),
     Case("batch_strided", block_rows=2, block_columns=3, n=77, batch=2, strided=True, own_out=True),
 )
+CUT_CASES = (
+    Case("around_the_limit", block_rows=9, block_columns=640, n=1096, row_counts="limit", beta=0.5, in_place=True),
+    Case("around_the_limit_int32", block_rows=9, block_columns=640, n=77, row_counts="limit", index_dtype=torch.int32),
+    Case("few_long_rows", block_rows=120, block_columns=200, n=1536, row_counts="few_long", beta=-0.5),
+    Case("few_long_rows_batch", block_rows=8, block_columns=400, n=136, row_counts="few_long", batch=3),
+    Case("only_long_rows", block_rows=3, block_columns=250, n=2048, row_counts="few_long", own_out=True),
+)
+"""Further ones, of kernels that cut long block rows."""
+
+
+def cases_of(spec: BsrSpmmSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel."""
+    return CASES + CUT_CASES if cuts_rows(spec) else CASES
+
+
+def row_counts(spec: BsrSpmmSpec, case: Case, random: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Draw the stored blocks of each block row, int64 (block rows,)."""
+    rows, most = case.block_rows, case.block_columns
+    drawn = torch.randint(0, most + 1, (rows,), generator=random, device=device)
+    if case.row_counts == "none":
+        return torch.zeros(rows, dtype=torch.int64, device=device)
+    if case.row_counts == "even":
+        return torch.full((rows,), max(1, most // 2), device=device)
+    if case.row_counts == "limit":
+        limit = RowCut.of(spec, rows, 0).limit
+        lengths = [0, limit, 1, limit + 1, 2 * limit, 0, 2 * limit + 1, 3, 4 * limit - 1]
+        return torch.tensor(lengths, device=device)
+    if case.row_counts == "few_long":
+        counts = drawn % 4
+        counts[[0, rows // 2, rows - 1]] = torch.tensor([most, most - 7, 7 * most // 8], device=device)
+        return counts
+    return drawn
 
 
 def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw fresh random inputs: A in BSR, A dense in float64, B. C's elements have a variance of about 1."""
     random = generator(case.name, device)
     dtype, block = TORCH_DTYPES[spec.dtype], spec.block
-    counts = {
-        "none": torch.zeros(case.block_rows, dtype=torch.int64, device=device),
-        "even": torch.full((case.block_rows,), max(1, case.block_columns // 2), device=device),
-        "random": torch.randint(0, case.block_columns + 1, (case.block_rows,), generator=random, device=device),
-    }[case.row_counts]
+    counts = row_counts(spec, case, random, device)
     columns = []
     for count in counts.tolist():
         if case.repeated:

@@ -12,6 +12,7 @@ from codegen.library import NamedSpec
 from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.attention import AttentionKernel
 from runtime.bsr_spgemm import BsrSpgemmKernel
+from runtime.bsr_spmm import BsrSpmmKernel
 from runtime.kernel import Kernel, load_kernel
 from runtime.launch import call, driver
 from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, tile_copy
@@ -44,7 +45,11 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
         yield summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
         return
     module = MODULES[kernel.spec.op]
-    cases = bsr_spgemm.cases_of(kernel.spec) if isinstance(kernel, BsrSpgemmKernel) else module.CASES
+    cases = module.CASES
+    if isinstance(kernel, BsrSpgemmKernel):
+        cases = bsr_spgemm.cases_of(kernel.spec)
+    elif isinstance(kernel, BsrSpmmKernel):
+        cases = bsr_spmm.cases_of(kernel.spec)
     for case in cases:
         yield module.run_case(kernel, case, device)
 

@@ -12,6 +12,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
+from codegen.plans.balance import cuts_rows
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
 
     def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
         ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
-        seen.update(numbers)
+        seen.update(numbers, parallel=tiles)
 
     loaded = SimpleNamespace(signature=signature)
     kernel = bsr_spmm.BsrSpmmKernel(SimpleNamespace(named=named, plan=plan), loaded)  # type: ignore[arg-type]
@@ -199,5 +200,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     c = torch.zeros((height, 1000), dtype=dtype) if spec.accumulate else None
     kernel._check(a, torch.zeros((depth, 1000), dtype=dtype), c=c, beta=1.0, bias=bias, out=None)
     tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * spec.cluster))
-    assert seen["tiles"] == tiles
+    assert seen["parallel"] == tiles * spec.cluster
+    # Where rows are cut, it is the device that knows how many units there are.
+    assert cuts_rows(spec) or seen["tiles"] == tiles
     assert seen.get("block_rows", 3) == 3 and seen.get("index_words", 2) == 2

@@ -629,16 +629,24 @@ def test_where_there_are_no_clusters(change: dict[str, Any]) -> None:
 def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "accumulate": accumulate}
     plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
-    names = {param.name for param in plan.params}
-    added = {"row_order", "column_tiles", "group_tiles", "scheduler"}
-    assert names - {param.name for param in plain.params} == added and {p.name for p in plain.params} <= names
+    names, of_plain = {param.name for param in plan.params}, {param.name for param in plain.params}
+    cut = size < 64
+    if cut:  # how many units there are is on the device
+        added = {"chunks", "chunk_count", "chunk_blocks", "chunks_done", "parts"}
+        assert of_plain - names == {"block_rows", "tiles"}
+    else:
+        added = {"row_order"}
+        assert of_plain <= names
+    assert names - of_plain == added | {"column_tiles", "group_tiles", "scheduler"}
     regions = {region.name: region for region in plan.shared}
     barriers, queue = regions["Barriers"], regions["Queue"]
     assert queue.offset == barriers.offset + barriers.bytes  # kTileFullBarrier counts back from the queue
-    assert queue.offset % 16 == 0 and queue.bytes == 32
+    assert queue.offset % 16 == 0 and queue.bytes == (8 if cut else 32)
+    assert ("IsLast" in regions) == cut
     assert barriers.bytes == 8 * (2 * plan.spec.stages + 4 + 2 * accumulate)
     source = render_plan(plan)
-    assert "TilePlace(p, tile)" in source and "take_tile(p)" in source
+    wanted = ("Unit unit(p, blockIdx.x)", "take_unit(p)") if cut else ("TilePlace(p, tile)", "take_tile(p)")
+    assert all(text in source for text in wanted) and ("join_parts" in source) == cut
     assert "scheduler" not in render_plan(plain)
 
 

@@ -38,7 +38,7 @@ class Loaded:
 
     def launch(self, signature: Any, addresses: Mapping[str, int], stream: int) -> None:
         for param in self.plan.params:
-            if param.type in ("pointer", "tensor_map"):
+            if param.type in ("pointer", "tensor_map") and param.name != "parts":
                 assert addresses[param.name.removesuffix("_map")] > 0
         self.launches.append(dict(addresses))
 
@@ -64,6 +64,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: COUNTERS[:number])
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(bsr_spmm, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
+    monkeypatch.setattr(bsr_spmm, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
@@ -269,6 +270,60 @@ def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, mes
     kernel = make(**({"balanced": True} if balanced else {}))
     with pytest.raises(ArgumentError, match=message):
         kernel(A, dense(192, 128), row_order=order, validate=True)
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
+    kernel = make(size=16, balanced=True)
+    lengths = [2, 170, 0, 80]
+    crow = [0, 2, 172, 172, 252]
+    a, b = matrix(crow, [0] * 252, index=index, size=16), dense(48, 1000)
+    order = kernel.row_order(a)
+    assert order.total.tolist() == [6] and order.chunks.shape == (4 + sum(lengths) // 80, 4)
+    first, second, third, *whole = order.chunks[:6].tolist()
+    assert [first, second, third] == [[1, 2, 58, 0], [1, 58, 115, 0], [1, 115, 172, 0]]
+    assert whole == [[3, 172, 252, -1], [0, 0, 2, -1], [2, 172, 172, -1]]
+    kernel(a, b, row_order=order, validate=True)
+    kernel(a, b)
+    given, found = kernel._loaded.launches
+    assert given["chunks"] == order.chunks.data_ptr() and given["chunk_count"] == order.total.data_ptr()
+    assert all(launch["parts"] and launch["chunks_done"] == launch["scheduler"] + 8 for launch in (given, found))
+    (signature,) = kernel._loaded.signatures
+    numbers = {"index_words": 2 if index == torch.int64 else 1, "n": 1000, "chunk_blocks": 80}
+    assert signature["numbers"] == numbers | {"column_tiles": 2, "group_tiles": 2}
+    assert signature["tiles"] == 7 * 2  # as many as there can be
+
+
+def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(bsr_spmm, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
+    monkeypatch.setattr(
+        bsr_spmm, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
+    )
+    kernel = make(size=32, balanced=True)
+    kernel(matrix([0, 80, 80], [0] * 80, size=32), dense(96, 1000))
+    assert asked == [2] and kernel._loaded.launches[0]["parts"] == 0
+    kernel(matrix([0, 81, 81], [0] * 81, size=32), dense(96, 1000))
+    assert asked[1:] == [2 + 2 * 2 * 2, 2 * 2 * 32 * 512 * 4]  # two parts, column tiles, warpgroups
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda order: order.chunks, r"row_order: is Tensor, expected what row_order\(a\) returns"),
+        (lambda order: order._replace(chunks=order.chunks[1:]), r"row_order.chunks: is torch.int32 \(3, 4\)"),
+        (lambda order: order._replace(total=order.total.long()), "row_order.total: is torch.int64"),
+        (lambda order: order._replace(chunks=order.chunks.T.contiguous().T), "row_order.chunks: has strides"),
+        (lambda order: order._replace(total=order.total - 1), r"row_order: is not what row_order\(a\) returns"),
+        (lambda order: order._replace(chunks=order.chunks.flip(0)), r"row_order: is not what row_order\(a\) returns"),
+    ],
+)
+def test_what_is_wrong_with_chunks(make: Make, change: Any, message: str) -> None:
+    kernel = make(size=32, balanced=True)
+    a = matrix([0, 100, 101, 103], [0] * 103, size=32)
+    with pytest.raises(ArgumentError, match=message):
+        kernel(a, dense(96, 128), row_order=change(kernel.row_order(a)), validate=True)
     assert not kernel._loaded.launches
 
 

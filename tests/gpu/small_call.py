@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from codegen.plans.balance import cuts_rows
+from codegen.plans.row_chunks import RowCut
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
@@ -34,7 +36,9 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, AttentionSpec):
         return _attention(spec, draw, device)
     if isinstance(spec, BsrSpmmSpec):
-        a = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
+        # Where long rows are cut, the first one is.
+        longest = RowCut.of(spec, 6, 0).limit + 5 if cuts_rows(spec) else 3
+        a = _bsr(spec.block.rows, spec.block.cols, 6, max(8, longest), draw, device, longest)
         rows, depth = reversed(a.shape) if spec.transpose_a else a.shape
         more = {"c": draw(rows, COLUMNS)} if spec.accumulate else {}
         biased = spec.epilogue is not None and spec.epilogue.bias
@@ -67,12 +71,15 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     return [q, k, v, counts.to(device), numbers.to(device)], more
 
 
-def _bsr(rows: int, cols: int, block_rows: int, block_columns: int, draw: Any, device: str) -> torch.Tensor:
-    """Return a BSR matrix with three random blocks in each row."""
-    crow = torch.arange(0, block_rows * 3 + 1, 3)
-    col = torch.stack([torch.randperm(block_columns)[:3].sort().values for _ in range(block_rows)]).flatten()
+def _bsr(
+    rows: int, cols: int, block_rows: int, block_columns: int, draw: Any, device: str, longest: int = 3
+) -> torch.Tensor:
+    """Return a BSR matrix with three random blocks in each row but the first, which has ``longest``."""
+    lengths = [longest] + [3] * (block_rows - 1)
+    crow = torch.tensor([0, *lengths]).cumsum(0)
+    col = torch.cat([torch.randperm(block_columns)[:length].sort().values for length in lengths])
     shape = (block_rows * rows, block_columns * cols)
-    return torch.sparse_bsr_tensor(crow.to(device), col.to(device), draw(block_rows * 3, rows, cols), size=shape)
+    return torch.sparse_bsr_tensor(crow.to(device), col.to(device), draw(len(col), rows, cols), size=shape)
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import AttentionSpec, BsrSpgemmSpec  # noqa: E402
+from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
-from runtime.verification import attention, bsr_spgemm  # noqa: E402
+from runtime.verification import attention, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.verification.common import summary  # noqa: E402
 from runtime.verification.run import MODULES  # noqa: E402
 
@@ -23,6 +23,8 @@ def cases_of(name: str) -> tuple[Any, ...]:
     spec = find_spec(name).spec
     if isinstance(spec, BsrSpgemmSpec):
         return bsr_spgemm.cases_of(spec)
+    if isinstance(spec, BsrSpmmSpec):
+        return bsr_spmm.cases_of(spec)
     return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else MODULES[spec.op].CASES
 
 

@@ -1,0 +1,94 @@
+"""Cutting the long block rows of BSR x dense with small blocks into chunks, which several thread blocks multiply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Param, i32, pointer
+from codegen.plans.balance import QUEUE
+from codegen.plans.bsr_parts import CONSUMERS
+from codegen.spec import BsrSpmmSpec
+
+FLOAT_BYTES = 4
+# A chunk leaves its part of C, written and read once through the L2: a 20th of the bytes of B that it reads. For each
+# column of a tile a part moves 8 bytes times the rows of a block, a block 2 times its columns: 80 blocks, if square.
+PART_SHARE = 20
+# There are so few places for parts that they take no more memory than C, or, for a few block rows, as many as give each
+# thread block something to do.
+FEWEST_PARTS = 128
+
+
+@dataclass(frozen=True)
+class RowCut:
+    """How the block rows of one matrix are cut, as far as its shape tells.
+
+    A block row of more than ``limit`` blocks becomes as few chunks as that allows, nearly equally long and of whole
+    steps but for the last.
+
+    Attributes:
+        limit: blocks of a chunk at most, whole steps.
+        chunks: of all block rows, at most; one without blocks is a chunk too.
+        parts: chunks of block rows that have several, at most; 0 where none is long enough.
+    """
+
+    limit: int
+    chunks: int
+    parts: int
+
+    @classmethod
+    def of(cls, spec: BsrSpmmSpec, block_rows: int, blocks: int) -> RowCut:
+        """Cut a matrix of so many block rows and stored blocks."""
+        part_bytes = 2 * spec.tile.m * spec.tile.n * FLOAT_BYTES
+        block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
+        cheap = -(-PART_SHARE * part_bytes // block_bytes)
+        # A row of limit + 1 blocks has two parts, which is the most parts that a block can have: 2 / (limit + 1).
+        modest = -(-2 * blocks // max(block_rows // 2, FEWEST_PARTS))
+        step = blocks_of_step(spec)
+        limit = -(-max(cheap, modest) // step) * step
+        return cls(limit, block_rows + blocks // limit, 2 * blocks // (limit + 1) if blocks > limit else 0)
+
+    def workspace(self, spec: BsrSpmmSpec, column_tiles: int) -> tuple[int, int]:
+        """Return the counters of finished chunks, and the bytes for parts.
+
+        The bytes are no more than C's, rounded up to whole tiles, or 128 block rows of C in fp32 if these are more.
+        """
+        tiles = self.parts * column_tiles
+        return tiles * CONSUMERS, tiles * spec.tile.m * spec.tile.n * FLOAT_BYTES
+
+
+def blocks_of_step(spec: BsrSpmmSpec) -> int:
+    """Return how many blocks of A a step has."""
+    return spec.tile.k // spec.block.cols
+
+
+def chunk_params() -> tuple[Param, ...]:
+    """Return the parameters that say which unit of work is where, and where parts are left."""
+    return (
+        pointer("chunks", "int4", "of each chunk: block row, first block, end, first chunk of the row or -1"),
+        pointer("chunk_count", "int", "chunks of all block rows"),
+        i32("chunk_blocks", "blocks of a chunk, at most"),
+        i32("column_tiles", "tiles of a block row"),
+        i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
+        pointer("scheduler", "int", "units handed out, thread blocks that ended: both 0 between launches", writes=True),
+        pointer("chunks_done", "int", "of each tile of a cut block row and warpgroup: 0 between launches", writes=True),
+        pointer("parts", "float", "accumulators of the chunks of cut block rows", writes=True),
+    )
+
+
+def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
+    """Return the constants of the queue of units, and of a part."""
+    return (
+        Constant("kQueue", QUEUE, "units announced to the consumers"),
+        Constant("kPartFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats that a warpgroup leaves of a chunk"),
+    )
+
+
+def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
+    """Return the lines for ``explain``."""
+    blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
+    limit = RowCut.of(spec, 1, 0).limit
+    return (
+        ("grid", f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"),
+        ("chunk", f"{limit} blocks of a block row, more where many rows are long; parts of C are joined in order"),
+    )

@@ -1,0 +1,584 @@
+// Generated from specs/h100_bsr_spmm_b32_balanced.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spmm_b32_balanced.yaml
+// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
+// spec hash: 73f810119a7c8e2535a23c26d29013f92abcf61fe8c300cd7a77efc5329feeab
+// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 9b547950a592253707be3f9cbbef89cd5f7e3019403a77db710cffc4817be8da
+
+// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
+//
+// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
+// its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
+// loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
+//
+// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few
+// column tiles at a time: the thread blocks share these columns of B in the L2, which no chunk is long enough to keep
+// in use by itself, and all end at about the same time. The chunks of a row are joined in global memory.
+//
+// Who does what
+//   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
+//   the last warp    producer. It reads the block columns and fills the ring by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   unit_full[i], unit_empty[i]  the producer has announced a unit; every consumer warp has read it
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around parts of C
+//   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
+// handed back once step s is running. Across units the producer runs ahead.
+//
+// Symbols
+//   tile         kTileM x kTileN of C: one block row, kTileN columns
+//   chunk        blocks of A that a block row lists one after the other: p.chunk_blocks at most, all of a short row
+//   unit         a chunk of a block row and a column tile: what a thread block does before it asks for more
+//   part         of C: what one of the several chunks of a block row adds to a tile, in fp32
+//   step         one block of A, the kTileK rows of B that meet it
+//   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
+//                64 bytes there
+//   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
+//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 32;  // rows of a C tile: one block row
+constexpr int kTileN = 512;  // columns of a C tile
+constexpr int kTileK = 32;  // depth of one step: the columns of a stored block of A
+constexpr int kStages = 6;  // depth of the ring of A and B tiles
+constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
+constexpr int kTileGroups = 8;  // column groups of a tile
+constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
+constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
+constexpr int kABytes = 2048;  // bytes of a block of A
+constexpr int kBBytes = 32768;  // bytes of a B tile
+constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
+constexpr int kCGroupBytes = 4096;  // bytes of one column group of C
+constexpr int kQueue = 2;  // units announced to the consumers
+constexpr int kPartFloats = 8192;  // floats that a warpgroup leaves of a chunk
+
+// Dynamic shared memory: 225424 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 12288 bytes: ring of blocks of A, 32 rows of 64 bytes
+constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
+constexpr int kCOffset = 208896;  // 16384 bytes: 2 C column groups of each warpgroup
+constexpr int kBarriersOffset = 225280;  // 128 bytes: mbarriers: full, then empty, then unit_full, then unit_empty
+constexpr int kQueueOffset = 225408;  // 8 bytes: numbers of announced units
+constexpr int kIsLastOffset = 225416;  // 8 bytes: whether a warpgroup's chunk came last
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kUnitFullBarrier = kQueueOffset - 8 * 2 * kQueue;  // the last barriers; the queue follows them
+constexpr int kUnitEmptyBarrier = kQueueOffset - 8 * kQueue;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+
+struct Params {
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
+  TensorMap b_map;  // B (N, K)
+  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap c_map;  // C (N, M)
+  const int* crow_indices;  // first block of each block row, and one more
+  const int* col_indices;  // block column of each block
+  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
+  const int4* chunks;  // of each chunk: block row, first block, end, first chunk of the row or -1
+  const int* chunk_count;  // chunks of all block rows
+  int chunk_blocks;  // blocks of a chunk, at most
+  int column_tiles;  // tiles of a block row
+  int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
+  int* scheduler;  // units handed out, thread blocks that ended: both 0 between launches
+  int* chunks_done;  // of each tile of a cut block row and warpgroup: 0 between launches
+  float* parts;  // accumulators of the chunks of cut block rows
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
+// the next 8.
+constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
+
+// wgmma.mma_async m64n32k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
+    float (&d)[16], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "mov.b64 a, { %16, %19 };\n"
+      "mov.b64 b, { %17, %20 };\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15"
+      "}, a, b, p, 1, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// A unit of work: a chunk of a block row, for one column tile. It is some column tiles at a time, as many as have their
+// part of B in the L2: thread blocks at work then share it. Among these the chunks of the longest block rows come
+// first. No chunk is so long that it would have to begin before those of all other columns.
+struct Unit {
+  int column = -1;  // number of the column tile; -1 behind the last unit
+  int row = 0, first = 0, end = 0;  // block row, and the blocks [first, end) of the chunk
+  int chunk = 0, first_chunk = -1;  // number of the chunk, and of the first one of its row; -1 if it is the only one
+
+  __device__ __forceinline__ Unit(const Params& p, int unit) {
+    const int chunks = __ldg(p.chunk_count);
+    if (unit >= chunks * p.column_tiles) return;
+    const int first_column = unit / (chunks * p.group_tiles) * p.group_tiles;
+    const int in_group = unit - first_column * chunks, width = min(p.group_tiles, p.column_tiles - first_column);
+    column = first_column + in_group % width;
+    chunk = in_group / width;
+    const int4 entry = __ldg(p.chunks + chunk);
+    row = entry.x;
+    first = entry.y;
+    end = entry.z;
+    first_chunk = entry.w;
+  }
+  // Block columns of 32 blocks from `block` on, one a lane.
+  __device__ __forceinline__ int load_columns(const Params& p, int block) const {
+    const int mine = block + threadIdx.x % 32;
+    return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
+  }
+};
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// The units of a thread block: the first has its own number, each further one is the next that nobody has. The producer
+// takes it and announces its number to the consumers: through one of two entries in turn.
+struct QueuePosition {
+  int entry = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    entry ^= 1;
+    parity ^= entry ^ 1;
+  }
+};
+
+// Producer, one lane: the number of the next unit.
+__device__ __forceinline__ int take_unit(const Params& p) {
+  return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
+}
+
+// Producer, one lane: tells the consumers.
+__device__ __forceinline__ void announce(uint32 base, int* queue, QueuePosition position, int unit) {
+  mbarrier_wait(base + kUnitEmptyBarrier + 8 * position.entry, position.parity ^ 1);
+  queue[position.entry] = unit;
+  mbarrier_arrive(base + kUnitFullBarrier + 8 * position.entry);
+}
+
+// Consumer, the whole warp: the number of the next unit.
+__device__ __forceinline__ int announced(uint32 base, const int* queue, QueuePosition& position, bool warp_leader) {
+  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
+  const int unit = read_by_leader(&queue[position.entry]);
+  if (warp_leader) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return unit;
+}
+
+// The last thread block to end leaves the counters at 0 for the next launch.
+__device__ __forceinline__ void release_scheduler(const Params& p) {
+  __threadfence();
+  if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
+    p.scheduler[0] = 0;
+    p.scheduler[1] = 0;
+  }
+}
+
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
+// Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int b_row,
+    int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
+}
+
+// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int* queue) {
+  const bool leader = threadIdx.x % 32 == 0;
+  RingPosition position;
+  Unit unit(p, blockIdx.x);
+  int next_columns = unit.load_columns(p, unit.first);
+
+  QueuePosition queue_position;
+  while (unit.column >= 0) {
+    // Ask for the next unit and, below, for the next columns well before they are needed.
+    const int taken = leader ? take_unit(p) : 0;
+    const int b_column = unit.column * kTileN;
+    int columns = 0;
+
+#pragma unroll 1
+    for (int block = unit.first; block < unit.end; ++block) {
+      const int i = (block - unit.first) % 32;
+      if (i == 0) {
+        columns = next_columns;
+        next_columns = unit.load_columns(p, block + 32);
+      }
+      const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
+      if (leader) load_step(p, base, position, block, b_row, b_column);
+      position.advance();
+      __syncwarp();
+    }
+    const int next = __shfl_sync(0xFFFFFFFF, taken, 0);
+    unit = Unit(p, next);
+    if (leader) announce(base, queue, queue_position, next);
+    queue_position.advance();
+    next_columns = unit.load_columns(p, unit.first);
+  }
+  if (leader) release_scheduler(p);
+}
+
+// accumulators += B^T A^T for this warpgroup's column groups of one step (asynchronous).
+__device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
+    uint32 a_descriptor, uint32 b_descriptor) {
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+      wgmma_m64n32k16_m_major_narrow(accumulators[group],
+          b_descriptor + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4), a_descriptor + (k * 32 >> 4), 1);
+    }
+  }
+  wgmma_commit();
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+}
+
+// Where a warpgroup leaves its part of C of a chunk: for each thread its accumulators, four floats at a time.
+__device__ __forceinline__ float4* part_place(const Params& p, int chunk, int column, int warpgroup) {
+  const int64 part = (static_cast<int64>(chunk) * p.column_tiles + column) * (kConsumerWarps / 4) + warpgroup;
+  return reinterpret_cast<float4*>(p.parts + part * kPartFloats) + threadIdx.x % kWarpgroupThreads;
+}
+
+// Leaves a warpgroup's part of C in global memory. If those of all other chunks of the block row are there, adds them
+// up and returns true. That is done in the order of the chunks, so it does not matter which one comes last.
+__device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, int warpgroup, int* is_last,
+    float (&accumulators)[kWarpgroupGroups][kAccumulators]) {
+  float4* const place = part_place(p, unit.chunk, unit.column, warpgroup);
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; i += 4) {
+      const float* c = accumulators[group] + i;
+      place[(group * kAccumulators + i) / 4 * kWarpgroupThreads] = make_float4(c[0], c[1], c[2], c[3]);
+    }
+  }
+
+  // Counts the chunks that are done; the last one leaves the counter at 0 for the next launch.
+  const int blocks = load_index(p.crow_indices, p.index_words, unit.row + 1) -
+                     load_index(p.crow_indices, p.index_words, unit.row);
+  const int chunks = (blocks + p.chunk_blocks - 1) / p.chunk_blocks;
+  __threadfence();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    const int tile = unit.first_chunk * p.column_tiles + unit.column;
+    int* const counter = p.chunks_done + tile * (kConsumerWarps / 4) + warpgroup;
+    *is_last = atomicAdd(counter, 1) == chunks - 1;
+    if (*is_last) *counter = 0;
+    __threadfence();
+  }
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (!*is_last) return false;
+
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
+  }
+#pragma unroll 1
+  for (int chunk = unit.first_chunk; chunk < unit.first_chunk + chunks; ++chunk) {
+    const float4* const from = part_place(p, chunk, unit.column, warpgroup);
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; i += 4) {
+        const float4 part = __ldcg(from + (group * kAccumulators + i) / 4 * kWarpgroupThreads);
+        accumulators[group][i] += part.x;
+        accumulators[group][i + 1] += part.y;
+        accumulators[group][i + 2] += part.z;
+        accumulators[group][i + 3] += part.w;
+      }
+    }
+  }
+  return true;
+}
+
+// Consumer: one warpgroup computes its part of the C tile, unit after unit.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const int* queue, int* is_last, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int first_group = warpgroup * kWarpgroupGroups;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
+  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  RingPosition position;
+  QueuePosition queue_position;
+
+  for (Unit unit(p, blockIdx.x); unit.column >= 0;
+       unit = Unit(p, announced(base, queue, queue_position, warp_leader))) {
+    const int steps = unit.end - unit.first;
+    // An empty block row has no step: its zeros are what is stored.
+    float accumulators[kWarpgroupGroups][kAccumulators];
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
+    }
+
+    // Issue each step behind the one before, then hand that one's stage back.
+    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+          b_descriptor + (position.stage * kBBytes >> 4));
+      wgmma_wait<1>();
+      if (step > 0 && warp_leader) mbarrier_arrive(running);
+      running = base + kEmptyBarrier + 8 * position.stage;
+      position.advance();
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+    if (steps > 0 && warp_leader) mbarrier_arrive(running);
+
+    if (unit.first_chunk >= 0) {
+      if (!join_parts(p, unit, warpgroup, is_last, accumulators)) continue;
+    }
+
+    // Store C one column group at a time; the end of a row clips the store.
+    const int c_row = unit.row * kTileM;
+    const int c_column = unit.column * kTileN + first_group * kGroupColumns;
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      // Wait until the store that last used this staging buffer has read it.
+      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
+      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+#pragma unroll
+      for (int j = 0; j < kTileM / 16; ++j) {
+        const float* c = accumulators[group] + j * 8;
+        const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
+        const int chunk = warp * 2 + lane / 8 % 2;
+        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      if (warpgroup_leader) {
+        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+        tma_store_commit();
+      }
+    }
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_bsr_spmm_b32_balanced(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  int* const queue = reinterpret_cast<int*>(shared + kQueueOffset);
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    for (int i = 0; i < kQueue; ++i) {
+      mbarrier_init(base + kUnitFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (threadIdx.x / 32 == kConsumerWarps) {
+    produce(p, base, queue);
+  } else {
+    const int warpgroup = threadIdx.x / kWarpgroupThreads;
+    consume(p, base, queue, reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup, warpgroup);
+  }
+}

@@ -2,36 +2,50 @@
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
-// templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f4e1b31c49c0317ce3fe6b4fe970929e561cd2eb3ac0323cb9c895a998e9433e
+// templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 aacafa8f6257854ae31224c4663510f3f341bb1b7aa80616439f1cc8c3d82bde
 
-// BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
+// BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
 // Who does what
 //   the first warpgroups  consumers. Each accumulates 64 rows of the C tile in registers, then stores them by TMA.
-//   the last warp         producer. It finds the blocks of A and B that meet and fills the ring by TMA.
+//   the next warp         producer. It fills the ring by TMA with what the lists name.
+//   the last warp         search warp. It takes tiles, and lists the blocks of A and B that meet a tile ahead of the
+//                         producer.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i]
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   full[i]     producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i]
+//   empty[i]    consumers -> producer: every consumer warp is done with stage i
+//   list full   search warp -> producer: the list holds the products of one chunk, or says that there are no more tiles
+//   list empty  producer -> search warp: it has the list in its registers
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// How blocks that meet are found. For a run of tiles, each lane of the producer takes one block (i, k) of A's row and
-// looks for the run's columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each
-// tile. A ballot over one tile's bits is then the list of the products of that tile. Rows of A with more than 32 blocks
-// take several such chunks, which are searched again for each tile.
+// How blocks that meet are found. For a tile in block column j, each lane of the search warp takes one block (i, k) of
+// A's row and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A
+// with more than 32 blocks take several such chunks, each of which is a list.
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. The producer runs ahead across tiles and runs, and a search is shorter than what
-// the ring then holds. Several thread blocks share an SM: one multiplies while another stores.
+// Pipeline of a consumer: a stage is handed back as soon as its products have ended, not when the next step runs. Steps
+// are waited for longer than they are multiplied, and a stage that is kept meanwhile has no bytes on their way. The
+// tensor cores work on other consumers' steps in between: several thread blocks share an SM.
 //
-// Runs are handed out: a thread block takes the next one when it has loaded the last, however many blocks met in that.
-// Each step carries the number of its run, by which the consumers know where C goes.
+// How tiles are handed out. A thread block has the tile of its own number first, and then takes tickets from a counter.
+// Ticket t < p.tiles is tile t, and the search warp that took it judges it: a tile that has no more than half of the
+// products that tiles of its block row have on average is short. It is put off: only its number is written down, in the
+// list of late tiles, and the next ticket is taken. Ticket p.tiles + l is late tile l. So short tiles come last, and
+// thread blocks end at nearly the same time.
+//   Whoever has ticket p.tiles + l waits until late tile l is written down, or until all tiles have been judged and no
+// more than l were put off: then there is no more work. The wait ends: a thread block judges a tile before it waits for
+// anything else, and one that does not run yet has taken none.
+//   p.scheduler is all 0 at launch and again at the end. Who takes a late tile clears its entry, and every entry is
+// taken: tickets have no gaps, and a thread block only ends with a ticket behind the last late tile. The last thread
+// block to end clears the counters. A launch that a fault cuts short leaves them as they are, but a fault also ends the
+// CUDA context, and its memory is not used again.
 //
 // Symbols
-//   tile         kBlock x kBlock of C
-//   run          kRunTiles tiles of one block row side by side; runs are numbered along block rows
-//   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
+//   tile         kBlock x kBlock of C; tiles are numbered along block rows
+//   product      a block of A in the tile's block row, and the block of B that it meets in the tile's block column
+//   chunk        32 blocks of a row of A, one for each lane
+//   step         kTileK columns of the block of A of a product, kTileK rows of its block of B. A tile in which nothing
 //                meets, or whose last chunk adds nothing, ends with a step that has no product
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
@@ -47,9 +61,9 @@ struct alignas(64) TensorMap {
 
 constexpr int kBlock = 128;  // rows and columns of a stored block, and of a C tile
 constexpr int kTileK = 64;  // depth of one step
-constexpr int kRunTiles = 1;  // C tiles side by side that the producer searches for together
+constexpr int kLateTiles = 4;  // counters of the scheduler, which come before its late tiles
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
-constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kThreads = 320;  // warpgroups that consume, then one warp that produces, and one that searches
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 2;  // column groups of a tile
@@ -60,21 +74,25 @@ constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
 
-// Dynamic shared memory: 114748 bytes. Byte offsets:
+// Dynamic shared memory: 115036 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 98304;  // 16384 bytes: one C column group of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
-constexpr int kStepsOffset = 114736;  // 12 bytes: what the step of each stage is
+constexpr int kListOffset = 114736;  // 272 bytes: the products that were found last
+constexpr int kListBarriersOffset = 115008;  // 16 bytes: mbarriers of the list: full, then empty
+constexpr int kStepsOffset = 115024;  // 12 bytes: what the step of each stage is
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kListFullBarrier = kListBarriersOffset, kListEmptyBarrier = kListFullBarrier + 8;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
-constexpr int kRunShift = 2;  // above them: the number of the run
-constexpr int kEndsWork = 0;  // all of steps[i] behind the last run
+constexpr int kTileShift = 2;  // above them: the number of the tile
+constexpr int kEndsWork = 0;  // all of steps[i] behind the last tile
+constexpr int kNoMoreTiles = -1;
 
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
@@ -88,9 +106,8 @@ struct Params {
   int b_index_words;  // 32-bit words of an index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
-  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
-  int runs;  // block rows of C * row_runs
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int tiles;  // block rows of C * column_blocks
+  int* scheduler;  // tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -263,77 +280,156 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Producer, one lane: the next tile.
-__device__ __forceinline__ int take_tile(const Params& p) {
-  return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
-}
-
-// The last thread block to end leaves the counters at 0 for the next launch.
-__device__ __forceinline__ void release_scheduler(const Params& p) {
-  __threadfence();
-  if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
-    p.scheduler[0] = 0;
-    p.scheduler[1] = 0;
-  }
-}
-
-// The tiles [first, first + count) of one block row.
-struct Run {
-  int block_row, first, count;
-
-  __device__ __forceinline__ Run(const Params& p, int run)
-      : block_row(run / p.row_runs),
-        first(run % p.row_runs * kRunTiles),
-        count(min(kRunTiles, p.column_blocks - first)) {}
-};
-
-// The blocks of one row of B that lie in the columns of a run: a bit for each tile, and the first of the blocks.
-struct Meetings {
-  unsigned tiles = 0;
-  int first_block = 0;
-
-  // Block of B in a tile's column, where the tile's bit is set. Columns rise, so it is the bits below that count.
-  __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
-};
-
-// Looks for what one stored block of A, [block, end) of its row, meets in a run; nothing behind the row's end.
-__device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
-  Meetings found;
-  if (block >= end) return found;
+// The block of B in a block column that a stored block of A, [block, end) of its row, meets; -1 if there is none.
+__device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
+  if (block >= end) return -1;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
-  if (k >= static_cast<unsigned>(p.inner_blocks)) return found;
-  // The first block of row k whose column is not before the run.
+  if (k >= static_cast<unsigned>(p.inner_blocks)) return -1;
+  // The first block of row k whose column is not before the one looked for.
   const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
   int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
   while (low < high) {
     const int middle = (low + high) / 2;
-    if (load_index(p.b_col_indices, p.b_index_words, middle) < run.first) {
+    if (load_index(p.b_col_indices, p.b_index_words, middle) < column) {
       low = middle + 1;
     } else {
       high = middle;
     }
   }
-  found.first_block = low;
-  for (; low < row_end; ++low) {
-    const int tile = load_index(p.b_col_indices, p.b_index_words, low) - run.first;
-    if (tile >= kRunTiles) break;
-    found.tiles |= 1u << tile;
+  return low < row_end && load_index(p.b_col_indices, p.b_index_words, low) == column ? low : -1;
+}
+
+// Search warp, one lane: the next ticket. p.scheduler[0] counts those that were taken.
+__device__ __forceinline__ int take_ticket(const Params& p) {
+  return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
+}
+
+// p.scheduler[2] and [3], read and added to as one: the low half counts tiles that were put off, the high half tiles
+// that were judged. Neither half can run over: there are fewer than 2^29 tiles.
+__device__ __forceinline__ unsigned long long* put_off_and_judged(const Params& p) {
+  return reinterpret_cast<unsigned long long*>(p.scheduler + 2);
+}
+
+// Search warp, one lane: counts a tile as judged. If it is put off, writes down its number + 1: an entry that is 0 has
+// not been written yet.
+__device__ __forceinline__ void judge_tile(const Params& p, int tile, bool is_put_off) {
+  const unsigned long long before = atomicAdd(put_off_and_judged(p), 1ull << 32 | (is_put_off ? 1 : 0));
+  if (is_put_off) atomicExch(p.scheduler + kLateTiles + static_cast<uint32>(before), tile + 1);
+}
+
+// Search warp, one lane: late tile `index`, or kNoMoreTiles. Waits until that is known. All tiles are judged but the
+// first of each thread block.
+__device__ __forceinline__ int take_late_tile(const Params& p, uint32 index) {
+  const uint32 judged_in_all = p.tiles - gridDim.x;
+  while (true) {
+    const unsigned long long now = *static_cast<volatile unsigned long long*>(put_off_and_judged(p));
+    if (index < static_cast<uint32>(now)) {
+      const int entry = atomicExch(p.scheduler + kLateTiles + index, 0);
+      if (entry != 0) return entry - 1;
+    } else if (static_cast<uint32>(now >> 32) == judged_in_all) {
+      return kNoMoreTiles;
+    }
+    __nanosleep(32);
   }
-  return found;
+}
+
+// Search warp, one lane: counts thread blocks that ended, in p.scheduler[1]. The last one leaves all counters at 0 for
+// the next launch.
+__device__ __forceinline__ void release_scheduler(const Params& p) {
+  __threadfence();
+  if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
+    p.scheduler[0] = 0;
+    p.scheduler[1] = 0;
+    *put_off_and_judged(p) = 0;
+  }
+}
+
+// What the search warp passes to the producer: the products of one chunk.
+struct List {
+  int2 products[32];  // block of A, block of B
+  int count;          // of products, or kNoMoreTiles
+  int tile;           // what they add to
+  int ends_tile;      // whether this is the tile's last chunk
+};
+static_assert(kListOffset + sizeof(List) <= kListBarriersOffset, "the list fits its place in shared memory");
+
+// Search warp: passes what the lanes in `hits` found, and waits until the producer has taken it.
+__device__ __forceinline__ void pass_list(uint32 base, List* list, int parity, unsigned hits, int2 product, int tile,
+    bool ends_tile) {
+  const int lane = threadIdx.x % 32;
+  if (hits >> lane & 1) list->products[__popc(hits & ((1u << lane) - 1))] = product;
+  if (lane == 0) {
+    list->count = __popc(hits);
+    list->tile = tile;
+    list->ends_tile = ends_tile;
+  }
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(base + kListFullBarrier);
+  mbarrier_wait(base + kListEmptyBarrier, parity);
+}
+
+// Search warp: takes tiles, puts short ones off, and lists the products of the others.
+__device__ __forceinline__ void search(const Params& p, uint32 base, List* list) {
+  const int lane = threadIdx.x % 32;
+  const bool leader = lane == 0;
+  const int b_blocks = load_index(p.b_crow_indices, p.b_index_words, p.inner_blocks);
+  int parity = 0;
+
+  for (int ticket = blockIdx.x;; ticket = __shfl_sync(0xFFFFFFFF, leader ? take_ticket(p) : 0, 0)) {
+    int tile = ticket;
+    if (ticket >= p.tiles) {
+      tile = __shfl_sync(0xFFFFFFFF, leader ? take_late_tile(p, ticket - p.tiles) : 0, 0);
+      if (tile == kNoMoreTiles) break;
+    }
+    const int row = tile / p.column_blocks, column = tile % p.column_blocks;
+    const int first = load_index(p.a_crow_indices, p.a_index_words, row);
+    const int end = load_index(p.a_crow_indices, p.a_index_words, row + 1);
+    int met = find_meeting(p, column, first + lane, end);
+    unsigned hits = __ballot_sync(0xFFFFFFFF, met >= 0);
+
+    // The first tile of a thread block is worked on at once, and so is one that has been put off before.
+    if (ticket >= static_cast<int>(gridDim.x) && ticket < p.tiles) {
+      // A block of A meets b_blocks / (inner_blocks * column_blocks) blocks in a column of B on average. A tile whose
+      // row of A is longer than a chunk is not short, whatever its first chunk meets.
+      const int64 twice = 2ll * __popc(hits) * p.inner_blocks * p.column_blocks;
+      const bool is_put_off = end - first <= 32 && twice <= static_cast<int64>(end - first) * b_blocks;
+      if (leader) judge_tile(p, tile, is_put_off);
+      if (is_put_off) continue;
+    }
+
+    // Pass the tile chunk by chunk. One that adds nothing is passed only if it ends the tile.
+    int chunk = first;
+    while (true) {
+      const bool ends_tile = chunk + 32 >= end;
+      if (hits != 0 || ends_tile) {
+        pass_list(base, list, parity, hits, make_int2(chunk + lane, met), tile, ends_tile);
+        parity ^= 1;
+      }
+      if (ends_tile) break;
+      chunk += 32;
+      met = find_meeting(p, column, chunk + lane, end);
+      hits = __ballot_sync(0xFFFFFFFF, met >= 0);
+    }
+  }
+  if (leader) {
+    list->count = kNoMoreTiles;
+    mbarrier_arrive(base + kListFullBarrier);
+    release_scheduler(p);
+  }
 }
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position, int run,
-    int a_block, int b_block, int k, bool ends_tile) {
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position, int tile,
+    int2 product, int k, bool ends_tile) {
   const uint32 full = base + kFullBarrier + 8 * position.stage;
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0) | run << kRunShift;
+  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0) | tile << kTileShift;
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, a_block);
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, product.x);
   const uint32 b = base + kBOffset + position.stage * kBBytes;
 #pragma unroll
   for (int group = 0; group < kTileGroups; ++group) {
-    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, b_block);
+    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, product.y);
   }
 }
 
@@ -344,57 +440,40 @@ __device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPos
   mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
 }
 
-// Producer: one warp fills the ring, run after run. Its lanes search, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps) {
+// Producer: one warp fills the ring, list after list. Each lane keeps a product, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps, const List* list) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
   RingPosition position;
 
-  for (int i = blockIdx.x; i < p.runs;) {
-    // Ask for the next run well before it is needed.
-    const int taken = leader ? take_tile(p) : 0;
-    const Run run(p, i);
-    const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
-    const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
-    Meetings meetings = find_meetings(p, run, first + lane, end);
-    int searched = first;  // chunk that the meetings belong to
+  for (int parity = 0;; parity ^= 1) {
+    // Take the list into registers: the next one is searched for meanwhile.
+    mbarrier_wait(base + kListFullBarrier, parity);
+    const int count = list->count, tile = list->tile;
+    const bool is_last_list = list->ends_tile;
+    const int2 kept = list->products[lane];
+    __syncwarp();
+    if (leader) mbarrier_arrive(base + kListEmptyBarrier);
+    if (count == kNoMoreTiles) break;
 
-    for (int tile = 0; tile < run.count; ++tile) {
-      int chunk = first;
-      do {
-        if (chunk != searched) {
-          meetings = find_meetings(p, run, chunk + lane, end);
-          searched = chunk;
-        }
-        const bool last_chunk = chunk + 32 >= end;
-        unsigned hits = __ballot_sync(0xFFFFFFFF, meetings.tiles >> tile & 1);
-        if (hits == 0 && last_chunk) {
-          if (leader) pass_empty_step(base, steps, position, kEndsTile | i << kRunShift);
-          position.advance();
-          __syncwarp();
-        }
-#pragma unroll 1
-        while (hits != 0) {
-          const int hit = __ffs(hits) - 1;
-          hits &= hits - 1;
-          const int b_block = __shfl_sync(0xFFFFFFFF, meetings.block_of(tile), hit);
-#pragma unroll
-          for (int k = 0; k < kBlock; k += kTileK) {
-            const bool ends_tile = last_chunk && hits == 0 && k + kTileK == kBlock;
-            if (leader) load_step(p, base, steps, position, i, chunk + hit, b_block, k, ends_tile);
-            position.advance();
-          }
-          __syncwarp();
-        }
-        chunk += 32;
-      } while (chunk < end);
+    if (count == 0) {
+      if (leader) pass_empty_step(base, steps, position, kEndsTile | tile << kTileShift);
+      position.advance();
+      __syncwarp();
     }
-    i = __shfl_sync(0xFFFFFFFF, taken, 0);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const int2 product = make_int2(__shfl_sync(0xFFFFFFFF, kept.x, i), __shfl_sync(0xFFFFFFFF, kept.y, i));
+#pragma unroll
+      for (int k = 0; k < kBlock; k += kTileK) {
+        const bool ends_tile = is_last_list && i == count - 1 && k + kTileK == kBlock;
+        if (leader) load_step(p, base, steps, position, tile, product, k, ends_tile);
+        position.advance();
+      }
+      __syncwarp();
+    }
   }
-  if (leader) {
-    pass_empty_step(base, steps, position, kEndsWork);
-    release_scheduler(p);
-  }
+  if (leader) pass_empty_step(base, steps, position, kEndsWork);
 }
 
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
@@ -423,63 +502,54 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   RingPosition position;
 
   while (true) {
-    // The first step of a run says which it is, or that there are no more.
+    // The first step of a tile says which it is, or that there are no more.
     mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
     const int first_step = read_by_leader(steps + position.stage);
     if (first_step == kEndsWork) break;
-    const Run run(p, first_step >> kRunShift);
-#pragma unroll 1
-    for (int tile = 0; tile < run.count; ++tile) {
-      // Where nothing meets, these zeros are what is stored.
-      float accumulators[kAccumulators];
-#pragma unroll
-      for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
+    const int tile = first_step >> kTileShift;
 
-      // Issue each step behind the one before, then hand that one's stage back.
-      uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
-      int step = 0;
+    // Where nothing meets, these zeros are what is stored.
+    float accumulators[kAccumulators];
+#pragma unroll
+    for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
+
+    // Multiply each step, and hand its stage back.
+    int step = 0;
 #pragma unroll 1
-      while (!(step & kEndsTile)) {
-        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        step = read_by_leader(steps + position.stage);
-        if (!(step & kHasProduct)) break;
+    while (!(step & kEndsTile)) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      step = read_by_leader(steps + position.stage);
+      if (step & kHasProduct) {
         issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
             b_descriptor + (position.stage * kBBytes >> 4));
-        wgmma_wait<1>();
-        if (running != 0 && warp_leader) mbarrier_arrive(running);
-        running = base + kEmptyBarrier + 8 * position.stage;
-        position.advance();
+        wgmma_wait<0>();
+        keep_in_place(accumulators);
       }
-      wgmma_wait<0>();
-      keep_in_place(accumulators);
-      if (running != 0 && warp_leader) mbarrier_arrive(running);
-      if (!(step & kHasProduct)) {
-        if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
-        position.advance();
-      }
+      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+      position.advance();
+    }
 
-      // Store C one column group at a time.
-      const int c_row = run.block_row * kBlock + warpgroup * kWarpgroupRows;
-      const int c_column = (run.first + tile) * kBlock;
+    // Store C one column group at a time.
+    const int c_row = tile / p.column_blocks * kBlock + warpgroup * kWarpgroupRows;
+    const int c_column = tile % p.column_blocks * kBlock;
 #pragma unroll
-      for (int group = 0; group < kTileGroups; ++group) {
-        // Wait until the last store has read the staging buffer.
-        if (warpgroup_leader) tma_store_wait_read<0>();
-        bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-        // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+    for (int group = 0; group < kTileGroups; ++group) {
+      // Wait until the last store has read the staging buffer.
+      if (warpgroup_leader) tma_store_wait_read<0>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* c = accumulators + group * 32 + j * 8;
-          const int chunk = j * 2 + lane / 16;
-          stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-              pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
-        }
-        fence_proxy_async();
-        bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-        if (warpgroup_leader) {
-          tma_store_2d(&p.c_map, staging, c_column + group * kGroupColumns, c_row);
-          tma_store_commit();
-        }
+      for (int j = 0; j < 4; ++j) {
+        const float* c = accumulators + group * 32 + j * 8;
+        const int chunk = j * 2 + lane / 16;
+        stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      if (warpgroup_leader) {
+        tma_store_2d(&p.c_map, staging, c_column + group * kGroupColumns, c_row);
+        tma_store_commit();
       }
     }
   }
@@ -492,13 +562,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
+  List* list = reinterpret_cast<List*>(shared + kListOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp, the others one in all.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
+    mbarrier_init(base + kListFullBarrier, 1);
+    mbarrier_init(base + kListEmptyBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
     prefetch_tensormap(&p.b_map);
@@ -507,7 +580,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
 
   if (threadIdx.x / 32 == kConsumerWarps) {
-    produce(p, base, steps);
+    produce(p, base, steps, list);
+  } else if (threadIdx.x / 32 == kConsumerWarps + 1) {
+    search(p, base, list);
   } else {
     consume(p, base, steps, threadIdx.x / kWarpgroupThreads);
   }

@@ -23,9 +23,9 @@ from runtime.bsr import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
-from runtime.workspace import SCHEDULER_COUNTERS, counters
+from runtime.workspace import counters
 
-MOST_RUNS = 2**29  # a step that carries the number of its run has two more bits
+MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 
 
 class BsrSpgemmKernel:
@@ -113,9 +113,8 @@ class BsrSpgemmKernel:
             with torch.cuda.device(out.device):
                 stream = torch.cuda.current_stream().cuda_stream
                 if self.spec.balanced:
-                    late = self._constants.get("kLateTiles")  # a variant that puts tiles off lists them behind
-                    number = SCHEDULER_COUNTERS if late is None else int(late) + out.numel() // self.spec.block.rows**2
-                    addresses["scheduler"] = counters(out.device, stream, number).data_ptr()
+                    words = int(self._constants["kLateTiles"]) + out.numel() // self.spec.block.rows**2
+                    addresses["scheduler"] = counters(out.device, stream, words).data_ptr()
                 self._loaded.launch(signature, addresses, stream)
         if pattern is None:
             return out
@@ -151,7 +150,7 @@ class BsrSpgemmKernel:
         }
         if pattern is None:
             more, c = self._check_dense(b, rows, out)
-            tiles = more["runs"]
+            tiles = more["tiles" if self.spec.balanced else "runs"]
         else:
             check_structure("pattern", pattern, block, a.device)
             check_shape("pattern", pattern.shape, [("M", (rows,)), ("N", (columns,))])
@@ -171,17 +170,20 @@ class BsrSpgemmKernel:
     def _check_dense(
         self, b: torch.Tensor, rows: int, out: Any
     ) -> tuple[dict[str, int], tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Check a dense result; return the numbers of its runs of tiles, and its shape and strides."""
+        """Check a dense result; return the numbers of its tiles or runs of tiles, and its shape and strides."""
         columns, block = b.shape[1], self.spec.block
         stride = columns
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)
             stride = out.stride(0)
-        row_runs = -(-columns // (block.cols * int(self._constants["kRunTiles"])))
+        run_tiles = 1 if self.spec.balanced else int(self._constants["kRunTiles"])
+        row_runs = -(-columns // (block.cols * run_tiles))
         runs = rows // block.rows * row_runs
         if runs >= MOST_RUNS:
-            raise ArgumentError("b", f"has shape {tuple(b.shape)}: 2^29 runs of tiles or more")
-        numbers = {"column_blocks": columns // block.cols, "row_runs": row_runs, "runs": runs}
+            what = "tiles" if self.spec.balanced else "runs of tiles"
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: with {rows} rows of a 2^29 {what} or more")
+        tiles = {"tiles": runs} if self.spec.balanced else {"row_runs": row_runs, "runs": runs}
+        numbers = {"column_blocks": columns // block.cols, **tiles}
         if not self.compiled.plan.tensor_maps:
             numbers["c_row_stride"] = stride
         return numbers, ((rows, columns), (stride, 1))

@@ -15,7 +15,8 @@ def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
     """Return ``number`` counters, all 0.
 
     A kernel leaves them at 0, and launches on one stream follow each other, so each stream needs one set. A CUDA graph
-    may run beside anything: a launch that is being captured gets its own, cleared by the graph.
+    may run beside anything: a launch that is being captured gets its own, cleared by the graph. A launch that a fault
+    cuts short leaves them as they are; the fault ends the CUDA context, so that nothing is launched on them again.
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(number, dtype=torch.int32, device=device)

@@ -1,11 +1,10 @@
 """Plan of the sm_90a BSR x BSR kernels: the producer warp finds which blocks meet, and loads those.
 
-C is dense, and its tiles are taken in runs, or it is in BSR on a given pattern, and a tile is a block that this lists.
+C is dense, and its tiles are taken in runs or handed out (``balanced``), or it is in BSR on a given pattern, and a tile
+is a block that this lists.
 """
 
 from __future__ import annotations
-
-import os
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
@@ -22,24 +21,16 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.balance import SCHEDULER
 from codegen.plans.bsr_parts import C_GROUP_BYTES, MEETING_PARAMS, RUN_PARAMS, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
-HANDED_OUT_TILES = 1  # of a run that is handed out: what a thread block still has when the others end is one run
 REGISTERS_KEPT = 224  # of a thread, at most
-
-TRIAL = os.environ.get("SPG", "")
-"""Variants of the kernels that hand tiles out, to be timed: any of the digits of ``VARIANTS``, none: as shipped."""
-VARIANTS = "01234"
-"""0: the trial's template, as shipped; 1: stages are handed back at once; 2: column groups in turn; 3: a warp of its
-own searches, and puts short tiles off to the end; 4: one thread block on an SM, its two pairs of consumers take turns.
-"""
-PAIRS = 2  # of consumers that take turns, with a ring as deep as those of two thread blocks together
-ORDER_COLUMNS = 16  # of such a group: about as many as block rows in 264 tiles, which share most of A and of B then
-LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the run, whether it ends its tile
-LATE_TILES = 4  # words of the scheduler before the tiles that were put off
+OVERHEAD = 40  # registers beside the accumulators
+BALANCED_OVERHEAD = 32  # a second warp that does not compute leaves fewer to each thread, and 32 are enough
+LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
+LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
+SCHEDULER = "tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches"
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
@@ -57,49 +48,39 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(allowed, "balanced", f"is true, but not written for output bsr on {arch.name}; allowed: false")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
-    trial = TRIAL if spec.balanced else ""
-    require(not set(trial) - set(VARIANTS), "SPG", f"is {trial!r}; allowed: any of the digits {VARIANTS}")
-    searches, pairs = "3" in trial, PAIRS if "4" in trial else 1
-    stages = spec.stages * pairs
-
-    consumers = m // WARPGROUP_ROWS * pairs
+    # Where tiles are handed out one by one, a warp of its own searches a tile ahead of the one that produces.
+    consumers, other_warps = m // WARPGROUP_ROWS, 2 if spec.balanced else 1
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
 
     shared = SharedLayout()
-    shared.add("A", stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
-    shared.add("B", stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
+    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
     shared.add("C", consumers * C_GROUP_BYTES, "one C column group of each warpgroup")
-    if pairs > 1:
-        shared.add("Barriers", 8 * 3 * stages, "mbarriers: two full ones of each stage, then empty", align=8)
-    else:
-        shared.add("Barriers", 8 * 2 * stages, "mbarriers: full, then empty", align=8)
-    if searches:
+    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    if spec.balanced:
         shared.add("List", LIST_BYTES, "the products that were found last", align=8)
-        shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, empty", align=8)
-    shared.add("Steps", 4 * stages, "what the step of each stage is", align=4)
-    if pairs > 1:
-        shared.add("Places", 4 * pairs, "where in the ring the next tile of each pair begins", align=4)
-        shared.add("PlaceBarriers", 8 * 2 * pairs, "mbarriers of the places: full, then empty", align=8)
+        shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, then empty", align=8)
+    shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
-    registers = Registers(accumulators=accumulators, overhead=32 if searches else 40, limit=REGISTERS_KEPT)
+    registers = Registers(
+        accumulators=accumulators, overhead=BALANCED_OVERHEAD if spec.balanced else OVERHEAD, limit=REGISTERS_KEPT
+    )
     check_budget(spec, shared.size, registers)
 
     # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
-    threads = consumers * WARPGROUP + (64 if searches else 32)
+    threads = consumers * WARPGROUP + 32 * other_warps
     blocks_per_sm = min(
         arch.shared_memory_per_sm // (shared.size + KIB), arch.registers_per_sm // (threads * registers.needed)
     )
-    also = ", and one that searches" if searches else ""
+    searches = ", and one that searches" if spec.balanced else ""
     constants = (
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
         Constant("kTileK", k, "depth of one step"),
-        *_run_constants(spec),
-        *_order_constants(trial),
-        Constant("kStages", stages, "depth of the ring of A and B tiles"),
-        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces" + also),
+        *_tile_constants(spec),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces" + searches),
         Constant("kConsumerWarps", consumers * WARPGROUP // 32, "warps that compute"),
-        *_pair_constants(m, pairs),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
         Constant("kTileGroups", groups, "column groups of a tile"),
         Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part of a tile"),
@@ -120,7 +101,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template=_template(spec, trial),
+        template=_template(spec),
         threads=threads,
         blocks_per_sm=blocks_per_sm,
         persistent=True,
@@ -134,13 +115,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        values={
-            "mma_n": n,
-            "at_once": "1" in trial,
-            "by_columns": "2" in trial,
-            "searches": searches,
-            "ping_pong": pairs > 1,
-        },
+        values={"mma_n": n},
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
@@ -152,41 +127,20 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     )
 
 
-def _template(spec: BsrSpgemmSpec, trial: str) -> str:
+def _template(spec: BsrSpgemmSpec) -> str:
     """Return the kernel's template."""
     if spec.output == "bsr":
         return "bsr_spgemm/sm90a_pattern.cu.j2"
-    return "bsr_spgemm/sm90a_trial.cu.j2" if trial else "bsr_spgemm/sm90a.cu.j2"
+    return "bsr_spgemm/sm90a_balanced.cu.j2" if spec.balanced else "bsr_spgemm/sm90a.cu.j2"
 
 
-def run_tiles(spec: BsrSpgemmSpec) -> int:
-    """Return the tiles of a run of a dense C."""
-    return HANDED_OUT_TILES if spec.balanced else RUN_TILES
-
-
-def _run_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
-    """Return the constant of a run of tiles, which a dense C has."""
+def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
+    """Return the constants of the order of a dense C's tiles."""
     if spec.output == "bsr":
         return ()
-    return (Constant("kRunTiles", run_tiles(spec), "C tiles side by side that the producer searches for together"),)
-
-
-def _order_constants(trial: str) -> tuple[Constant, ...]:
-    """Return the constants of the order in which tiles are handed out."""
-    columns = Constant("kOrderColumns", ORDER_COLUMNS, "tiles of a block row that are handed out before the next row's")
-    late = Constant("kLateTiles", LATE_TILES, "words of the scheduler before the tiles that were put off")
-    return ((columns,) if "2" in trial else ()) + ((late,) if "3" in trial else ())
-
-
-def _pair_constants(rows: int, pairs: int) -> tuple[Constant, ...]:
-    """Return the constants of consumers that take turns."""
-    if pairs == 1:
-        return ()
-    return (
-        Constant("kPairs", pairs, "consumers that take turns: a tile has those of one pair"),
-        Constant("kTileWarpgroups", rows // WARPGROUP_ROWS, "warpgroups of a pair"),
-        Constant("kTileWarps", rows // WARPGROUP_ROWS * WARPGROUP // 32, "warps of a pair"),
-    )
+    if spec.balanced:
+        return (Constant("kLateTiles", LATE_TILES, "counters of the scheduler, which come before its late tiles"),)
+    return (Constant("kRunTiles", RUN_TILES, "C tiles side by side that the producer searches for together"),)
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
@@ -199,10 +153,13 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
             i32("block_rows", "block rows of A and of C"),
             i32("blocks", "stored blocks of C"),
         )
-    return (
-        *RUN_PARAMS,
-        *((pointer("scheduler", "int", SCHEDULER, writes=True),) if spec.balanced else ()),
-    )
+    if spec.balanced:
+        return (
+            i32("column_blocks", "block columns of C"),
+            i32("tiles", "block rows of C * column_blocks"),
+            pointer("scheduler", "int", SCHEDULER, writes=True),
+        )
+    return RUN_PARAMS
 
 
 def _tile_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> tuple[tuple[str, str], ...]:
@@ -215,8 +172,8 @@ def _tile_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> tuple[tuple[str, s
         )
     if spec.balanced:
         return (
-            ("pipeline", f"{ring}; a search for each tile"),
-            ("grid", f"{blocks_per_sm} thread blocks per SM; tiles are handed out"),
+            ("pipeline", f"{ring}; a warp of its own searches, a tile ahead"),
+            ("grid", f"{blocks_per_sm} thread blocks per SM; tiles are handed out, short ones last"),
         )
     return (
         ("pipeline", f"{ring}; {RUN_TILES} tiles share a search"),

@@ -105,11 +105,21 @@ PATTERN_CASES = (
     Case("columns_of_c_out_of_range", rows=6, inner=7, columns=8, c_counts="even", c_wild=True),
 )
 """Further ones, of kernels that take a pattern of C."""
+BALANCED_CASES = (
+    # More tiles than thread blocks on any device: all but the first of each are put off, none is, or, in rows of A of
+    # up to 70 blocks, only some of those whose row is one chunk.
+    Case("all_tiles_put_off", rows=40, inner=10, columns=42, apart=True),
+    Case("no_tile_put_off", rows=40, inner=3, columns=42, a_counts="all", b_counts="all"),
+    Case("long_rows_handed_out", rows=40, inner=70, columns=42),
+)
+"""Further ones, of kernels that hand tiles out."""
 
 
 def cases_of(spec: BsrSpgemmSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel."""
-    return CASES + PATTERN_CASES if spec.output == "bsr" else CASES
+    if spec.output == "bsr":
+        return CASES + PATTERN_CASES
+    return CASES + BALANCED_CASES if spec.balanced else CASES
 
 
 def _columns(case: Case, counts: str, size: int, shuffled: bool, random: torch.Generator) -> torch.Tensor:

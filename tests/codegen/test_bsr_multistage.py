@@ -193,6 +193,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
         assert (seen["grid"], seen["inner_blocks"], seen["block_rows"], seen["blocks"]) == (2, 2, 3, 2)
         return
     kernel._check(matrix(3, 2), matrix(2, 35), None, torch.zeros((3 * size, 36 * size), dtype=dtype))
-    runs = -(-35 // constants(plan)["kRunTiles"])
-    assert (seen["grid"], seen["row_runs"], seen["inner_blocks"], seen["column_blocks"]) == (3 * runs, runs, 2, 35)
+    runs = -(-35 // constants(plan).get("kRunTiles", 1))
+    assert (seen["grid"], seen["inner_blocks"], seen["column_blocks"]) == (3 * runs, 2, 35)
+    assert seen.get("row_runs", 35) == runs and seen.get("tiles", 3 * 35) == 3 * 35
     assert seen.get("c_row_stride", 36 * size) == 36 * size

@@ -674,12 +674,15 @@ def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: in
 def test_tiles_of_a_product_are_handed_out_one_by_one() -> None:
     fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}}
     plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
-    runs = [{c.name: c.value for c in of.constants}["kRunTiles"] for of in (plain, plan)]
-    assert runs == [4, 1] and plan.shared == plain.shared and plan.spec.hash != plain.spec.hash
-    assert [param.name for param in plan.params if param not in plain.params] == ["scheduler"]
+    assert plan.spec.hash != plain.spec.hash and plan.threads == plain.threads + 32
+    assert plan.registers.needed <= launch_registers(plan) and plan.blocks_per_sm == plain.blocks_per_sm == 2
+    assert [param.name for param in plan.params if param not in plain.params] == ["tiles", "scheduler"]
+    regions = {region.name: region for region in plan.shared}
+    assert {region.name for region in plain.shared} == set(regions) - {"List", "ListBarriers"}
+    assert all(regions[name].offset % 8 == 0 for name in ("Barriers", "List", "ListBarriers"))
     source = render_plan(plan)
-    assert "take_tile(p)" in source and "release_scheduler(p)" in source and "kRunShift" in source
-    assert "scheduler" not in render_plan(plain) and "kRunShift" not in render_plan(plain)
+    assert "take_ticket(p)" in source and "release_scheduler(p)" in source and "kRunTiles" not in source
+    assert "scheduler" not in render_plan(plain) and "kTileShift" not in render_plan(plain)
     with pytest.raises(SpecError, match=r"^balanced: is true, but not written for output bsr"):
         plan_of(fields | {"balanced": True, "output": "bsr"})
 

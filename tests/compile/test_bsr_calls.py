@@ -403,12 +403,32 @@ def test_a_dense_product_of_two_sparse_matrices(make: Make) -> None:
         kernel(A, B, PATTERN)
 
 
-def test_tiles_that_are_handed_out_have_counters(make: Make) -> None:
+def test_tiles_that_are_handed_out_have_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: asked.append(number) or COUNTERS)
     kernel = make(op="bsr_spgemm", balanced=True)
     kernel(A, B)
-    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
-    assert signature["numbers"]["row_runs"] == 2 and signature["tiles"] == signature["numbers"]["runs"] == 6
+    kernel(A, B, out=dense(192, 256)[:, :128])
+    (signature, _), (launch, _) = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["numbers"]["column_blocks"] == 2 and signature["tiles"] == signature["numbers"]["tiles"] == 6
     assert launch["scheduler"] == COUNTERS.data_ptr()
+    assert asked == [4 + 6, 4 + 6]  # an entry for each tile, all of which may be put off
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_no_tiles_and_too_many(make: Make, balanced: bool) -> None:
+    kernel = make(op="bsr_spgemm", balanced=balanced)
+    with pytest.raises(ArgumentError, match=r"^b: is empty: \(192, 0\)"):
+        kernel(A, matrix([0, 0, 0, 0], [], columns=0))
+    most = 2**29 // 3 if balanced else 4 * (2**29 // 3)  # of 3 block rows, a run of 4 tiles each if not balanced
+    for columns in (most, most + 1):
+        b = matrix([0, 1, 1, 1], [0], columns=columns)
+        if columns == most:
+            assert kernel._check_dense(b, 192, None)[0]["column_blocks"] == most
+            continue
+        with pytest.raises(ArgumentError, match=r"^b: has shape .*: with 192 rows of a 2\^29 (runs of )?tiles or more"):
+            kernel(A, b)
+    assert not kernel._loaded.launches
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])

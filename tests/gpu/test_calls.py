@@ -191,6 +191,34 @@ def test_a_kernel_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() -
 
 
 @HOPPER
+def test_a_product_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() -> None:
+    """Tiles that are put off are listed in device memory, which launches side by side must not share."""
+    kernel = load_kernel("h100_bsr_spgemm_b128_balanced")
+    stored = (torch.rand(40, 40, device="cuda") < 0.2).repeat_interleave(128, 0).repeat_interleave(128, 1)
+    large = (half(5120, 5120) * stored).to_sparse_bsr((128, 128))
+    expected = kernel(large, large)
+    for a, b in ((bsr(), bsr(384, 256)), (large, large), (bsr(2560), bsr(384, 2560)), (large, large)):
+        result = load_kernel("h100_bsr_spgemm_b128")(a, b)
+        assert torch.equal(kernel(a, b), result)
+    graph, outs = torch.cuda.CUDAGraph(), [torch.empty_like(expected) for _ in range(3)]
+    with torch.cuda.graph(graph):
+        kernel(large, large, out=outs[0])
+    streams = [torch.cuda.Stream() for _ in outs]
+    for _ in range(20):
+        for out in outs:
+            out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        for stream, out in zip(streams, outs, strict=True):
+            with torch.cuda.stream(stream):
+                if out is outs[0]:
+                    graph.replay()
+                else:
+                    kernel(large, large, out=out)
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, expected) for out in outs)
+
+
+@HOPPER
 def test_the_two_lists_of_block_lists_come_in_pairs() -> None:
     kernel = load_kernel(LISTS)
     q = torch.randn(1, 2, 256, 128, device="cuda", dtype=torch.float16)

@@ -1,9 +1,9 @@
 // Generated from specs/h100_causal.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_causal.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":80}}
-// spec hash: e9ef850f21ef23c004016605a3d2809963860d83d2acbfd4d7c5626fc44e6d7d
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
+// spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 77940b26ef25f08424803ac51087e6e6a4e0d8d2864451eb89d5dd3ab84cb5c3
+// seal: sha256 398fa24d44a3fdd37997c205a803171b35893e6aa5fe5208047107abc8581ba0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -39,7 +39,7 @@ struct alignas(64) TensorMap {
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a thread block
 constexpr int kTileN = 80;  // keys of one step
-constexpr int kStages = 3;  // depth of the K ring and of the V ring
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 192;  // query rows of a stream
@@ -52,7 +52,7 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 2;  // column groups of a tile
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 10240;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 24576;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 20480;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
@@ -60,13 +60,14 @@ constexpr int kLoadKeys = 80;  // keys of one load
 constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
 constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
-// Dynamic shared memory: 221340 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64, then O
-constexpr int kKOffset = 98304;  // 61440 bytes: K ring of each stream
-constexpr int kVOffset = 159744;  // 61440 bytes: V ring of each stream
-constexpr int kBarriersOffset = 221184;  // 128 bytes: mbarriers
-constexpr int kEntriesOffset = 221312;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 221328;  // 12 bytes: numbers of the loads in the K rings
+// Dynamic shared memory: 229496 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
+constexpr int kKOffset = 98304;  // 40960 bytes: K ring of each stream
+constexpr int kVOffset = 139264;  // 40960 bytes: V ring of each stream
+constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
+constexpr int kEntriesOffset = 229472;  // 16 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 229488;  // 8 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -667,8 +668,9 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The staging was this warpgroup's Q: all its warps must have done with it.
+  // The store of the tile before must have read the staging.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
+  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -688,7 +690,6 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
-    tma_store_wait_read<0>();  // before the next Q may come here
   }
 }
 
@@ -708,6 +709,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
   const uint32 v_ring =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
+  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
 
@@ -764,6 +766,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         }
       }
 
+      // The last scores are there: Q's place is free for the tile after the next.
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
       issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -771,11 +776,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
+    } else if (warp_leader) {
+      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
-    const uint32 staging = base + kQOffset + tile_position.stage * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
-    // O has left Q's place: it is free for another tile.
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     tile_position.advance();
   }
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 2aa05754130318a28c5bb263657f1bb17b61090f4d2b2c86a9d59dff5e13f4d3
 // templates: attention/patterns/sink_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a950ad2d01822eb09078d8052a4bf72bc807daef43419a92690664abf5c904f3
+// seal: sha256 43bd79b519c9b91d08dc16256181a3d169ebb5314ab3050f1d52c0479aedc290
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -204,7 +204,7 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
-  return (key < kSink || offset >= -kWindowLeft) && offset <= kWindowRight;
+  return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
 }
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5681734775768f2c078172afed08d73e514de6ea32db4c8786b9924a8fa0a02c
 // templates: attention/patterns/sink_window.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f3643d5c4802f6967a5092b98830459c9d650b488f3f95ae41bdbdc0a9d8639d
+// seal: sha256 d7aa48b8b52acf3b9648c2c85e6b492e1ea745172d5612d2d3e8eb867760a01c
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -179,7 +179,7 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
-  return (key < kSink || offset >= -kWindowLeft) && offset <= kWindowRight;
+  return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
 }
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
 // templates: attention/patterns/strided.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1199eaf3dafb4329278b9c25c37f521e131eb39ed30e024c6a81010fea906050
+// seal: sha256 9270de302a745b9de070f60579ab17da98988bd527687532b1f0036438e8b214
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -227,7 +227,7 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   const int position = query + p.kv_len - p.q_len;
-  return key <= position && (key >= band_begin(position) || key % kPeriod < kBlock);
+  return (key <= position) & ((key >= band_begin(position)) | (key % kPeriod < kBlock));
 }
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have

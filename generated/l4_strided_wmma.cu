@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32},"warp_rows":16}
 // spec hash: 3d9068912d7301f39006949209164fdbe2f64a4d171b5462239d1b24dfcc8b69
 // templates: attention/patterns/strided.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 44c81b2f3b99ea5fbd76415460cc95ee733695fcc930ab919272de4a2ad82a4c
+// seal: sha256 328fae9baceebe8316313809dc85f9960cfaa42896f933f7d4b866608afef089
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -202,7 +202,7 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   const int position = query + p.kv_len - p.q_len;
-  return key <= position && (key >= band_begin(position) || key % kPeriod < kBlock);
+  return (key <= position) & ((key >= band_begin(position)) | (key % kPeriod < kBlock));
 }
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have

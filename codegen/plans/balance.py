@@ -7,7 +7,7 @@ from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
 QUEUE = 2  # tiles announced: while one is worked on, the next is known
-L2_BYTES = 24 << 20  # of B at once: less than half of the L2, which two halves of the chip keep copies in
+L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 
 

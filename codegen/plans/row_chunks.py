@@ -11,9 +11,9 @@ from codegen.plans.bsr_parts import CONSUMERS
 from codegen.spec import BsrSpmmSpec
 
 FLOAT_BYTES = 4
-# A chunk leaves its part of C, written and read once through the L2: a 20th of the bytes of B that it reads. For each
-# column of a tile a part moves 8 bytes times the rows of a block, a block 2 times its columns: 80 blocks, if square.
-PART_SHARE = 20
+# A chunk leaves its part of C, written and read once through the L2: a 30th of the bytes of B that it reads. For each
+# column of a tile a part moves 8 bytes times the rows of a block, a block 2 times its columns: 120 blocks, if square.
+PART_SHARE = 30
 # There are so few places for parts that they take no more memory than C, or, for a few block rows, as many as give each
 # thread block something to do.
 FEWEST_PARTS = 128

@@ -88,11 +88,11 @@ CASES = (
     Case("batch_strided", block_rows=2, block_columns=3, n=77, batch=2, strided=True, own_out=True),
 )
 CUT_CASES = (
-    Case("around_the_limit", block_rows=9, block_columns=640, n=1096, row_counts="limit", beta=0.5, in_place=True),
-    Case("around_the_limit_int32", block_rows=9, block_columns=640, n=77, row_counts="limit", index_dtype=torch.int32),
-    Case("few_long_rows", block_rows=120, block_columns=200, n=1536, row_counts="few_long", beta=-0.5),
+    Case("around_the_limit", block_rows=9, block_columns=960, n=1096, row_counts="limit", beta=0.5, in_place=True),
+    Case("around_the_limit_int32", 9, 960, n=72, row_counts="limit", index_dtype=torch.int32, own_out=True),
+    Case("few_long_rows", block_rows=120, block_columns=300, n=1536, row_counts="few_long", beta=-0.5),
     Case("few_long_rows_batch", block_rows=8, block_columns=400, n=136, row_counts="few_long", batch=3),
-    Case("only_long_rows", block_rows=3, block_columns=250, n=2048, row_counts="few_long", own_out=True),
+    Case("only_long_rows", block_rows=3, block_columns=300, n=2048, row_counts="few_long", own_out=True),
 )
 """Further ones, of kernels that cut long block rows."""
 

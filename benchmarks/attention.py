@@ -183,12 +183,12 @@ ADA_PEERS = ("sdpa", "flex", "flashinfer")
 ADA_ROWS = (
     Row("ada_dense", ada(128, DENSE, (128, 64), 2), 16, 4096, ADA_PEERS, 375, groups=("ada",), batch=4),
     Row("ada_causal", ada(128, CAUSAL, (128, 48), 2), 16, 4096, ADA_PEERS, 320, groups=("ada",), batch=4),
-    Row("ada_dense_d64", ada(64, DENSE, (128, 64), 3), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
-    Row("ada_causal_d64", ada(64, CAUSAL, (128, 64), 3), 8, 16384, ADA_PEERS, 280, groups=("ada",)),
+    Row("ada_dense_d64", ada(64, DENSE, (128, 64), 6), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
+    Row("ada_causal_d64", ada(64, CAUSAL, (128, 64), 4), 8, 16384, ADA_PEERS, 280, groups=("ada",)),
     Row("ada_topk32", ada(128, listed(128), (128, 64), 2), 16, 32768, ADA_PEERS, 370, groups=("ada",)),
-    Row("ada_topk32_b64", ada(128, listed(64), (64, 32), 3), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
+    Row("ada_topk32_b64", ada(128, listed(64), (64, 32), 4), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
     Row("ada_topk32_b32", ada(128, listed(32), (32, 64), 3, 16), 16, 32768, ADA_PEERS, 190, groups=("ada",)),
-    Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 3), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
+    Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 6), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
     Row(
         "ada_gqa_topk32_b64",
         {**ada(128, listed(64), (128, 32), 2), "packed_heads": 8},

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 0888eeeab0c4122f2ec57e4f4e7096743f4e7bfab8e66122d1956dd3039d97e0
+// seal: sha256 256353d67c4fea438be8b3634a9b3a15ff32de921e00ff723a5ed4bdcb48a041
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -13,11 +13,11 @@
 //
 // Pipeline
 //   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 2 tiles in flight: whole steps.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last and stays in registers. O leaves through the ring.
+//   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with the step before, whose two slots then take the next tiles
+//   Q comes in through the slots that are filled last and stays in registers. O leaves through the ring.
 //   Within a step, the exponentials of 16 keys are computed while the tensor cores multiply those of 16 keys before.
 //
 // Symbols
@@ -36,7 +36,7 @@ constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // slots of the ring
-constexpr int kAhead = 3;  // K and V tiles in flight while one is read
+constexpr int kAhead = 2;  // K and V tiles in flight while one is read
 constexpr int kStreamRows = 128;  // query rows that share a list of key blocks
 constexpr int kWarpRows = 32;  // query rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
@@ -51,14 +51,13 @@ constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
 
-// Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 40960 bytes: 4 slots, each K or V of one step
-constexpr int kQOffset = 24576;  // 16384 bytes: Q tile: in the slot that is filled last
+// Dynamic shared memory: 32768 bytes. Byte offsets:
+constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each K or V of one step
+constexpr int kQOffset = 16384;  // 16384 bytes: Q tile: in the slots that are filled last
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -468,25 +467,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal_d64(const __
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
 
-  // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
-  // next step, that of K between two halves of the output, when half of the scores have left their registers.
-  uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
+  // Walk over the steps. Once all warps are done with a step, its two slots are refilled.
+  uint32 k_slot = ring;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step(blocks, i);
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 2>();
     __syncthreads();
-    fetch(i * 2 + kAhead, v_slot);
-    k_slot = slot_after(v_slot);
+    const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;
+    fetch(i * 2 + kAhead, refill);
+    fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
+    const uint32 v_slot = k_slot + kSlotBytes;
     multiply_scores(s, q, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
     update_maxima(s, row_max, rescale, p.scale_log2);
-    cp_async_wait<kAhead - 1>();
-    __syncthreads();
-    v_slot = slot_after(k_slot);
     rescale_sums(o, row_sum, rescale);
-    multiply_output<0, kHalfStep>(o, s, row_max, row_sum, p.scale_log2, v_slot);
-    fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / 16>(o, s, row_max, row_sum, p.scale_log2, v_slot);
+    multiply_output<0, kTileN / 16>(o, s, row_max, row_sum, p.scale_log2, v_slot);
+    k_slot = slot_after(v_slot);
   }
 
   // The tile worked out anew: it would take up registers all the way.

@@ -54,7 +54,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     warps = m // spec.warp_rows
     threads = warps * WARP
     row_tiles = spec.warp_rows // TILE_ROWS
-    ahead = spec.stages - 1
+    # With room for two whole steps, K and V of a step are waited for together: one __syncthreads a step, not two.
+    paired = spec.stages >= 4 and spec.stages % 2 == 0
+    ahead = spec.stages - 2 if paired else spec.stages - 1
     row_bytes = d * dtype.bytes
     # A row is a whole number of lines: all banks, or half of them.
     line_bytes = BANK_BYTES if row_bytes % BANK_BYTES == 0 else BANK_BYTES // 2
@@ -75,7 +77,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     overhead = REGISTER_OVERHEAD + MASK_OVERHEAD * pattern.masks_pairs + LOAD_OVERHEAD * (n // load_keys - 1)
     q_in_registers = kept + overhead <= arch.registers_per_thread
     accumulators = kept if q_in_registers else kept - queries
-    regions = _regions(q_in_registers, spec.stages, q_bytes, slot_bytes)
+    regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes)
     shared_bytes = max(region.offset + region.bytes for region in regions)
     needed = -(-(accumulators + overhead) // 8) * 8  # the hardware hands them out in eights
     blocks_per_sm = max(
@@ -148,6 +150,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "q_in_registers": q_in_registers,
             "block_steps": block_steps,
             "step_blocks": n // load_keys,
+            "paired": paired,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
         },
         summary=(
@@ -196,15 +199,17 @@ def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
     ]
 
 
-def _regions(q_in_registers: bool, stages: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:
+def _regions(
+    q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int
+) -> tuple[SharedRegion, ...]:
     """Lay out the shared memory."""
     shared = SharedLayout()
     slots = f"{stages} slots, each K or V of one step"
     if q_in_registers:
-        # Q waits in the last slot until it is in registers, and O leaves through the ring: no memory of their own.
-        before = (stages - 1) * slot_bytes
-        ring = shared.add("Ring", before + max(slot_bytes, q_bytes), slots)
-        q = SharedRegion("Q", ring.offset + before, q_bytes, "Q tile: in the slot that is filled last")
+        # Q waits where nothing comes in before it is in registers, and O leaves through the ring: no memory of their own.
+        before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
+        ring = shared.add("Ring", before + max((stages - ahead) * slot_bytes, q_bytes), slots)
+        q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last")
         o = SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle")
         return ring, q, o
     q = shared.add("Q", q_bytes, "Q tile")

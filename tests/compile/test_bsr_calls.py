@@ -276,21 +276,21 @@ def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, mes
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
     kernel = make(size=16, balanced=True)
-    lengths = [2, 170, 0, 80]
-    crow = [0, 2, 172, 172, 252]
-    a, b = matrix(crow, [0] * 252, index=index, size=16), dense(48, 1000)
+    lengths = [2, 250, 0, 120]
+    crow = [0, 2, 252, 252, 372]
+    a, b = matrix(crow, [0] * 372, index=index, size=16), dense(48, 1000)
     order = kernel.row_order(a)
-    assert order.total.tolist() == [6] and order.chunks.shape == (4 + sum(lengths) // 80, 4)
+    assert order.total.tolist() == [6] and order.chunks.shape == (4 + sum(lengths) // 120, 4)
     first, second, third, *whole = order.chunks[:6].tolist()
-    assert [first, second, third] == [[1, 2, 58, 0], [1, 58, 115, 0], [1, 115, 172, 0]]
-    assert whole == [[3, 172, 252, -1], [0, 0, 2, -1], [2, 172, 172, -1]]
+    assert [first, second, third] == [[1, 2, 85, 0], [1, 85, 168, 0], [1, 168, 252, 0]]
+    assert whole == [[3, 252, 372, -1], [0, 0, 2, -1], [2, 252, 252, -1]]
     kernel(a, b, row_order=order, validate=True)
     kernel(a, b)
     given, found = kernel._loaded.launches
     assert given["chunks"] == order.chunks.data_ptr() and given["chunk_count"] == order.total.data_ptr()
     assert all(launch["parts"] and launch["chunks_done"] == launch["scheduler"] + 8 for launch in (given, found))
     (signature,) = kernel._loaded.signatures
-    numbers = {"index_words": 2 if index == torch.int64 else 1, "n": 1000, "chunk_blocks": 80}
+    numbers = {"index_words": 2 if index == torch.int64 else 1, "n": 1000, "chunk_blocks": 120}
     assert signature["numbers"] == numbers | {"column_tiles": 2, "group_tiles": 2}
     assert signature["tiles"] == 7 * 2  # as many as there can be
 
@@ -302,9 +302,9 @@ def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.Mon
         bsr_spmm, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
     )
     kernel = make(size=32, balanced=True)
-    kernel(matrix([0, 80, 80], [0] * 80, size=32), dense(96, 1000))
+    kernel(matrix([0, 120, 120], [0] * 120, size=32), dense(96, 1000))
     assert asked == [2] and kernel._loaded.launches[0]["parts"] == 0
-    kernel(matrix([0, 81, 81], [0] * 81, size=32), dense(96, 1000))
+    kernel(matrix([0, 121, 121], [0] * 121, size=32), dense(96, 1000))
     assert asked[1:] == [2 + 2 * 2 * 2, 2 * 2 * 32 * 512 * 4]  # two parts, column tiles, warpgroups
 
 
@@ -321,7 +321,7 @@ def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.Mon
 )
 def test_what_is_wrong_with_chunks(make: Make, change: Any, message: str) -> None:
     kernel = make(size=32, balanced=True)
-    a = matrix([0, 100, 101, 103], [0] * 103, size=32)
+    a = matrix([0, 140, 141, 143], [0] * 143, size=32)
     with pytest.raises(ArgumentError, match=message):
         kernel(a, dense(96, 128), row_order=change(kernel.row_order(a)), validate=True)
     assert not kernel._loaded.launches

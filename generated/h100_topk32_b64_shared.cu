@@ -3,13 +3,13 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 76ef39eb96f5139976220a76a527022f7e75a16f76eb187d32c0fcae1ef3b15b
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2183b3aafffb1e35bc1a39a5e7482cede3b93f41e885f2b4f82615ce0f906d6f
+// seal: sha256 5facb58faf5921a8ecf550e2e5a442238b1176f1815f321576359083594e667e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
-//   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, one block after the other. Warp 1 is a tile
-//                    ahead of it: it finds which key blocks both lists of a tile have, and loads Q.
+//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, block after block, and warp 1 the V ring. Warp 2 is a
+//                    tile ahead of them: it finds which key blocks both lists of a tile have, and loads Q.
 //   warpgroups 1, 2  consumers. Each owns the 64 rows of one query block of the tile, which has a list of its own:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //
@@ -90,7 +90,7 @@ constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kUsers * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kUsers * kStages;
 constexpr int kEntryWords = 2;  // words of an entry of the ring of tiles: number, key blocks that both lists have
-constexpr int kKAhead = 2;  // loads that K is ahead of V: a step of a warpgroup, also where loads are its own
+constexpr int kLoaders = 2;     // warps that load: one for K, one for V
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
@@ -488,7 +488,7 @@ __device__ __forceinline__ int match_lists(const Params& p, const Piece& piece, 
   return common;
 }
 
-// Producer, the second warp: puts one tile after the other into the ring of tiles, as soon as its place is free: the
+// Producer, one warp: puts one tile after the other into the ring of tiles, as soon as its place is free: the
 // number, the lists and Q (nothing but the number for the end of the tiles).
 __device__ __forceinline__ void announce_tiles(const Params& p, unsigned char* shared, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
@@ -567,9 +567,13 @@ struct TileLoad {
   }
 };
 
-// Producer, one thread: fills the rings, tile after tile. All loads are in one order, and each takes the place of the
-// load kStages before it: the place is free once those have left it whose load that was.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. All loads are in one order, and
+// each takes the place of the load kStages before it, once all those have left it who use that load.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
+  const TensorMap* map = is_k ? &p.k_map : &p.v_map;
+  const uint32 ring = base + (is_k ? kKOffset : kVOffset);
+  const uint32 full_barriers = base + (is_k ? kKFullBarrier : kVFullBarrier);
+  const uint32 empty_barriers = base + (is_k ? kKEmptyBarrier : kVEmptyBarrier);
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
   LoadCounts before;
@@ -577,29 +581,19 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const RingPosition<kTileStages> position{tiles};
     mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
     const int* entry = entries + position.stage * kEntryWords;
-    const int index = entry[0], common = entry[1], loads = kStreams * kTopK - common;
+    const int index = entry[0], common = entry[1];
     if (index >= p.tiles) break;
     const int* lists = reinterpret_cast<const int*>(shared + kListsOffset) + position.stage * kStreams * kTopK;
     const Tile tile(p, index);
     const int kv_head = tile.head / p.heads_per_kv_head;
-
 #pragma unroll 1
-    for (int i = 0; i < loads + kKAhead; ++i) {
-      if (i < loads) {
-        const TileLoad load(lists, before, common, i);
-        const uint32 full = base + kKFullBarrier + 8 * load.full;
-        mbarrier_wait(base + kKEmptyBarrier + 8 * load.place.stage, load.place.parity ^ 1);
-        slots[load.place.stage] = slot_of(p, load.block, false);
-        mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, base + kKOffset + load.place.stage * kKvBytes, full, {load.block}, kv_head, tile.batch);
-      }
-      if (i >= kKAhead) {
-        const TileLoad load(lists, before, common, i - kKAhead);
-        const uint32 full = base + kVFullBarrier + 8 * load.full;
-        mbarrier_wait(base + kVEmptyBarrier + 8 * load.place.stage, load.place.parity ^ 1);
-        mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.v_map, base + kVOffset + load.place.stage * kKvBytes, full, {load.block}, kv_head, tile.batch);
-      }
+    for (int i = 0; i < kStreams * kTopK - common; ++i) {
+      const TileLoad load(lists, before, common, i);
+      const uint32 full = full_barriers + 8 * load.full;
+      mbarrier_wait(empty_barriers + 8 * load.place.stage, load.place.parity ^ 1);
+      if (is_k) slots[load.place.stage] = slot_of(p, load.block, false);
+      mbarrier_arrive_expect_tx(full, kKvBytes);
+      load_step(map, ring + load.place.stage * kKvBytes, full, {load.block}, kv_head, tile.batch);
     }
     before.add_tile(common);
     mbarrier_arrive(base + kQEmptyBarrier + 8 * position.stage);  // done with the lists
@@ -899,7 +893,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + 1);  // and warp 0
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
     }
     for (int i = 0; i < kUsers * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
@@ -919,8 +913,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(p, shared, base);
-    if (warp == 1) announce_tiles(p, shared, base);
+    if (warp < kLoaders && threadIdx.x % 32 == 0) produce(p, shared, base, warp == 0);
+    if (warp == kLoaders) announce_tiles(p, shared, base);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

@@ -45,4 +45,4 @@ def stream_owns(spec: AttentionSpec) -> str:
 
 def producers(spec: AttentionSpec) -> str:
     """Return the warps that bring tiles, in words."""
-    return "a warp that loads and one that matches lists" if spec.share_kv else "one producer warp a stream"
+    return "a warp for K, one for V, one that matches lists" if spec.share_kv else "one producer warp a stream"

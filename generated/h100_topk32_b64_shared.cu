@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 76ef39eb96f5139976220a76a527022f7e75a16f76eb187d32c0fcae1ef3b15b
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5facb58faf5921a8ecf550e2e5a442238b1176f1815f321576359083594e667e
+// seal: sha256 ac6aeaaa454e98adfaa16f7a7e6a6f58bddb39449cdd8485917534930930a9c9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -17,10 +17,10 @@
 //   q_full[i], q_empty[i]      entry i of the ring of tiles: number of the tile, its lists, its Q
 //   k_full[u][j], k_empty[i]   j-th load of user u, of each kStages; place i of the K ring, and its block's number
 //   v_full[u][j], v_empty[i]   the same of the V ring
-//   Users of a load are both warpgroups (u = 0) or one of them (u = 1, 2). Full barriers go by the number of a load among
-//   those of its user: a warpgroup waits for its own loads, one after the other, whatever the other one does meanwhile.
-//   Places go by the number among all loads. An empty barrier counts one arrival of each warp that uses the load, or two
-//   if the load is of one warpgroup.
+//   Users of a load are both warpgroups (u = 0) or one of them (u = 1, 2). Full barriers go by the number of a load
+//   among those of its user: a warpgroup waits for its own loads, one after the other, whatever the other one does
+//   meanwhile. Places go by the number among all loads. An empty barrier counts one arrival of each warp that uses the
+//   load, or two if the load is of one warpgroup.
 //
 // Order of the loads of a tile: first the blocks that both lists have, then, in turn, one that only the first list has
 // and one that only the second has. Softmax does not care in which order keys come. Repeated entries are matched as
@@ -363,14 +363,10 @@ struct KeyBlocks {
     count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
     chunk = 0;
   }
-  // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
-  // All lanes of a warp call this together, i = 0, 1, 2, ...
-  __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
-    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
-    const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
-    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
-    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
+  // Entry i of the list: a key block, or the one behind the last for an entry out of range.
+  __device__ __forceinline__ int entry(int i) const {
+    const int block = i < entries ? __ldg(list + i) : -1;
+    return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
 };
 
@@ -439,12 +435,6 @@ __device__ __forceinline__ Piece read_piece(const int* entry) {
   return {read_by_leader(entry)};
 }
 
-// Entry i of a list: a key block, or the one behind the last for an entry out of range.
-__device__ __forceinline__ int entry_of(const KeyBlocks& blocks, int i) {
-  const int block = i < blocks.entries ? __ldg(blocks.list + i) : -1;
-  return static_cast<uint32>(block) < static_cast<uint32>(blocks.key_blocks) ? block : blocks.key_blocks;
-}
-
 // Writes down both lists of a tile in the order in which they are worked through, and returns how many entries they
 // have in common: these come first, and only in the first list are they written; then, from the end of each list
 // backwards, its other entries. An entry is common if fewer that equal it come before it in its list than the other
@@ -460,12 +450,12 @@ __device__ __forceinline__ int match_lists(const Params& p, const Piece& piece, 
   for (int chunk = 0; chunk < kTopK; chunk += 32) {
     const int mine = chunk + lane;
     const bool listed = mine < kTopK;
-    const int a = entry_of(first, mine), b = entry_of(second, mine);
+    const int a = first.entry(mine), b = second.entry(mine);
     // Entries that equal this lane's: those of the other list, less those before it in its own.
     int spare_of_a = 0, spare_of_b = 0;
 #pragma unroll 1
     for (int from = 0; from < kTopK; from += 32) {
-      const int as = entry_of(first, from + lane), bs = entry_of(second, from + lane);
+      const int as = first.entry(from + lane), bs = second.entry(from + lane);
 #pragma unroll 8
       for (int i = 0; i < min(32, kTopK - from); ++i) {
         const int other_a = __shfl_sync(0xFFFFFFFF, as, i), other_b = __shfl_sync(0xFFFFFFFF, bs, i);

@@ -6,7 +6,8 @@
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
 Groups: "main"; "bf16", some of its rows in that type; "k" and "length", sweeps of the lists' length and of the
-sequence's; "short" sequences; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
+sequence's; "short" sequences; "overlap", lists of which neighbours have entries in common, by a kernel that loads those
+once and by one that does not; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
 fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -67,6 +68,8 @@ class Row:
         batch: batch size.
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
+        overlap: the share of its entries that every second list has in common with the one before; None if each list
+            is drawn on its own.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Row:
     batch: int = 1
     kv_heads: int | None = None
     quick: bool = False
+    overlap: float | None = None
 
 
 def fields(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, **more: Any) -> Fields:
@@ -113,6 +117,7 @@ SHORT_KEY = {  # enough tiles for every SM matter more than what they share
     (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
 }
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2, schedule="cooperative")
+SHARED = topk(128, 32, 64, 64, share_kv=True)
 FLEX = ("flex", "flex_tuned")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")
 DENSE_PEERS = ("sdpa", "fa4", "fa3")
@@ -163,6 +168,11 @@ SHORT_ROWS = tuple(
     for heads in (8, 16)
 )
 
+OVERLAP_ROWS = tuple(
+    Row(name, SHARED, 16, 32768, ("not_shared", *LIST_PEERS), groups=("overlap",), overlap=overlap)
+    for name, overlap in (("overlap_all", 1.0), ("overlap_three_quarters", 0.75), ("overlap_by_chance", None))
+)
+
 
 def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
     """Return the spec of a kernel for sm_89 with the tile that docs/ada.md found best of those that fit 99 KB."""
@@ -209,9 +219,9 @@ BF16_ROWS = tuple(
     for row in MAIN_ROWS
     if row.name in ("topk32", "topk32_d64", "topk32_b64", "window2k", "dense", "causal")
 )
-ROWS = MAIN_ROWS + BF16_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + ADA_ROWS
+ROWS = MAIN_ROWS + BF16_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + OVERLAP_ROWS + ADA_ROWS
 SWEEPS = {"k": "blocks in each list", "length": "queries and keys"}
-GROUPS = ("main", "bf16", *SWEEPS, "short", "ada")
+GROUPS = ("main", "bf16", *SWEEPS, "short", "overlap", "ada")
 
 
 def make_problem(row: Row, spec: AttentionSpec) -> Problem:
@@ -227,10 +237,24 @@ def make_problem(row: Row, spec: AttentionSpec) -> Problem:
     )
     block, lists = spec.pattern.fixed_block, ()
     if block is not None:
-        drawn = random_lists(kv_heads, row.length // block.q, row.length // block.kv, spec.pattern.k)
+        drawn = drawn_lists(row, spec, kv_heads)
         rows_of_lists = row.heads // getattr(spec, "packed_heads", 1)
         lists = (drawn.sort(-1).values.repeat_interleave(rows_of_lists // kv_heads, 1).contiguous(),)
     return Problem(spec, q, k, v, lists)
+
+
+def drawn_lists(row: Row, spec: AttentionSpec, heads: int) -> torch.Tensor:
+    """Draw lists of different blocks for each head; every second one is like the one before, if the row says so."""
+    block, k = spec.pattern.fixed_block, spec.pattern.k
+    rows, columns = row.length // block.q, row.length // block.kv
+    if row.overlap is None:
+        return random_lists(heads, rows, columns, k)
+    return neighbours(random_lists(heads, rows // 2, columns, 2 * k - round(row.overlap * k)), k)
+
+
+def neighbours(drawn: torch.Tensor, k: int) -> torch.Tensor:
+    """Make two lists of each one, (1, heads, rows, length): its first k entries and its last k."""
+    return torch.stack((drawn[..., :k], drawn[..., -k:]), 3).flatten(2, 3)
 
 
 def flops(row: Row, spec: AttentionSpec, lists: tuple[torch.Tensor, ...], device: str = "cuda") -> float:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from harness import Fields, Peer
 
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, parse_spec
+from runtime import load_kernel
 from runtime.measurement import Call, flex_call, flex_mask, median_milliseconds, sdpa_calls
 
 
@@ -36,6 +37,18 @@ class Problem:
         """The lists as peers take them: one for each query head."""
         heads = self.q.shape[1]
         return tuple(t.repeat_interleave(heads // t.shape[1], 1).contiguous() for t in self.lists)
+
+
+def not_shared(problem: Problem) -> dict[str, Call]:
+    """Our kernel that loads K and V for each query block on its own."""
+    kernel = load_kernel(parse_spec(problem.spec.model_dump(by_alias=True, exclude={"share_kv", "split_tail"})))
+    out = torch.empty_like(problem.q)
+
+    def call() -> torch.Tensor:
+        kernel(problem.q, problem.k, problem.v, *problem.lists, out=out)
+        return out
+
+    return {"ours, not shared": call}
 
 
 def sdpa(problem: Problem) -> dict[str, Call]:
@@ -173,6 +186,7 @@ def flashinfer(problem: Problem) -> dict[str, Call]:
 
 
 PEERS: dict[str, Peer] = {
+    "not_shared": Peer(not_shared),
     "sdpa": Peer(sdpa),
     "flex": Peer(flex),
     "flex_tuned": Peer(flex_tuned, opt_in=True),  # compiles five kernels for each row

@@ -157,7 +157,12 @@ class AttentionSpec(SpecBase):
         description="query rows of a warp where it multiplies by mma.sync; with 32 it reads K and V from shared memory "
         "half as often",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail", "warp_rows")
+    share_kv: bool = Field(
+        default=False,
+        description="whether the two query blocks of a tile load the key blocks that both list only once, which pays "
+        "where lists of neighbouring query blocks overlap",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail", "warp_rows", "share_kv")
 
     @model_validator(mode="before")
     @classmethod
@@ -171,6 +176,7 @@ class AttentionSpec(SpecBase):
         tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
+        splits = splits and data.get("share_kv") is not True
         defaults = {"tile": tile, "stages": 2, "split_tail": splits}
         choice = _combination(data, "attention")
         if choice is not None and choice.mma == "wmma":
@@ -185,7 +191,7 @@ class AttentionSpec(SpecBase):
     @property
     def can_split(self) -> bool:
         """Whether there is a kernel with ``split_tail``: it then has that unless the spec says no."""
-        return self.arch == "sm_90a" and self.pattern.splits
+        return self.arch == "sm_90a" and self.pattern.splits and not self.share_kv
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.
@@ -371,9 +377,11 @@ def parse_spec(data: object) -> Spec:
     _check_combination(spec)
     if isinstance(spec, AttentionSpec) and spec.arch == "sm_90a" and spec.warp_rows != 16:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
+    if isinstance(spec, AttentionSpec) and spec.share_kv and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
+        raise SpecError("share_kv", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
-        message = f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out"
-        raise SpecError("split_tail", message)
+        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
+        raise SpecError("split_tail", f"is true; {that} has no kernel with it: leave it out")
     return spec
 
 

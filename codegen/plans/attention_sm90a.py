@@ -28,6 +28,7 @@ from codegen.plans.attention_params import (
     softcap_constants,
 )
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
+from codegen.plans.attention_share_kv import FULL_BARRIERS, check_share_kv, list_length, producers, stream_owns
 from codegen.spec import AttentionSpec
 from codegen.split import Split
 
@@ -81,6 +82,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     keys = pattern.block_keys
     reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
+    if spec.share_kv:
+        check_share_kv(spec)
     rows = Rows.of(spec)
     streams, consumers = rows.streams, m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
@@ -94,7 +97,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
     has_room = accumulators + queries // 2 + overhead <= splits[-1][1]
-    for q_in_registers, tile_stages, shares_staging in ARRANGEMENTS:
+    for q_in_registers, tile_stages, shares_staging in ARRANGEMENTS[:1] if spec.share_kv else ARRANGEMENTS:
         rings = _Rings(tile_stages, shares_staging, streams, step_blocks, q_bytes, kv_bytes)
         shared = _shared(spec, rings)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
@@ -118,9 +121,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kHeadDim", d, "elements of a head"),
         *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a thread block")]),
         Constant("kTileN", n, "keys of one step"),
-        Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
+        Constant("kStages", spec.stages * (streams if spec.share_kv else 1), "depth of the K ring and of the V ring"),
         Constant("kTileStages", tile_stages, "depth of the ring of tiles, and of Q"),
-        Constant("kStreams", streams, "query blocks in a tile, each with its own key blocks and K/V rings"),
+        Constant("kStreams", streams, f"query blocks in a tile, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kStreamWarpgroups", consumers // streams, "warpgroups that share a stream"),
@@ -159,7 +162,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template="attention/sm90a.cu.j2",
+        template="attention/sm90a_shared.cu.j2" if spec.share_kv else "attention/sm90a.cu.j2",
         threads=WARPGROUP * (1 + consumers),
         blocks_per_sm=1,
         persistent=True,
@@ -192,8 +195,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ("pattern", pattern.describe()),
             *options_summary(spec),
             ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
-            ("schedule", f"{spec.schedule}: one producer warp a stream (TMA), {consumers} consumer warpgroups (WGMMA)"),
+            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {consumers} consumer warpgroups (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight for each stream"),
+            *([("shared", "key blocks that both lists of a tile have are loaded once")] if spec.share_kv else []),
             ("grid", "one thread block per SM, looping over tiles (persistent)"),
             *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
         ),
@@ -223,16 +227,22 @@ def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
     held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {columns}"
     shared = SharedLayout()
     shared.add("Q", rings.tile_stages * rings.q_bytes, held + (", then O" if rings.shares_staging else ""))
-    shared.add("K", depth * rings.kv_bytes, "K ring of each stream")
-    shared.add("V", depth * rings.kv_bytes, "V ring of each stream")
+    of_whom = "" if spec.share_kv else " of each stream"
+    shared.add("K", depth * rings.kv_bytes, f"K ring{of_whom}")
+    shared.add("V", depth * rings.kv_bytes, f"V ring{of_whom}")
     if not rings.shares_staging:
         shared.add("O", rings.q_bytes, "O tile on its way out")
-    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth), "mbarriers", align=8)
-    words = (3 if spec.split_tail else 1) + rings.streams
+    place_barriers = 2 * (FULL_BARRIERS + 1) if spec.share_kv else 4  # of a place of the K ring, and of the V ring
+    shared.add("Barriers", 8 * (2 * rings.tile_stages + place_barriers * depth), "mbarriers", align=8)
+    counted = "common entries" if spec.share_kv else "numbers of steps"
+    words = 2 if spec.share_kv else (3 if spec.split_tail else 1) + rings.streams
     shared.add(
-        "Entries", 4 * max(rings.tile_stages, LEAST_ENTRIES) * words, "ring of tiles: number, numbers of steps", align=4
+        "Entries", 4 * max(rings.tile_stages, LEAST_ENTRIES) * words, f"ring of tiles: number, {counted}", align=4
     )
     shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
+    if spec.share_kv:
+        entries = rings.tile_stages * rings.streams * list_length(spec)
+        shared.add("Lists", 4 * entries, "lists of the tiles in the ring, common entries first", align=4)
     if spec.split_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

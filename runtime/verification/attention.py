@@ -28,6 +28,9 @@ class Case:
             row 0 or all; of topk, about half the rows then name no block).
         heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
+        overlap: of topk, the share of its entries that every second list has in common with the one before, in
+            another order; None if each list is drawn on its own. Different blocks are then different in both lists,
+            as far as there are as many.
         full_lists: whether block_lists gets its second list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
         expanded: k and v are one batch, expanded (stride 0).
@@ -48,6 +51,7 @@ class Case:
     lists: str = "random"
     counts: str = "random"
     shared_lists: bool = False
+    overlap: float | None = None
     full_lists: bool = True
     layout: str = "bhsd"
     expanded: bool = False
@@ -63,6 +67,7 @@ class Case:
         )
         extras = {
             "shared lists": self.shared_lists,
+            f"overlap {self.overlap}": self.overlap is not None,
             "expanded k, v": self.expanded,
             self.values.replace("_", " "): self.values != "normal",
             f"q x {self.spread:g}": self.spread != 1.0,
@@ -127,10 +132,23 @@ SINK_CASES = (
     Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
 )
 
+# Lists of neighbouring query blocks that have all, some or none of their entries in common. An odd number of query
+# blocks leaves one alone; 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
+SHARE_KV_CASES = (
+    Case("same_lists", heads=4, kv_heads=2, q_len=1000, kv_len=2500, overlap=1.0),
+    Case("three_quarters_in_common", batch=2, heads=4, kv_heads=1, q_len=670, kv_len=5001, overlap=0.75),
+    Case("nothing_in_common", heads=3, kv_heads=1, q_len=640, kv_len=4100, overlap=0.0),
+    Case("repeated_in_common", heads=4, kv_heads=4, q_len=333, kv_len=1500, lists="repeated", overlap=0.75),
+    Case("out_of_range_in_common", heads=2, kv_heads=2, q_len=700, kv_len=4999, lists="out_of_range", overlap=0.5),
+    Case("one_entry_in_common", heads=2, kv_heads=2, q_len=960, kv_len=4100, layout="bshd", overlap=1 / 32),
+    Case("long_in_common", heads=2, kv_heads=1, q_len=8192, kv_len=8192, overlap=0.75),
+)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
+    cases = (*cases, *(SHARE_KV_CASES if spec.share_kv else ()))
     return tuple(fitted(case, spec) for case in cases)
 
 
@@ -249,7 +267,7 @@ def _make_lists(
     batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads // spec.packed_heads)
     rows, key_blocks = -(-case.q_len // block.q), -(-case.kv_len // block.kv)
 
-    def draw(length: int) -> torch.Tensor:
+    def draw(length: int, rows: int = rows) -> torch.Tensor:
         shape = (batch, heads, rows)
         if case.lists == "padded" or (case.lists == "random" and length <= key_blocks):
             picks = torch.rand((*shape, key_blocks), generator=source, device=device).argsort(-1)[..., :length]
@@ -260,6 +278,14 @@ def _make_lists(
             wild = torch.rand(picks.shape, generator=source, device=device)
             picks = torch.where(wild < 0.2, -1, torch.where(wild > 0.8, key_blocks + 3, picks))
         return picks.to(torch.int32).contiguous()
+
+    def pairs(length: int, overlap: float) -> torch.Tensor:
+        """Draw two lists at once, which begin and end in the same entries, and shuffle both."""
+        common = round(overlap * length)
+        both = draw(2 * length - common, -(-rows // 2))
+        two = torch.stack((both[..., :length], both[..., length - common :]), 3)
+        order = torch.rand(two.shape, generator=source, device=device).argsort(-1)
+        return two.gather(4, order).flatten(2, 3)[:, :, :rows].contiguous()
 
     def chosen_rows() -> torch.Tensor:
         return torch.rand((batch, heads, rows), generator=source, device=device) < 0.5
@@ -276,7 +302,8 @@ def _make_lists(
 
     names = [tensor.name for tensor in spec.pattern.index_tensors]
     if names == ["kv_indices"]:
-        drawn = draw(int(spec.pattern.index_tensors[0].dims[3]))
+        k = int(spec.pattern.index_tensors[0].dims[3])
+        drawn = draw(k) if case.overlap is None else pairs(k, case.overlap)
         return (drawn.masked_fill(~chosen_rows()[..., None], -1) if case.counts == "mixed" else drawn,)
     # The two lists of block_lists split the key blocks between them, as a BlockMask does.
     partial = draw(key_blocks)

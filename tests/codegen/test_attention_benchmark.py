@@ -52,7 +52,7 @@ def record(name: str, **tflops: float) -> dict[str, Any]:
 
 
 def test_every_row_is_a_kernel_that_can_be_built(script: ModuleType) -> None:
-    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 64
+    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 67
     for row in script.ROWS:
         assert render(find_spec(row.fields))
         assert set(row.peers) <= set(script.PEERS)
@@ -76,6 +76,19 @@ def test_groups_have_the_shapes_they_are_for(script: ModuleType) -> None:
         (kind, s, h, d) for kind in ("dense", "causal") for s in (1024, 4096) for h in (8, 16) for d in (64, 128)
     }
     assert short == positional | {("topk", 4096, h, d) for h in (8, 16) for d in (64, 128)}
+
+    assert [row.overlap for row in group("overlap")] == [1.0, 0.75, None]
+    assert all(row.fields["share_kv"] for row in group("overlap"))
+
+
+def test_neighbouring_lists_have_entries_in_common(script: ModuleType) -> None:
+    drawn = torch.stack([torch.randperm(500)[:40] for _ in range(12)]).view(1, 2, 6, 40)
+    lists = script.neighbours(drawn, 32)
+    assert lists.shape == (1, 2, 12, 32)
+    for head in range(2):
+        for row in range(12):
+            first, second = (set(lists[0, head, one].tolist()) for one in (row, row ^ 1))
+            assert len(first) == 32 and len(first & second) == 24
 
 
 def test_work_counts_visible_pairs(script: ModuleType) -> None:
@@ -174,7 +187,9 @@ def test_runs_of_one_kind_of_machine_become_one(
 def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     options = script.parse_arguments(["--rows", "dense", "causal", "--peers", "fa4,sdpa", "--quick"])
     assert (options.rows, options.peers, options.quick) == (["dense", "causal"], ["fa4", "sdpa"], True)
-    assert script.parse_arguments([]).peers == ["sdpa", "flex", "fa3", "fa4", "cudnn_bsa", "flashinfer"]
+    assert script.parse_arguments([]).peers == [
+        *("not_shared", "sdpa", "flex", "fa3", "fa4", "cudnn_bsa", "flashinfer"),
+    ]
     for wrong in (["--rows", "nothing"], ["--peers", "fa4,nothing"], ["--groups", "nothing"]):
         with pytest.raises(SystemExit, match="2"):
             script.parse_arguments(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,7 @@ def run(kernel: Oracle) -> Outcome:
 
 
 def test_names_are_unique() -> None:
-    names = [case.name for case in (*attention.CASES, *attention.random_cases())]
+    names = [case.name for case in (*attention.CASES, *attention.SHARE_KV_CASES, *attention.random_cases())]
     assert len(set(names)) == len(names)
 
 
@@ -157,6 +158,21 @@ def test_padded_lists_name_each_block_at_most_once() -> None:
     assert lists.shape[3] == 64 and lists.dtype == torch.int32
     assert lists.sort(-1).values[..., -3:].flatten(0, 2).unique(dim=0).tolist() == [[0, 1, 2]]
     assert (lists == -1).sum(-1).unique().tolist() == [61]
+
+
+@pytest.mark.parametrize("case", attention.SHARE_KV_CASES, ids=lambda case: case.name)
+def test_every_second_list_has_entries_of_the_one_before(case: attention.Case) -> None:
+    spec = spec_of("h100_topk32_b64_shared")
+    assert case in attention.cases_of(spec) and case not in attention.cases_of(spec_of("h100_topk32_b64"))
+    (lists,) = attention.make_inputs(spec, case, CPU).indices
+    assert lists is not None and case.overlap is not None
+    assert lists.shape == (case.batch, case.heads, -(-case.q_len // 64), 32)
+    assert (lists.sort(-1).values != lists).any()
+    for row in range(0, lists.shape[2] - 1, 2):
+        first, second = (Counter(lists[-1, -1, one].tolist()) for one in (row, row + 1))
+        common = (first & second).total()
+        assert common == 32 * case.overlap if case.lists == "random" else common >= 32 * case.overlap
+        assert case.lists != "repeated" or first.total() > len(first)
 
 
 @pytest.mark.parametrize("case", ["equal_keys", "huge_logit", "large_products", "gqa_4_to_1", "empty_and_full_rows"])

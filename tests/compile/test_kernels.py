@@ -79,6 +79,25 @@ OTHERS = [
         "head_dim": 64,
         "pattern": {"kind": "topk", "k": 9, "block": {"q": 16, "kv": 64}},
     },
+    # K and V shared by the two query blocks of a tile: longer lists, other heads, steps of 128 keys, all options.
+    *(
+        {
+            "op": "attention",
+            "arch": "sm_90a",
+            "schedule": "cooperative",
+            "share_kv": True,
+            "pattern": {"kind": "topk", "k": k, "block": {"q": 64, "kv": keys}},
+            "tile": {"m": 128, "n": keys},
+            **more,
+        }
+        for k, keys, more in (
+            (128, 64, {"head_dim": 128, "dtype": "bf16", "lse": False}),
+            (1, 64, {"head_dim": 96, "sink": True}),
+            (40, 128, {"head_dim": 64, "softcap": 20}),
+            (16, 64, {"head_dim": 64, "stages": 3}),
+            (32, 128, {"head_dim": 128, "stages": 1}),
+        )
+    ),
     # Three and four warpgroups, with masks, streams, packed rows; pairs of blocks; steps of odd lengths.
     {
         "op": "attention",

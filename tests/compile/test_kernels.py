@@ -394,7 +394,7 @@ OTHERS = [
 ]
 
 
-PRODUCER_STACK = 8  # bytes of a thread
+PRODUCER_STACK = 16  # bytes of a thread
 # No shipped spec: packed lists of two kinds, or a list of an odd length, for a producer with 32 registers.
 PRODUCERS_THAT_SPILL = ("df783388", "a737b474")
 

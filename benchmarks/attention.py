@@ -106,8 +106,8 @@ DENSE: Fields = {"kind": "dense"}
 CAUSAL: Fields = {"kind": "causal"}
 EVERY_KEY = {
     (128, "dense"): fields(128, DENSE, (192, 80), 3, schedule="cooperative"),
-    (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
-    (64, "dense"): fields(64, DENSE, (256, 64), 4),
+    (128, "causal"): fields(128, CAUSAL, (192, 80), 2, schedule="cooperative"),
+    (64, "dense"): fields(64, DENSE, (192, 128), 2, schedule="cooperative"),
     (64, "causal"): fields(64, CAUSAL, (192, 128), 2, schedule="cooperative"),
 }
 SHORT_KEY = {  # enough tiles for every SM matter more than what they share
@@ -130,10 +130,10 @@ MAIN_ROWS = (
     Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
     Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
     Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
-    Row("topk16_b64", topk(128, 16, 64, 64), 16, 32768, LIST_PEERS, 580),
-    Row("topk32_b64", topk(128, 32, 64, 64), 16, 32768, LIST_PEERS, 620, quick=True),
-    Row("topk64_b64", topk(128, 64, 64, 64), 16, 32768, LIST_PEERS, 640),
-    Row("topk32_b64_128k", topk(128, 32, 64, 64), 8, 131072, LIST_PEERS, 560),
+    Row("topk16_b64", topk(128, 16, 64, 64, share_kv=True), 16, 32768, LIST_PEERS, 580),
+    Row("topk32_b64", topk(128, 32, 64, 64, share_kv=True), 16, 32768, LIST_PEERS, 620, quick=True),
+    Row("topk64_b64", topk(128, 64, 64, 64, share_kv=True), 16, 32768, LIST_PEERS, 640),
+    Row("topk32_b64_128k", topk(128, 32, 64, 64, share_kv=True), 8, 131072, LIST_PEERS, 560),
     Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", "flashinfer"), 690),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440),
     Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, kv_heads=8),

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
 // templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 aacafa8f6257854ae31224c4663510f3f341bb1b7aa80616439f1cc8c3d82bde
+// seal: sha256 16363c50f93e1e26f9ab3691bf45f10f0338f5e44c5ef88077fdcb7ca2bb3c41
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
@@ -363,8 +363,7 @@ __device__ __forceinline__ void pass_list(uint32 base, List* list, int parity, u
     list->tile = tile;
     list->ends_tile = ends_tile;
   }
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(base + kListFullBarrier);
+  mbarrier_arrive(base + kListFullBarrier);
   mbarrier_wait(base + kListEmptyBarrier, parity);
 }
 
@@ -411,11 +410,9 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
       hits = __ballot_sync(0xFFFFFFFF, met >= 0);
     }
   }
-  if (leader) {
-    list->count = kNoMoreTiles;
-    mbarrier_arrive(base + kListFullBarrier);
-    release_scheduler(p);
-  }
+  if (leader) list->count = kNoMoreTiles;
+  mbarrier_arrive(base + kListFullBarrier);
+  if (leader) release_scheduler(p);
 }
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
@@ -452,8 +449,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
     const int count = list->count, tile = list->tile;
     const bool is_last_list = list->ends_tile;
     const int2 kept = list->products[lane];
-    __syncwarp();
-    if (leader) mbarrier_arrive(base + kListEmptyBarrier);
+    mbarrier_arrive(base + kListEmptyBarrier);
     if (count == kNoMoreTiles) break;
 
     if (count == 0) {
@@ -570,8 +566,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
-    mbarrier_init(base + kListFullBarrier, 1);
-    mbarrier_init(base + kListEmptyBarrier, 1);
+    mbarrier_init(base + kListFullBarrier, 32);  // every lane arrives once it has written, or read, its part
+    mbarrier_init(base + kListEmptyBarrier, 32);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
     prefetch_tensormap(&p.b_map);

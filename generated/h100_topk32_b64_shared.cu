@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 76ef39eb96f5139976220a76a527022f7e75a16f76eb187d32c0fcae1ef3b15b
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ac6aeaaa454e98adfaa16f7a7e6a6f58bddb39449cdd8485917534930930a9c9
+// seal: sha256 ba4defd3424c6a4aaf4aa6406b4180e3823e0fcba1679349c19fc106424d4511
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -491,15 +491,13 @@ __device__ __forceinline__ void announce_tiles(const Params& p, unsigned char* s
     int* entry = entries + position.stage * kEntryWords;
     mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
     if (piece.index >= p.tiles) {
-      if (leader) {
-        entry[0] = piece.index;
-        mbarrier_arrive(full);
-      }
+      if (leader) entry[0] = piece.index;
+      mbarrier_arrive(full);
       break;
     }
     const Tile tile(p, piece.index);
     const int common = match_lists(p, piece, tile, lists + position.stage * kStreams * kTopK);
-    __syncwarp();  // the lists are written: the leader says so
+    // Each lane has written a part of the lists, so each arrives.
     if (leader) {
       entry[0] = piece.index;
       entry[1] = common;
@@ -509,6 +507,8 @@ __device__ __forceinline__ void announce_tiles(const Params& p, unsigned char* s
         tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
             group * kGroupColumns, tile.first_query, tile.head, tile.batch);
       }
+    } else {
+      mbarrier_arrive(full);
     }
     piece = next_piece(p, piece);
   }
@@ -882,7 +882,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared
   // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTileStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, 32);  // lanes of the warp that announces tiles
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
     }
     for (int i = 0; i < kUsers * kStages; ++i) {

@@ -199,14 +199,12 @@ def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
     ]
 
 
-def _regions(
-    q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int
-) -> tuple[SharedRegion, ...]:
+def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:
     """Lay out the shared memory."""
     shared = SharedLayout()
     slots = f"{stages} slots, each K or V of one step"
     if q_in_registers:
-        # Q waits where nothing comes in before it is in registers, and O leaves through the ring: no memory of their own.
+        # Q waits where nothing comes in before it is in registers, and O leaves through the ring: neither has its own.
         before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
         ring = shared.add("Ring", before + max((stages - ahead) * slot_bytes, q_bytes), slots)
         q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last")

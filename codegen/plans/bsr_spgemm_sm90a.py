@@ -1,4 +1,4 @@
-"""Plan of the sm_90a BSR x BSR kernels: the producer warp finds which blocks meet, and loads those.
+"""Plan of the sm_90a BSR x BSR kernels: a warp finds which blocks meet, and the producer loads those.
 
 C is dense, and its tiles are taken in runs or handed out (``balanced``), or it is in BSR on a given pattern, and a tile
 is a block that this lists.

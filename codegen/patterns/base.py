@@ -64,6 +64,8 @@ class PatternBase(Frozen):
     kind: str
     splits: ClassVar[bool] = False
     """Whether a tile can be divided between thread blocks: then ``KeyBlocks`` has ``restrict_to``."""
+    reversible: ClassVar[bool] = False
+    """Whether sm_90a kernels work through the keys backwards in every other tile: then ``KeyBlocks`` has ``backwards``."""
 
     @property
     def fixed_block(self) -> Block | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from codegen.patterns.topk import TopK
-from codegen.plan import require
+from codegen.plan import SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
-QUERY_BLOCKS = 2  # of a tile
-FULL_BARRIERS = 1 + QUERY_BLOCKS  # of a place of a ring: for loads of both query blocks, and of each alone
-LONGEST_LIST = 128  # lists of two tiles lie in shared memory; matching them takes time with the square of their length
-WIDEST_HEAD = 128  # wider ones leave no registers for Q
+QUERY_BLOCKS = (2, 3)  # of a tile
+ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is got ready
+LONGEST_LIST = 128  # matching them takes time with the square of their length; an entry's number is a byte
+MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
+WIDEST_HEAD = 128  # wider ones leave no registers
 
 
 def check_share_kv(spec: AttentionSpec) -> None:
@@ -19,23 +22,45 @@ def check_share_kv(spec: AttentionSpec) -> None:
     Raises:
         SpecError: names the first field that is in the way.
     """
-    block, m, rows = spec.pattern.fixed_block, spec.tile.m, QUERY_BLOCKS * WARPGROUP_ROWS
+    block, m, rows = spec.pattern.fixed_block, spec.tile.m, [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]
     assert block is not None  # the pattern is topk
     given = f"is {spec.schedule}; with share_kv warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with share_kv: 1")
     require(block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv: {WARPGROUP_ROWS}")
-    require(m == rows, "tile.m", f"is {m}; with share_kv a tile is two query blocks: {rows}")
+    allowed = " or ".join(map(str, rows))
+    require(m in rows, "tile.m", f"is {m}; with share_kv a tile is two or three query blocks: {allowed}")
     require(spec.tile.n == block.kv, "tile.n", f"is {spec.tile.n}; with share_kv a step is a listed block: {block.kv}")
     require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv: 64, 96, 128")
     length = list_length(spec)
     require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv: 1 to {LONGEST_LIST}")
+    least = m // WARPGROUP_ROWS  # the template says why
+    places = f"is {spec.stages}; allowed with share_kv and {least} query blocks a tile: {least} to {MOST_STAGES}"
+    require(least <= spec.stages <= MOST_STAGES, "stages", places)
 
 
 def list_length(spec: AttentionSpec) -> int:
     """Return the entries of a list."""
     assert isinstance(spec.pattern, TopK)
     return spec.pattern.k
+
+
+def arrivals(streams: int) -> int:
+    """Return the arrivals that the users of a load share out among them, be they one, two or all."""
+    return math.lcm(*range(1, streams + 1))
+
+
+def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
+    """Add the barriers, the orders of tiles and what they are made from to the shared memory of a thread block."""
+    sets, entries = (1 << streams) - 1, streams * list_length(spec)
+    barriers = streams + 2 * ORDERS + 2 * (sets + 1) * spec.stages
+    shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
+    shared.add("Slots", 4 * spec.stages, "numbers of the loads in the K ring", align=4)
+    shared.add("Loads", 4 * ORDERS * entries, "ring of orders: key blocks of a tile as they are loaded", align=4)
+    shared.add("Steps", 4 * ORDERS * entries, "ring of orders: notes on the steps of each warpgroup", align=4)
+    shared.add("Numbers", 4 * ORDERS, "ring of orders: loads of a tile", align=4)
+    shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
+    shared.add("Sets", 4 * entries, "which of these lists each of their entries is loaded for", align=4)
 
 
 def stream_owns(spec: AttentionSpec) -> str:
@@ -45,4 +70,4 @@ def stream_owns(spec: AttentionSpec) -> str:
 
 def producers(spec: AttentionSpec) -> str:
     """Return the warps that bring tiles, in words."""
-    return "a warp for K, one for V, one that matches lists" if spec.share_kv else "one producer warp a stream"
+    return "a warp for K, one for V, one that orders loads" if spec.share_kv else "one producer warp a stream"

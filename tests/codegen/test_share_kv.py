@@ -1,6 +1,6 @@
-"""``share_kv``, run on the host: how the lists of a tile are matched, and which load has which place and barrier.
+"""``share_kv``, run on the host: how the loads of a tile are put in order, and which has which place and barrier.
 
-The kernel's own functions are compiled for the host. A warp's 32 lanes are 32 threads, which meet at each shuffle.
+The kernel's own functions are compiled for the host. A warp's 32 lanes are 32 threads, which meet at each vote.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ FIELDS: dict[str, Any] = {
     "tile": {"m": 128, "n": 64},
     "schedule": "cooperative",
     "share_kv": True,
+    "stages": 4,
 }
 KEY_BLOCKS = 100
 
@@ -51,15 +53,18 @@ struct KeyBlocks {
   int entries;
   const int* list;
   int key_blocks;
+  bool backwards;
 %(entry)s
 };
-KeyBlocks streams[2];
+KeyBlocks streams[kStreams];
 KeyBlocks key_blocks_of(const Params&, const Piece&, const Tile&, int stream) { return streams[stream]; }
 struct Index { int x; };
 thread_local Index threadIdx;
 std::barrier<> warp(32);
-int words[32];
+bool votes[32];
 int __popc(uint32 bits) { return __builtin_popcount(bits); }
+void __syncwarp() { warp.arrive_and_wait(); }
+int words[32];
 int __shfl_sync(unsigned, int value, int lane) {
   words[threadIdx.x] = value;
   warp.arrive_and_wait();
@@ -67,33 +72,45 @@ int __shfl_sync(unsigned, int value, int lane) {
   warp.arrive_and_wait();
   return result;
 }
+int __reduce_add_sync(unsigned, int value) {
+  int sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, value, lane);
+  return sum;
+}
 uint32 __ballot_sync(unsigned, bool value) {
+  votes[threadIdx.x] = value;
+  warp.arrive_and_wait();
   uint32 bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<uint32>(__shfl_sync(0, value, lane)) << lane;
+  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<uint32>(votes[lane]) << lane;
+  warp.arrive_and_wait();
   return bits;
 }
 %(functions)s
-extern "C" int match(const int* first, const int* second, int entries_of_second, int key_blocks, int* lists) {
-  streams[0] = {kTopK, first, key_blocks};
-  streams[1] = {entries_of_second, second, key_blocks};
-  int common[32];
+// Puts `tiles` tiles in order, one after the other: lists (tiles, kStreams, kTopK); writes the loads of each tile,
+// the steps of its warpgroups and the number of its loads. Lists of query blocks from `query_blocks` on are missing.
+extern "C" void order(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards, uint32* loads,
+    uint32* steps, int* numbers) {
+  static int blocks[kEntries];
+  static int sets[kEntries];
   std::vector<std::thread> lanes;
   for (int lane = 0; lane < 32; ++lane) {
     lanes.emplace_back([&, lane] {
       threadIdx.x = lane;
-      common[lane] = match_lists({}, {}, {}, lists);
+      LoadCounts before;
+      for (int tile = 0; tile < tiles; ++tile) {
+        if (lane == 0)
+          for (int list = 0; list < kStreams; ++list)
+            streams[list] = {list < query_blocks ? kTopK : 0, lists + (tile * kStreams + list) * kTopK, key_blocks,
+                backwards};
+        __syncwarp();
+        match_lists({}, {}, {}, blocks, sets);
+        const int number = order_loads(before, blocks, sets, loads + tile * kEntries, steps + tile * kEntries);
+        if (lane == 0) numbers[tile] = number;
+        __syncwarp();
+      }
     });
   }
   for (auto& lane : lanes) lane.join();
-  return std::all_of(common, common + 32, [&](int count) { return count == common[0]; }) ? common[0] : -1;
-}
-extern "C" void produced(const int* lists, uint32 common_before, uint32 own_before, int common, int i, int* found) {
-  const TileLoad load(lists, {common_before, own_before}, common, i);
-  found[0] = load.place.stage, found[1] = load.place.parity, found[2] = load.full, found[3] = load.block;
-}
-extern "C" void consumed(uint32 common_before, uint32 own_before, int common, int i, int warpgroup, int* found) {
-  const Load load = load_of({common_before, own_before}, common, i, warpgroup);
-  found[0] = load.stage, found[1] = load.parity, found[2] = load.full, found[3] = load.arrivals;
 }
 """
 
@@ -103,117 +120,186 @@ def between(text: str, begin: str, end: str) -> str:
     return text[start : text.index(end, start)]
 
 
+@dataclass
+class Tile:
+    """What was put in order for a tile: the loads, and the notes on the steps of each warpgroup."""
+
+    loads: list[int]
+    steps: list[list[int]]
+
+
+Order = Callable[..., list[Tile]]
+
+
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], ctypes.CDLL]:
-    """Compile the functions of a kernel whose lists have k entries."""
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], Order]:
+    """Compile the functions of a kernel with so many lists of so many entries, and so many stages."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
+    libraries: dict[tuple[int, int, int], ctypes.CDLL] = {}
 
-    def compiled(k: int) -> ctypes.CDLL:
-        named = find_spec({**FIELDS, "pattern": {**FIELDS["pattern"], "k": k}})
+    def compiled(streams: int, k: int, stages: int) -> ctypes.CDLL:
+        pattern = {**FIELDS["pattern"], "k": k}
+        named = find_spec({**FIELDS, "pattern": pattern, "tile": {"m": 64 * streams, "n": 64}, "stages": stages})
         source = render(named)
         parts = (
             ("template <int kDepth>\nstruct RingPosition", "// A piece of work"),
-            ("// Writes down both lists of a tile", "// Producer, one warp"),
-            ("// Loads of the tiles before one", "// Producer, one thread"),
-            ("// A load of K, and of V", "// Fills a warpgroup's staging"),
+            ("constexpr int kSets", "constexpr int kQFullBarrier"),
+            ("constexpr int kEntries", "constexpr int kWarpgroupThreads"),
+            ("// Which lists each entry of a tile's lists is loaded for", "// Producer, one warp"),
         )
         program = PROGRAM % {
             "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
-            "entry": between(source, "  // Entry i of the list", "};"),
+            "entry": between(source, "  // The i-th entry of the list", "};"),
             "functions": "\n".join(between(source, *part) for part in parts),
         }
-        folder = tmp_path_factory.mktemp(f"share_kv_{k}")
+        folder = tmp_path_factory.mktemp(f"share_kv_{streams}_{k}_{stages}")
         (folder / "main.cpp").write_text(program, encoding="utf-8")
         command = ["g++", "-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-pthread", "-shared"]
         subprocess.run([*command, "-fPIC", "main.cpp", "-o", "main.so"], cwd=folder, check=True)
         return ctypes.CDLL(str(Path(folder) / "main.so"))
 
-    return compiled
+    def ordering(streams: int, k: int, stages: int) -> Order:
+        if (streams, k, stages) not in libraries:
+            libraries[streams, k, stages] = compiled(streams, k, stages)
+        library = libraries[streams, k, stages]
+
+        def order(
+            tiles: list[list[list[int]]], key_blocks: int, query_blocks: int = streams, backwards: bool = False
+        ) -> list[Tile]:
+            flat = [entry for lists in tiles for entries in lists for entry in entries]
+            loads, steps = ((ctypes.c_uint * len(flat))() for _ in range(2))
+            numbers = (ctypes.c_int * len(tiles))()
+            given = (ctypes.c_int * len(flat))(*flat)
+            library.order(given, len(tiles), query_blocks, key_blocks, backwards, loads, steps, numbers)
+            size = streams * k
+            return [
+                Tile(
+                    list(loads[t * size : t * size + numbers[t]]),
+                    [list(steps[t * size + w * k : t * size + (w + 1) * k]) for w in range(streams)],
+                )
+                for t in range(len(tiles))
+            ]
+
+        return order
+
+    return ordering
 
 
-def pairs_of_lists(k: int) -> list[tuple[list[int], list[int]]]:
-    """Lists of a tile: equal, apart, partly shared, with repeated entries and with some that name no block."""
-    draw = random.Random(k)
-
-    def different(count: int) -> list[int]:
-        return draw.sample(range(10 * KEY_BLOCKS), count)
+def lists_of_tiles(streams: int, k: int) -> list[list[list[int]]]:
+    """Lists of tiles: equal, apart, partly shared, with repeated entries and with some that name no block."""
+    draw = random.Random(1000 * streams + k)
 
     def repeated(among: int) -> list[int]:
         return [draw.randrange(among) for _ in range(k)]
 
-    apart = different(2 * k)
-    shuffled = draw.sample(apart[:k], k)
-    partly = draw.sample(apart[k // 4 : k // 4 + k], k)
+    def those(entries: list[int]) -> list[list[int]]:
+        return [draw.sample(entries, k) for _ in range(streams)]
+
+    apart = draw.sample(range(10 * KEY_BLOCKS), streams * k)
     wild = [draw.choice((-1, -7, KEY_BLOCKS, KEY_BLOCKS + 3, 5)) for _ in range(k)]
     return [
-        (apart[:k], apart[:k]),
-        (apart[:k], shuffled),
-        (apart[:k], apart[k:]),
-        (apart[:k], partly),
-        (repeated(5), repeated(5)),
-        (repeated(KEY_BLOCKS), repeated(KEY_BLOCKS)),
-        ([3] * k, [3] * (k // 2) + [4] * (k - k // 2)),
-        (wild, repeated(9)),
-        (repeated(9), draw.sample(wild, k)),
+        [apart[:k]] * streams,
+        those(apart[:k]),
+        [apart[w * k : w * k + k] for w in range(streams)],
+        those(apart[: k + k // 4]),
+        [sorted(entries) for entries in those(apart[: 2 * k])],
+        # What the last list has in common with each other one alone.
+        [*(apart[w * k : w * k + k] for w in range(streams - 1)), apart[k // 2 : k // 2 + k]],
+        [repeated(5) for _ in range(streams)],
+        [repeated(KEY_BLOCKS) for _ in range(streams)],
+        [[3] * k, *([3] * (k // 2) + [w] * (k - k // 2) for w in range(1, streams))],
+        [wild, *(repeated(9) for _ in range(1, streams))],
+        [*(repeated(9) for _ in range(1, streams)), wild],
     ]
 
 
+@pytest.mark.parametrize("streams", [2, 3])
 @pytest.mark.parametrize("k", [1, 5, 32, 40])
-def test_every_entry_is_worked_on_as_often_as_it_is_listed(build: Callable[[int], ctypes.CDLL], k: int) -> None:
-    library, numbers = build(k), ctypes.c_int * k
-    for first, second in pairs_of_lists(k):
-        for key_blocks in (KEY_BLOCKS, 10 * KEY_BLOCKS):
-            found = (ctypes.c_int * (2 * k))(*[-9] * (2 * k))
-            common = library.match(numbers(*first), numbers(*second), k, key_blocks, found)
-            a, b = (Counter(e if 0 <= e < key_blocks else key_blocks for e in entries) for entries in (first, second))
-            lists = list(found)
-            assert common == (a & b).total()
-            assert Counter(lists[:common]) == a & b
-            assert Counter(lists[:k]) == a
-            assert Counter(lists[:common] + lists[k + common :]) == b
+def test_every_entry_is_worked_on_as_often_as_it_is_listed(
+    build: Callable[[int, int, int], Order], streams: int, k: int
+) -> None:
+    """Loads and steps agree on places, barriers and phases, tile after tile; and no load is needlessly repeated."""
+    stages = 5
+    order, tiles = build(streams, k, stages), lists_of_tiles(streams, k)
+    for key_blocks in (KEY_BLOCKS, 10 * KEY_BLOCKS):
+        place = 0
+        loads_of_set: Counter[int] = Counter()
+        for lists, tile in zip(tiles, order(tiles, key_blocks), strict=True):
+            wanted = [Counter(e if 0 <= e < key_blocks else key_blocks for e in entries) for entries in lists]
+            found: list[list[int]] = [[] for _ in lists]
+            last = [0] * streams
+            for number, load in enumerate(tile.loads):
+                block, full = divmod(load, 64)
+                users = [w for w in range(streams) if full // stages + 1 >> w & 1]
+                assert full == full // stages * stages + loads_of_set[full // stages] % stages
+                for w in users:
+                    note = tile.steps[w][len(found[w])]
+                    assert (note & 0xFF, note >> 8 & 0xFF) == (place, full)
+                    assert note >> 16 & 1 == loads_of_set[full // stages] // stages % 2
+                    assert (note >> 17) * len(users) == (2 if streams == 2 else 6)
+                    assert number - last[w] <= 2 * streams - 1
+                    found[w].append(block)
+                    last[w] = number
+                loads_of_set[full // stages] += 1
+                place = (place + 1) % stages
+            assert [Counter(blocks) for blocks in found] == wanted
+            union = wanted[0]
+            for entries in wanted[1:]:
+                union = union | entries
+            assert len(tile.loads) == union.total()
 
 
-def test_a_query_block_that_is_alone_keeps_its_list(build: Callable[[int], ctypes.CDLL]) -> None:
+def test_query_blocks_that_are_missing_take_the_first_list(build: Callable[[int, int, int], Order]) -> None:
     k = 40
-    library, found = build(k), (ctypes.c_int * 80)()
     entries = list(range(100, 60, -1))
-    assert library.match((ctypes.c_int * k)(*entries), None, 0, 10 * KEY_BLOCKS, found) == k
-    assert list(found)[:k] == entries
+    for streams in (2, 3):
+        lists = [[entries, *[[0] * k] * (streams - 1)]]
+        (tile,) = build(streams, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1)
+        assert [load // 64 for load in tile.loads] == entries
+        (tile,) = build(streams, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1, backwards=True)
+        assert [load // 64 for load in tile.loads] == entries[::-1]
 
 
-@pytest.mark.parametrize("k", [1, 5])
-def test_producer_and_consumers_agree_on_every_load(build: Callable[[int], ctypes.CDLL], k: int) -> None:
-    """Places and barriers of many tiles: each phase of a barrier is met in order, by all that it is for."""
-    library, draw = build(k), random.Random(k)
-    stages, streams = 4, 2
-    found = (ctypes.c_int * 4)()
-    common_before = own_before = 0
-    places: Counter[int] = Counter()  # uses of each place
-    barriers: Counter[int] = Counter()  # uses of each full barrier
-    for _ in range(60):
-        common = draw.choice((0, k, draw.randint(0, k)))
-        lists = (ctypes.c_int * (2 * k))(*range(2 * k))
-        loads: dict[tuple[int, int], tuple[int, int, int]] = {}  # warpgroup, entry -> place, barrier, parity
-        for i in range(streams * k - common):
-            library.produced(lists, common_before, own_before, common, i, found)
-            place, parity, full, block = found
-            assert (place, parity) == ((common_before + 2 * own_before + i) % stages, places[place] % 2)
-            users = (0, 1) if full < stages else (full // stages - 1,)
-            assert users == ((0, 1) if i < common else ((i - common) % 2,))
-            for user in users:
-                loads[user, block % k] = place, full, barriers[full] % 2
-            places[place] += 1
-            barriers[full] += 1
-        for warpgroup in range(2):
-            for i in range(k):
-                library.consumed(common_before, own_before, common, i, warpgroup, found)
-                place, parity, full, arrivals = found
-                assert loads.pop((warpgroup, i)) == (place, full, parity)
-                assert arrivals == (1 if i < common else 2)
-        assert not loads
-        common_before += common
-        own_before += k - common
+@pytest.mark.parametrize("streams", [2, 3])
+@pytest.mark.parametrize("extra", [0, 1])
+def test_the_rings_never_fill_up(build: Callable[[int, int, int], Order], streams: int, extra: int) -> None:
+    """The K ring and the V ring with consumers that go on as far as they can: the fewest stages allowed suffice."""
+    k, stages = 40, streams + extra
+    tiles = lists_of_tiles(streams, k)
+    loads: list[list[int]] = []  # users of each load
+    uses: list[list[int]] = [[] for _ in range(streams)]  # loads of each warpgroup
+    for tile in build(streams, k, stages)(tiles, 10 * KEY_BLOCKS):
+        for load in tile.loads:
+            loads.append([w for w in range(streams) if load % 64 // stages + 1 >> w & 1])
+            for w in loads[-1]:
+                uses[w].append(len(loads) - 1)
+    left = [[set(users) for users in loads] for _ in range(2)]  # who still needs a load's place: of K, of V
+    there, steps = [0, 0], [0] * streams
+    moved = True
+    while moved:
+        moved = False
+        for ring in range(2):
+            while there[ring] < len(loads) and (there[ring] < stages or not left[ring][there[ring] - stages]):
+                there[ring] += 1
+                moved = True
+        for w in range(streams):
+            step = steps[w]
+            if step > k * len(tiles):
+                continue
+            # Scores of a step need its K, and are waited for after V of the step before; the last V has no K beside it.
+            needs_k, needs_v = step % k != 0 or step < k * len(tiles), step > 0
+            k_load = uses[w][step] if step < len(uses[w]) else -1
+            v_load = uses[w][step - 1] if needs_v else -1
+            if needs_k and k_load >= there[0] or v_load >= there[1]:
+                continue
+            if k_load >= 0:
+                left[0][k_load].discard(w)
+            if v_load >= 0:
+                left[1][v_load].discard(w)
+            steps[w] += 1
+            moved = True
+    assert steps == [k * len(tiles) + 1] * streams
 
 
 @pytest.mark.parametrize(
@@ -227,13 +313,15 @@ def test_producer_and_consumers_agree_on_every_load(build: Callable[[int], ctype
         ("packed_heads", {"packed_heads": 2}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 32, "block": {"q": 128, "kv": 64}}}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 32, "block": {"q": 32, "kv": 64}}}),
-        ("tile.m", {"tile": {"m": 192, "n": 64}}),
         ("tile.m", {"head_dim": 64, "tile": {"m": 256, "n": 64}}),
         ("tile.n", {"tile": {"m": 128, "n": 128}}),
         ("tile.n", {"pattern": {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 128}}}),
         ("head_dim", {"head_dim": 192, "stages": 1}),
         ("pattern.k", {"pattern": {"kind": "topk", "k": 129, "block": {"q": 64, "kv": 64}}}),
-        ("stages", {"stages": 3}),
+        ("stages", {"stages": 1}),
+        ("stages", {"stages": 2, "tile": {"m": 192, "n": 64}}),
+        ("stages", {"stages": 9, "head_dim": 64}),
+        ("stages", {"stages": 7}),
     ],
 )
 def test_what_it_is_not_written_for_is_refused(field: str, change: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":16,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":256,"n":64}}
 // spec hash: c33c653fec6b7ff372c583a1a9865540205e7be2d208b571ff6e5d6d4fd831bd
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 22f84f6c1b5bc9c631162981058cbf64dd72c02995a54bbd19372fc1f2a492e6
+// seal: sha256 07bd7fc40d7f313bcf2545d56e14371f2219bdb19085eab8cb42242466d3261e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -334,6 +334,7 @@ struct KeyBlocks {
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
+  bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int row = first_query / kStreamRows;
@@ -356,8 +357,8 @@ struct KeyBlocks {
   // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
-    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
+    const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
+    if (i % (32 * kBlockSteps) == 0 && mine < entries) chunk = __ldg(list + (backwards ? entries - 1 - mine : mine));
     const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
@@ -434,6 +435,9 @@ __device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece)
 __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
   if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  blocks.backwards = piece.end == 0 && (piece.index - p.split_tiles) / gridDim.x % 2 == 1;
   return blocks;
 }
 

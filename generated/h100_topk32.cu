@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: c4d0c957f2460ce3f1423d7aa57145e46ade95090d61b606fd9f94d66d41d06a
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d5c2336e0daf8f8e9008be35bdf310db4bc2d867a048ded30198105575ddf92
+// seal: sha256 d8736bad6d5a7cede889635055bb8791b85b69286fc95d8bf7705dfb93a39240
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -358,6 +358,7 @@ struct KeyBlocks {
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
+  bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int row = first_query / kStreamRows;
@@ -380,8 +381,8 @@ struct KeyBlocks {
   // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
-    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
+    const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
+    if (i % (32 * kBlockSteps) == 0 && mine < entries) chunk = __ldg(list + (backwards ? entries - 1 - mine : mine));
     const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
@@ -458,6 +459,9 @@ __device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece)
 __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
   if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  blocks.backwards = piece.end == 0 && (piece.index - p.split_tiles) / gridDim.x % 2 == 1;
   return blocks;
 }
 

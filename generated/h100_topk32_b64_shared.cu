@@ -1,32 +1,31 @@
 // Generated from specs/h100_topk32_b64_shared.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_shared.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":2,"tile":{"m":128,"n":64}}
-// spec hash: 76ef39eb96f5139976220a76a527022f7e75a16f76eb187d32c0fcae1ef3b15b
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 85e3c28ef26a8390a7f683fda94cf87c75c7c14709efefacd8366096108bfa7c
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ba4defd3424c6a4aaf4aa6406b4180e3823e0fcba1679349c19fc106424d4511
+// seal: sha256 a40b6100377d6d8498a46d34297bdb71e65ce16b07f9ef34c0e2bde2d7e01257
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
-//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, block after block, and warp 1 the V ring. Warp 2 is a
-//                    tile ahead of them: it finds which key blocks both lists of a tile have, and loads Q.
-//   warpgroups 1, 2  consumers. Each owns the 64 rows of one query block of the tile, which has a list of its own:
-//                    S = Q K^T, online softmax, O += P V, all in registers.
+//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load after load, and warp 1 the V ring. Warp 2 is a tile
+//                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
+//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T, online
+//                    softmax, O += P V. It asks for its Q itself.
 //
-// Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
-//   q_full[i], q_empty[i]      entry i of the ring of tiles: number of the tile, its lists, its Q
-//   k_full[u][j], k_empty[i]   j-th load of user u, of each kStages; place i of the K ring, and its block's number
-//   v_full[u][j], v_empty[i]   the same of the V ring
-//   Users of a load are both warpgroups (u = 0) or one of them (u = 1, 2). Full barriers go by the number of a load
-//   among those of its user: a warpgroup waits for its own loads, one after the other, whatever the other one does
-//   meanwhile. Places go by the number among all loads. An empty barrier counts one arrival of each warp that uses the
-//   load, or two if the load is of one warpgroup.
+// Which barrier guards what (full: filled, empty: free to be filled)
+//   q_full[w]                  Q of warpgroup w
+//   order_full[i], order_empty[i]  place i of the ring of orders: the loads of a tile, the steps of each warpgroup
+//   k_full[u][i], k_empty[i]   place i of the K ring, and the number of its block, loaded for the set u of warpgroups
+//   v_full[u][i], v_empty[i]   the same of the V ring
+//   A place has a full barrier for each set of warpgroups that a load can be for. So a warpgroup waits for its own loads
+//   alone, one after the other, whatever the others do meanwhile. An empty barrier counts kArrivals arrivals of each of
+//   four warps, which the users of the load share out among them.
 //
-// Order of the loads of a tile: first the blocks that both lists have, then, in turn, one that only the first list has
-// and one that only the second has. Softmax does not care in which order keys come. Repeated entries are matched as
-// often as both lists have them, so each entry of each list is worked on exactly once.
-//
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
+// Order of the loads of a tile: first those for all lists, then those for two, at last those for one. The r-th of equal entries of a
+// list is one load with the r-th of those of another, so each entry of each list is worked on exactly once. Softmax does
+// not care in which order keys come. No list gets ahead of another, so that few loads come between two of a warpgroup:
+// with kStages >= kStreams no ring can fill up with loads whose users wait for the other ring.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
 // is there, while the tensor cores still work on P V.
@@ -48,23 +47,24 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
+constexpr int kTileM = 192;  // query rows of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kStreams = 2;  // query blocks in a tile, each with its own list
+constexpr int kTileStages = 2;  // depth of the ring of orders
+constexpr int kQPlaces = 2;  // places for Q of each warpgroup
+constexpr int kArrivals = 6;  // arrivals of the users of a load, one of whose warps has its part
+constexpr int kStreams = 3;  // query blocks in a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 1;  // warpgroups that share a stream
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a tile
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
+constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 32768;  // bytes of a Q tile
+constexpr int kQBytes = 16384;  // bytes of a warpgroup's Q
 constexpr int kKvBytes = 16384;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
@@ -72,25 +72,29 @@ constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 230208 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring
-constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 229376;  // 288 bytes: mbarriers
-constexpr int kEntriesOffset = 229664;  // 16 bytes: ring of tiles: number, common entries
-constexpr int kSlotsOffset = 229680;  // 16 bytes: numbers of the loads in the K rings
-constexpr int kListsOffset = 229696;  // 512 bytes: lists of the tiles in the ring, common entries first
+// Dynamic shared memory: 232272 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: Q of each warpgroup, 64 rows in column groups of 64, then O
+constexpr int kKOffset = 98304;  // 65536 bytes: K ring
+constexpr int kVOffset = 163840;  // 65536 bytes: V ring
+constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
+constexpr int kSlotsOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
+constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
+constexpr int kStepsOffset = 230728;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
+constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of orders: loads of a tile
+constexpr int kBlocksOffset = 231504;  // 384 bytes: lists of the tile that is put in order
+constexpr int kSetsOffset = 231888;  // 384 bytes: which of these lists each of their entries is loaded for
 
-constexpr int kUsers = 1 + kStreams;  // whose a load can be: both warpgroups', the first's, the second's
+constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for; set u has bit w for warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;
-constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
-constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kUsers * kStages;
+constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
+constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
+constexpr int kKFullBarrier = kOrderEmptyBarrier + 8 * kTileStages;
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSets * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kUsers * kStages;
-constexpr int kEntryWords = 2;  // words of an entry of the ring of tiles: number, key blocks that both lists have
-constexpr int kLoaders = 2;     // warps that load: one for K, one for V
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
+constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
+constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
+constexpr uint32 kFullBarriers = 64;        // a load in the order: its key block, times this, plus its full barrier
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
@@ -232,35 +236,29 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
-}
-
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in registers, B k_major
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
-    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 b;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "mov.b64 b, { %36, %38 };\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
+      "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
@@ -349,6 +347,7 @@ struct KeyBlocks {
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
+  bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int row = first_query / kStreamRows;
@@ -363,9 +362,9 @@ struct KeyBlocks {
     count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
     chunk = 0;
   }
-  // Entry i of the list: a key block, or the one behind the last for an entry out of range.
+  // The i-th entry of the list: a key block, or the one behind the last for an entry out of range.
   __device__ __forceinline__ int entry(int i) const {
-    const int block = i < entries ? __ldg(list + i) : -1;
+    const int block = i < entries ? __ldg(list + (backwards ? entries - 1 - i : i)) : -1;
     return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
 };
@@ -414,6 +413,9 @@ __device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece)
 // The key blocks of one stream of a piece.
 __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  blocks.backwards = piece.index / gridDim.x % 2 == 1;
   return blocks;
 }
 
@@ -430,87 +432,152 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The piece of an entry of the ring of tiles.
-__device__ __forceinline__ Piece read_piece(const int* entry) {
-  return {read_by_leader(entry)};
-}
-
-// Writes down both lists of a tile in the order in which they are worked through, and returns how many entries they
-// have in common: these come first, and only in the first list are they written; then, from the end of each list
-// backwards, its other entries. An entry is common if fewer that equal it come before it in its list than the other
-// list has. A tile at the end of the queries may have one query block alone: all is common then, and the rows of the
-// other block come to nothing. The whole warp.
-__device__ __forceinline__ int match_lists(const Params& p, const Piece& piece, const Tile& tile, int* lists) {
+// Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
+// tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
+// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the first one's list, and
+// their rows come to nothing.
+__device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
+    int* sets) {
   const int lane = threadIdx.x % 32;
-  const uint32 lanes_before = (1u << lane) - 1;
-  const KeyBlocks first = key_blocks_of(p, piece, tile, 0), second = key_blocks_of(p, piece, tile, 1);
-  const bool alone = second.entries == 0;
-  int common = 0, only_first = 0, only_second = 0;  // entries of each kind so far
-#pragma unroll 1
-  for (int chunk = 0; chunk < kTopK; chunk += 32) {
-    const int mine = chunk + lane;
-    const bool listed = mine < kTopK;
-    const int a = first.entry(mine), b = second.entry(mine);
-    // Entries that equal this lane's: those of the other list, less those before it in its own.
-    int spare_of_a = 0, spare_of_b = 0;
-#pragma unroll 1
-    for (int from = 0; from < kTopK; from += 32) {
-      const int as = first.entry(from + lane), bs = second.entry(from + lane);
-#pragma unroll 8
-      for (int i = 0; i < min(32, kTopK - from); ++i) {
-        const int other_a = __shfl_sync(0xFFFFFFFF, as, i), other_b = __shfl_sync(0xFFFFFFFF, bs, i);
-        const bool before = from + i < mine;
-        spare_of_a += (other_b == a) - (before && other_a == a);
-        spare_of_b += (other_a == b) - (before && other_b == b);
-      }
-    }
-    const bool a_is_common = listed && (alone || spare_of_a > 0);
-    const bool a_remains = listed && !a_is_common, b_remains = listed && !alone && spare_of_b <= 0;
-    const uint32 commons = __ballot_sync(0xFFFFFFFF, a_is_common);
-    const uint32 remaining_a = __ballot_sync(0xFFFFFFFF, a_remains), remaining_b = __ballot_sync(0xFFFFFFFF, b_remains);
-    if (a_is_common) lists[common + __popc(commons & lanes_before)] = a;
-    if (a_remains) lists[kTopK - 1 - only_first - __popc(remaining_a & lanes_before)] = a;
-    if (b_remains) lists[2 * kTopK - 1 - only_second - __popc(remaining_b & lanes_before)] = b;
-    common += __popc(commons);
-    only_first += __popc(remaining_a);
-    only_second += __popc(remaining_b);
+#pragma unroll
+  for (int list = 0; list < kStreams; ++list) {
+    KeyBlocks listed = key_blocks_of(p, piece, tile, list);
+    if (listed.entries == 0) listed = key_blocks_of(p, piece, tile, 0);
+    for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
   }
-  return common;
+  __syncwarp();
+#pragma unroll 1
+  for (int entry = lane; entry < kEntries; entry += 32) {
+    const int mine = entry / kTopK, block = blocks[entry];
+    int before = 0;  // entries of its list that equal this one and come before it
+#pragma unroll 8
+    for (int i = mine * kTopK; i < entry; ++i) before += blocks[i] == block;
+    int set = 0;
+#pragma unroll
+    for (int list = 0; list < kStreams; ++list) {
+      int equal = 0;
+#pragma unroll 8
+      for (int i = 0; i < kTopK; ++i) equal += blocks[list * kTopK + i] == block;
+      set |= equal > before ? 1 << list : 0;
+    }
+    sets[entry] = (set & ((1 << mine) - 1)) == 0 ? set : 0;
+  }
+  __syncwarp();
 }
 
-// Producer, one warp: puts one tile after the other into the ring of tiles, as soon as its place is free: the
-// number, the lists and Q (nothing but the number for the end of the tiles).
-__device__ __forceinline__ void announce_tiles(const Params& p, unsigned char* shared, uint32 base) {
-  const bool leader = threadIdx.x % 32 == 0;
-  int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
-  int* lists = reinterpret_cast<int*>(shared + kListsOffset);
-  Piece piece = first_piece(p);
-  for (uint32 tiles = 0;; ++tiles) {
-    const RingPosition<kTileStages> position{tiles};
-    const uint32 full = base + kQFullBarrier + 8 * position.stage;
-    int* entry = entries + position.stage * kEntryWords;
-    mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-    if (piece.index >= p.tiles) {
-      if (leader) entry[0] = piece.index;
-      mbarrier_arrive(full);
-      break;
-    }
-    const Tile tile(p, piece.index);
-    const int common = match_lists(p, piece, tile, lists + position.stage * kStreams * kTopK);
-    // Each lane has written a part of the lists, so each arrives.
-    if (leader) {
-      entry[0] = piece.index;
-      entry[1] = common;
-      mbarrier_arrive_expect_tx(full, kQBytes);
+// Loads of the tiles before one, from which places, barriers and phases of its own follow.
+struct LoadCounts {
+  uint32 all = 0;
+  uint32 of_set = 0;  // in lane u: those for set u
+};
+
+// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole warp.
+__device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks, const int* sets, uint32* loads,
+    uint32* steps) {
+  const int lane = threadIdx.x % 32;
+  int count = 0;  // in lane u: loads for set u
+#pragma unroll 1
+  for (int first = 0; first < kEntries; first += 32) {
+    const int set = first + lane < kEntries ? sets[first + lane] : 0;
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
-            group * kGroupColumns, tile.first_query, tile.head, tile.batch);
-      }
-    } else {
-      mbarrier_arrive(full);
+    for (int u = 1; u <= kSets; ++u) {
+      const uint32 lanes = __ballot_sync(0xFFFFFFFF, set == u);
+      if (lane == u) count += __popc(lanes);
     }
-    piece = next_piece(p, piece);
+  }
+  const int common = __shfl_sync(0xFFFFFFFF, count, kSets);  // loads for all lists
+  int beside[kStreams];  // loads for all but one list that have one for that list alone beside them
+#pragma unroll
+  for (int third = 0; third < kStreams; ++third) {
+    const int alone = __shfl_sync(0xFFFFFFFF, count, 1 << third);
+    beside[third] = min(alone, __shfl_sync(0xFFFFFFFF, count, kSets ^ 1 << third));
+  }
+  const int left = __shfl_sync(0xFFFFFFFF, count, kSets ^ 1) - beside[0];  // without: as many for each pair of lists
+
+  int done = 0;  // in lane u: loads for set u that are in order
+#pragma unroll 1
+  for (int first = 0; first < kEntries; first += 32) {
+    const int set = first + lane < kEntries ? sets[first + lane] : 0;
+    uint32 those = 0;  // lanes with loads for the same set
+    int more = 0;
+#pragma unroll
+    for (int u = 1; u <= kSets; ++u) {
+      const uint32 lanes = __ballot_sync(0xFFFFFFFF, set == u);
+      those = set == u ? lanes : those;
+      more = lane == u ? __popc(lanes) : more;
+    }
+    const int rank = __shfl_sync(0xFFFFFFFF, done, set) + __popc(those & ((1u << lane) - 1));  // in its set
+    const RingPosition<kStages> phase(__shfl_sync(0xFFFFFFFF, before.of_set, set) + rank);
+    done += more;
+    if (set == 0) continue;
+
+    // First come the loads for all lists: one of them is a step of each.
+    int at = rank, step = rank;             // number of the load, and of the step that it is
+    int load = common, round = common;  // of what comes next
+    // Then loads for two lists, each with one for the third list alone: two of them are a step of each.
+    bool is_left = false;
+    int third_list = 0;
+#pragma unroll
+    for (int third = kStreams - 1; third >= 0; --third) {
+      const bool is_alone = set == 1 << third, is_pair = set == (kSets ^ 1 << third);
+      if (is_alone | is_pair) {
+        third_list = third;
+        is_left = rank >= beside[third];
+        at = is_left ? rank - beside[third] : load + 2 * rank + is_alone;
+        step = is_left ? rank - beside[third] : round + rank;
+      }
+      load += 2 * beside[third];
+      round += beside[third];
+    }
+    // Then what is left for two lists, pair after pair: three of them are two steps of each.
+    const bool is_left_pair = is_left & (__popc(set) == 2);
+    if (is_left_pair) {
+      at = load + 3 * at + kStreams - 1 - third_list;
+      step = round + 2 * step;
+    }
+    load += 3 * left;
+    round += 2 * left;
+    // At last what is left for one list: they take turns.
+    if (is_left & !is_left_pair) {
+      at = load + kStreams * at + third_list;
+      step += round;
+    }
+    const RingPosition<kStages> place(before.all + at);
+    const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
+    const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
+    loads[at] = blocks[first + lane] * kFullBarriers + full;
+#pragma unroll
+    for (int list = 0; list < kStreams; ++list) {
+      // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2. Which of its two steps it is for this list:
+      const int second = is_left_pair & (third_list < (list == 2 ? 1 : 2));
+      if (set >> list & 1) steps[list * kTopK + step + second] = note;
+    }
+  }
+  before.of_set += done;
+  const int number = __reduce_add_sync(0xFFFFFFFF, done);
+  before.all += number;
+  return number;
+}
+
+// Producer, one warp: writes down the order of one tile after the other, as soon as there is a place for it.
+__device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shared, uint32 base) {
+  int* blocks = reinterpret_cast<int*>(shared + kBlocksOffset);
+  int* sets = reinterpret_cast<int*>(shared + kSetsOffset);
+  uint32* loads = reinterpret_cast<uint32*>(shared + kLoadsOffset);
+  uint32* steps = reinterpret_cast<uint32*>(shared + kStepsOffset);
+  int* numbers = reinterpret_cast<int*>(shared + kNumbersOffset);
+  RingPosition<kTileStages> position;
+  LoadCounts before;
+  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
+    const int at = position.stage * kEntries;
+    match_lists(p, piece, Tile(p, piece.index), blocks, sets);
+    mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+    const int number = order_loads(before, blocks, sets, loads + at, steps + at);
+    if (threadIdx.x % 32 == 0) numbers[position.stage] = number;
+    // Each lane has written a part of the order, so each arrives.
+    mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);
+    __syncwarp();
+    position.advance();
   }
 }
 
@@ -527,91 +594,49 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Loads of the tiles before one, from which places, barriers and parities of its own follow.
-struct LoadCounts {
-  uint32 common = 0, own = 0;  // those that both warpgroups use, those that each alone uses
-
-  __device__ __forceinline__ uint32 all() const { return common + kStreams * own; }
-  __device__ __forceinline__ void add_tile(int tile_common) {
-    common += tile_common;
-    own += kTopK - tile_common;
-  }
-};
-
-// The i-th load of a tile: its key block, the number of its full barrier in each ring, and its place there.
-struct TileLoad {
-  int block, full;
-  RingPosition<kStages> place;
-
-  __device__ __forceinline__ TileLoad(const int* lists, const LoadCounts& before, int common, int i)
-      : place(before.all() + i) {
-    const int own = i - common;  // number among those of one list alone
-    if (own < 0) {
-      block = lists[i];
-      full = (before.common + i) % kStages;
-    } else {
-      const int list = own % kStreams, number = own / kStreams;
-      block = lists[list * kTopK + common + number];
-      full = (1 + list) * kStages + (before.own + number) % kStages;
-    }
-  }
-};
-
-// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. All loads are in one order, and
-// each takes the place of the load kStages before it, once all those have left it who use that load.
+// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the one
+// kStages before it, once all have left it who use that.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
   const TensorMap* map = is_k ? &p.k_map : &p.v_map;
   const uint32 ring = base + (is_k ? kKOffset : kVOffset);
   const uint32 full_barriers = base + (is_k ? kKFullBarrier : kVFullBarrier);
   const uint32 empty_barriers = base + (is_k ? kKEmptyBarrier : kVEmptyBarrier);
-  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
+  const uint32* loads = reinterpret_cast<const uint32*>(shared + kLoadsOffset);
+  const int* numbers = reinterpret_cast<const int*>(shared + kNumbersOffset);
   int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
-  LoadCounts before;
-  for (uint32 tiles = 0;; ++tiles) {
-    const RingPosition<kTileStages> position{tiles};
-    mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-    const int* entry = entries + position.stage * kEntryWords;
-    const int index = entry[0], common = entry[1];
-    if (index >= p.tiles) break;
-    const int* lists = reinterpret_cast<const int*>(shared + kListsOffset) + position.stage * kStreams * kTopK;
-    const Tile tile(p, index);
+  RingPosition<kTileStages> position;
+  RingPosition<kStages> place;
+  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
+    const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
+    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
+    const int number = numbers[position.stage];
 #pragma unroll 1
-    for (int i = 0; i < kStreams * kTopK - common; ++i) {
-      const TileLoad load(lists, before, common, i);
-      const uint32 full = full_barriers + 8 * load.full;
-      mbarrier_wait(empty_barriers + 8 * load.place.stage, load.place.parity ^ 1);
-      if (is_k) slots[load.place.stage] = slot_of(p, load.block, false);
+    for (int i = 0; i < number; ++i) {
+      const uint32 load = loads[position.stage * kEntries + i];
+      const int block = load / kFullBarriers;
+      const uint32 full = full_barriers + 8 * (load % kFullBarriers);
+      mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
+      if (is_k) slots[place.stage] = slot_of(p, block, false);
       mbarrier_arrive_expect_tx(full, kKvBytes);
-      load_step(map, ring + load.place.stage * kKvBytes, full, {load.block}, kv_head, tile.batch);
+      load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
+      place.advance();
     }
-    before.add_tile(common);
-    mbarrier_arrive(base + kQEmptyBarrier + 8 * position.stage);  // done with the lists
-  }
-}
-
-// Loads this warp's 16 rows of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
-    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
+    position.advance();
   }
 }
 
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -714,38 +739,40 @@ __device__ __forceinline__ void pack_probabilities(uint32 (&prob)[kTileN / 16][4
   }
 }
 
-// What a consumer knows of a tile: its number, and how many key blocks both lists have.
-struct Entry {
-  Piece piece;
-  int common;
-};
-
-__device__ __forceinline__ Entry read_entry(const int* entries, uint32 base,
-    const RingPosition<kTileStages>& position) {
-  mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
-  return {read_piece(words), read_by_leader(words + 1)};
-}
-
 // A load of K, and of V, as a warpgroup that uses it sees it.
 struct Load {
   int stage;     // its place in the rings
   int full;      // number of its full barrier in each ring
   int parity;    // of the barrier's phase
   int arrivals;  // of a warp that leaves the place
+
+  // From the note on a step of a warpgroup.
+  __device__ __forceinline__ explicit Load(const uint32* step) {
+    const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
+    stage = note & 0xFF;
+    full = note >> 8 & 0xFF;
+    parity = note >> 16 & 1;
+    arrivals = note >> 17;
+  }
 };
 
-// The load of step i of a tile for a warpgroup.
-__device__ __forceinline__ Load load_of(const LoadCounts& before, int common, int i, int warpgroup) {
-  const int own = i - common;  // number among those of this warpgroup alone
-  const bool is_own = own >= 0;
-  const RingPosition<kStages> full{is_own ? before.own + own : before.common + i};
-  Load load;
-  load.stage = (before.all() + i + (is_own ? own + warpgroup : 0)) % kStages;
-  load.full = full.stage + (is_own ? (1 + warpgroup) * kStages : 0);
-  load.parity = full.parity;
-  load.arrivals = is_own ? kStreams : 1;
-  return load;
+// Where a warpgroup's Q is, and its O leaves from.
+__device__ __forceinline__ int queries_offset(int place, int warpgroup) {
+  return kQOffset + (place * kStreams + warpgroup) * kQBytes;
+}
+
+// Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
+__device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
+    const Piece& piece) {
+  if (piece.index >= p.tiles) return;
+  const Tile tile(p, piece.index);
+  const uint32 full = base + kQFullBarrier + 8 * warpgroup;
+  mbarrier_arrive_expect_tx(full, kQBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(base + queries_offset(place, warpgroup) + group * kQGroupBytes, &p.q_map, full,
+        group * kGroupColumns, tile.first_query + warpgroup * kWarpgroupRows, tile.head, tile.batch);
+  }
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
@@ -766,9 +793,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The store of the tile before must have read the staging.
+  // The staging was this warpgroup's Q: all its warps must have done with it.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
-  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -795,30 +821,30 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
-  const bool warp_leader = lane == 0;
-  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
+  const bool warp_leader = lane == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
+  const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
   // The shuffles keep the compiler from working these descriptors out anew in each step.
+  const uint32 q_ring = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
   const uint32 k_ring = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_ring = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
-  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
-  RingPosition<kTileStages> tile_position;
-  LoadCounts before;
+  RingPosition<kTileStages> position;
+  int q_parity = 0;
+  if (sender) request_queries(p, base, 0, warpgroup, first_piece(p));
 
-  while (true) {
-    const Entry entry = read_entry(entries, base, tile_position);
-    if (entry.piece.index >= p.tiles) break;
-    const Tile tile(p, entry.piece.index);
+  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
+    const Tile tile(p, piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
-    uint32 prob[kTileN / 16][4], q[kHeadDim / 16][4];
+    uint32 prob[kTileN / 16][4];
     float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
-    // Q's place is free for another tile.
-    __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
+    const int q_place = q_parity % kQPlaces;
+    const uint32 q = q_ring + (q_place * kStreams * kQBytes >> 4);
+    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
+    const uint32* steps = orders + position.stage * kEntries;
 
     // First step: scores and softmax.
-    Load k = load_of(before, entry.common, 0, warpgroup), next = load_of(before, entry.common, 1, warpgroup);
+    Load k(steps), next(steps + min(1, kTopK - 1));
     mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
     StepSlots step(slots, k.stage, warp_leader);
     issue_scores(s, q, k_ring + (k.stage * kKvBytes >> 4));
@@ -829,6 +855,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     update_maxima(s, row_max, shift, rescale, p.scale_log2);
     exponentiate(s, shift, rescale, row_sum, p.scale_log2);
     pack_probabilities(prob, s);
+    // The O of the tile before has left by now. Its place is for the Q of the next tile.
+    if (sender) {
+      tma_store_wait_read<0>();
+      request_queries(p, base, 1 - q_place, warpgroup, next_piece(p, piece));
+    }
 
     // Scores of step i together with the output of step i - 1.
 #pragma unroll 1
@@ -840,7 +871,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       issue_scores(s, q, k_ring + (k.stage * kKvBytes >> 4));
       mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
       issue_output(o, prob, v_ring + (v.stage * kKvBytes >> 4));
-      next = load_of(before, entry.common, i + 1, warpgroup);  // none after the last: not used then
+      next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
       wgmma_wait<1>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
@@ -855,22 +886,26 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
-      // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+      // With this many warps issue slots are scarce: only if some maximum of the warp has moved.
+      if (__any_sync(0xFFFFFFFF, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+      }
     }
 
     // Output of the last block.
     mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.parity);
     issue_output(o, prob, v_ring + (k.stage * kKvBytes >> 4));
+    // The order of this tile is not needed any more.
+    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
     wgmma_wait<0>();
     keep_in_place(o);
     if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * k.stage, k.arrivals);
-    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
-    before.add_tile(entry.common);
-    tile_position.advance();
+    store_tile(p, tile, base + queries_offset(q_place, warpgroup), warpgroup, o, row_max, row_sum);
+    position.advance();
+    q_parity ^= 1;
   }
-  if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+  if (sender) tma_store_wait_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared(const __grid_constant__ Params p) {
@@ -881,17 +916,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
   if (threadIdx.x == 0) {
+    for (int i = 0; i < kStreams; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 32);  // lanes of the warp that announces tiles
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
+      mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads
+      mbarrier_init(base + kOrderEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
     }
-    for (int i = 0; i < kUsers * kStages; ++i) {
+    for (int i = 0; i < kSets * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
     }
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreams * kStreamWarpgroups * kWarpsPerWarpgroup);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreams * kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kArrivals * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kArrivals * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
@@ -903,8 +939,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp < kLoaders && threadIdx.x % 32 == 0) produce(p, shared, base, warp == 0);
-    if (warp == kLoaders) announce_tiles(p, shared, base);
+    if (warp == kLoaders) {
+      order_tiles(p, shared, base);
+    } else if (warp < kLoaders && threadIdx.x % 32 == 0) {
+      produce(p, shared, base, warp == 0);
+    }
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

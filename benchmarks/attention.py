@@ -68,8 +68,8 @@ class Row:
         batch: batch size.
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
-        overlap: the share of its entries that every second list has in common with the one before; None if each list
-            is drawn on its own.
+        overlap: the share of its entries that a list has in common with the one before, in each NEIGHBOURS lists; None
+            if each list is drawn on its own.
     """
 
     name: str
@@ -96,6 +96,8 @@ def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
     pattern = {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}
     if head_dim == 64:  # smaller tiles of K and V: more rows share them, or more of them fit
         return fields(64, pattern, (256, 64), 4 if q == 128 else 2, **more)
+    if more.get("share_kv"):
+        return fields(128, pattern, (192, 64), 4, schedule="cooperative", **more)
     # A step of 128 keys: one block, or two of 64 where the rows of a tile have one list.
     one_list = q == 128 or more.get("packed_heads", 1) > 1
     schedule = "ping_pong" if one_list else "cooperative"
@@ -118,6 +120,7 @@ SHORT_KEY = {  # enough tiles for every SM matter more than what they share
 }
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2, schedule="cooperative")
 SHARED = topk(128, 32, 64, 64, share_kv=True)
+NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
 FLEX = ("flex", "flex_tuned")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")
 DENSE_PEERS = ("sdpa", "fa4", "fa3")
@@ -244,17 +247,20 @@ def make_problem(row: Row, spec: AttentionSpec) -> Problem:
 
 
 def drawn_lists(row: Row, spec: AttentionSpec, heads: int) -> torch.Tensor:
-    """Draw lists of different blocks for each head; every second one is like the one before, if the row says so."""
+    """Draw lists of different blocks for each head; neighbours have some in common, if the row says so."""
     block, k = spec.pattern.fixed_block, spec.pattern.k
     rows, columns = row.length // block.q, row.length // block.kv
     if row.overlap is None:
         return random_lists(heads, rows, columns, k)
-    return neighbours(random_lists(heads, rows // 2, columns, 2 * k - round(row.overlap * k)), k)
+    step = k - round(row.overlap * k)
+    groups = -(-rows // NEIGHBOURS)
+    return neighbours(random_lists(heads, groups, columns, k + (NEIGHBOURS - 1) * step), k)[:, :, :rows]
 
 
 def neighbours(drawn: torch.Tensor, k: int) -> torch.Tensor:
-    """Make two lists of each one, (1, heads, rows, length): its first k entries and its last k."""
-    return torch.stack((drawn[..., :k], drawn[..., -k:]), 3).flatten(2, 3)
+    """Make NEIGHBOURS lists of each one, (1, heads, rows, length): k entries each, from its first ones to its last."""
+    step = (drawn.shape[-1] - k) // (NEIGHBOURS - 1)
+    return torch.stack([drawn[..., i * step : i * step + k] for i in range(NEIGHBOURS)], 3).flatten(2, 3)
 
 
 def flops(row: Row, spec: AttentionSpec, lists: tuple[torch.Tensor, ...], device: str = "cuda") -> float:

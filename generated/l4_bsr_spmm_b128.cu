@@ -1,9 +1,9 @@
 // Generated from specs/l4_bsr_spmm_b128.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_b128.yaml
-// spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
-// spec hash: 233d7cb5a0ff0f28a320f50b344ea76753a3763f9c91e3625ddafbd74b6e90aa
+// spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
+// spec hash: 09b0fd1f766ab32631ff5d3a6f1f64a0bf4c1241c62b91806e945934a18e9f44
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e9b855ce2b3e7ed338a1911f9683d3dcbc126b44f2d1729c32afba52f6f4bfd1
+// seal: sha256 c7e77ae8542a2c74c2583f82e5858c4e214cfb1a2fe2de26540fb1dee4d51759
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -29,26 +29,26 @@ using uint32 = unsigned int;
 
 constexpr int kTileM = 128;  // rows of a C tile: one block row
 constexpr int kTileN = 128;  // columns of a C tile
-constexpr int kTileK = 32;  // depth of one step
+constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
-constexpr int kAChunks = 4;  // chunks of a row of an A tile
+constexpr int kAChunks = 8;  // chunks of a row of an A tile
 constexpr int kBChunks = 16;  // chunks of a row of a B tile
-constexpr int kARowsPerLine = 2;  // rows of an A tile that span all banks
-constexpr int kAPassRows = 32;  // rows of an A tile that all threads copy at a time, a chunk each
+constexpr int kARowsPerLine = 1;  // rows of an A tile that span all banks
+constexpr int kAPassRows = 16;  // rows of an A tile that all threads copy at a time, a chunk each
 constexpr int kBPassRows = 8;  // rows of a B tile that all threads copy at a time
-constexpr int kATile = 8192;  // bytes of an A tile
-constexpr int kBTile = 8192;  // bytes of a B tile
+constexpr int kATile = 16384;  // bytes of an A tile
+constexpr int kBTile = 16384;  // bytes of a B tile
 constexpr int kWarpsN = 2;  // warps side by side along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kStripChunks = 8;  // chunks of a row of a strip of C
 
-// Dynamic shared memory: 49152 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 32 elements, swizzled
-constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 32 rows of 128 elements, swizzled
+// Dynamic shared memory: 98304 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 49152 bytes: A tiles, 128 rows of 64 elements, swizzled
+constexpr int kBOffset = 49152;  // 49152 bytes: B tiles, 64 rows of 128 elements, swizzled
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
@@ -258,7 +258,7 @@ __device__ __forceinline__ void store_part(const Params& p, const float (&accumu
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     l4_bsr_spmm_b128(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));

@@ -1,9 +1,9 @@
 // Generated from specs/l4_bsr_spmm_b64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_b64.yaml
-// spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
-// spec hash: 2cfb3bcf2b27deb58c2e866470adaf4608bc2b632d2ff6f4afa6cc496883171a
+// spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":64,"m":64,"n":256}}
+// spec hash: 756b6a0fbb91f6de3f99cb77ad392cf08ed8caebf0e3dd503f2bbf495bc4161a
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 cd77ad561bb3a7a8f2c858875dff7604e42c570402ac86cf01403a58e208b77d
+// seal: sha256 288aaee8e6002362e010ab105f822bb52522789bef4838e94ec12080c9d87cad
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -29,26 +29,26 @@ using uint32 = unsigned int;
 
 constexpr int kTileM = 64;  // rows of a C tile: one block row
 constexpr int kTileN = 256;  // columns of a C tile
-constexpr int kTileK = 32;  // depth of one step
+constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockCols = 64;  // columns of a stored block of A
 constexpr int kStages = 2;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
-constexpr int kAChunks = 4;  // chunks of a row of an A tile
+constexpr int kAChunks = 8;  // chunks of a row of an A tile
 constexpr int kBChunks = 32;  // chunks of a row of a B tile
-constexpr int kARowsPerLine = 2;  // rows of an A tile that span all banks
-constexpr int kAPassRows = 32;  // rows of an A tile that all threads copy at a time, a chunk each
+constexpr int kARowsPerLine = 1;  // rows of an A tile that span all banks
+constexpr int kAPassRows = 16;  // rows of an A tile that all threads copy at a time, a chunk each
 constexpr int kBPassRows = 4;  // rows of a B tile that all threads copy at a time
-constexpr int kATile = 4096;  // bytes of an A tile
-constexpr int kBTile = 16384;  // bytes of a B tile
+constexpr int kATile = 8192;  // bytes of an A tile
+constexpr int kBTile = 32768;  // bytes of a B tile
 constexpr int kWarpsN = 4;  // warps side by side along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kStripChunks = 8;  // chunks of a row of a strip of C
 
-// Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 8192 bytes: A tiles, 64 rows of 32 elements, swizzled
-constexpr int kBOffset = 8192;  // 32768 bytes: B tiles, 32 rows of 256 elements, swizzled
+// Dynamic shared memory: 81920 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 16384 bytes: A tiles, 64 rows of 64 elements, swizzled
+constexpr int kBOffset = 16384;  // 65536 bytes: B tiles, 64 rows of 256 elements, swizzled
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
@@ -258,7 +258,7 @@ __device__ __forceinline__ void store_part(const Params& p, const float (&accumu
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     l4_bsr_spmm_b64(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));

@@ -65,7 +65,7 @@ class PatternBase(Frozen):
     splits: ClassVar[bool] = False
     """Whether a tile can be divided between thread blocks: then ``KeyBlocks`` has ``restrict_to``."""
     reversible: ClassVar[bool] = False
-    """Whether sm_90a kernels work through the keys backwards in every other tile: then ``KeyBlocks`` has ``backwards``."""
+    """Whether kernels for sm_90a walk through every other list from its end: then ``KeyBlocks`` has ``backwards``."""
 
     @property
     def fixed_block(self) -> Block | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from codegen.patterns.topk import TopK
-from codegen.plan import SharedLayout, require
+from codegen.plan import Constant, SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
@@ -45,9 +45,18 @@ def list_length(spec: AttentionSpec) -> int:
     return spec.pattern.k
 
 
-def arrivals(streams: int) -> int:
-    """Return the arrivals that the users of a load share out among them, be they one, two or all."""
-    return math.lcm(*range(1, streams + 1))
+def order_constants(streams: int) -> list[Constant]:
+    """Return the constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
+    arrivals = math.lcm(*range(1, streams + 1))
+    return [
+        Constant("kTileStages", ORDERS, "depth of the ring of orders"),
+        Constant("kArrivals", arrivals, "arrivals that free a place of a ring, times the warps of a warpgroup"),
+    ]
+
+
+def q_places(number: int) -> list[Constant]:
+    """Return the constant of the places of Q, where it stays in shared memory."""
+    return [Constant("kQPlaces", number, "places for Q of each warpgroup")]
 
 
 def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
@@ -71,3 +80,8 @@ def stream_owns(spec: AttentionSpec) -> str:
 def producers(spec: AttentionSpec) -> str:
     """Return the warps that bring tiles, in words."""
     return "a warp for K, one for V, one that orders loads" if spec.share_kv else "one producer warp a stream"
+
+
+def flight_owner(spec: AttentionSpec) -> str:
+    """Return whose the blocks are that are in flight, in words."""
+    return "" if spec.share_kv else " for each stream"

@@ -28,7 +28,15 @@ from codegen.plans.attention_params import (
     softcap_constants,
 )
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
-from codegen.plans.attention_share_kv import ORDERS, add_orders, arrivals, check_share_kv, producers, stream_owns
+from codegen.plans.attention_share_kv import (
+    add_orders,
+    check_share_kv,
+    flight_owner,
+    order_constants,
+    producers,
+    q_places,
+    stream_owns,
+)
 from codegen.spec import AttentionSpec
 from codegen.split import Split
 
@@ -54,6 +62,8 @@ ARRANGEMENTS = (
 )
 SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, True))  # with share_kv
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
+TILE_RING = "depth of the ring of tiles, and of Q"
+STREAM_SHARERS = "warpgroups that share a stream"
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 SPLIT_PARAMS = (
     pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
@@ -89,8 +99,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     streams, consumers = rows.streams, m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
     groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
-    # With share_kv each warpgroup has a Q of its own, else a tile has one.
-    q_rows = WARPGROUP_ROWS if spec.share_kv else m
+    q_rows, q_owner = (WARPGROUP_ROWS, "warpgroup's Q") if spec.share_kv else (m, "Q tile")
     q_bytes, kv_bytes = (length * groups * SWIZZLE for length in (q_rows, n))
     block_steps = 1 if block is None else max(1, block.kv // n)
     step_blocks = 1 if block is None else max(1, n // block.kv)
@@ -101,8 +110,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
     has_room = accumulators + queries // 2 + overhead <= splits[-1][1]
     for q_in_registers, tile_stages, shares_staging in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
-        depth = spec.stages * (1 if spec.share_kv else streams)
-        rings = _Rings(tile_stages, shares_staging, streams, depth, step_blocks, groups * m * SWIZZLE, kv_bytes)
+        rings = _Rings(tile_stages, shares_staging, streams, step_blocks, groups * m * SWIZZLE, kv_bytes)
         shared = _shared(spec, rings)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
@@ -116,31 +124,22 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kKeyBytes", 2 * d * dtype.bytes, "bytes of a key: a row of K and one of V"),
         Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once"),
     ]
-    q_of = "a warpgroup's Q" if spec.share_kv else "a Q tile"
     part_floats = WARPGROUP * (output + 4)  # O, two maxima and two sums of each thread
     parts = [Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of a part of a tile")]
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
     if shares_staging and not spec.share_kv:  # a warpgroup's rows of O lie where its rows of Q were
         o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
-    tiles_ahead = [Constant("kTileStages", tile_stages, "depth of the ring of tiles, and of Q")]
-    stream_warpgroups = [Constant("kStreamWarpgroups", consumers // streams, "warpgroups that share a stream")]
-    if spec.share_kv:
-        stream_warpgroups = []
-        tiles_ahead = [
-            Constant("kTileStages", ORDERS, "depth of the ring of orders"),
-            *([] if q_in_registers else [Constant("kQPlaces", tile_stages, "places for Q of each warpgroup")]),
-            Constant("kArrivals", arrivals(streams), "arrivals of the users of a load, one of whose warps has its part"),
-        ]
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
         *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a thread block")]),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
-        *tiles_ahead,
+        *(order_constants(streams) if spec.share_kv else [Constant("kTileStages", tile_stages, TILE_RING)]),
+        *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
         Constant("kStreams", streams, f"query blocks in a tile, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
-        *stream_warpgroups,
+        *([] if spec.share_kv else [Constant("kStreamWarpgroups", consumers // streams, STREAM_SHARERS)]),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
         Constant("kProducerRegisters", producer_registers, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", consumer_registers, "registers a consumer thread takes"),
@@ -149,7 +148,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kQGroupBytes", q_rows * SWIZZLE, "bytes of one column group of Q"),
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         o_group,
-        Constant("kQBytes", q_bytes, f"bytes of {q_of}"),
+        Constant("kQBytes", q_bytes, f"bytes of a {q_owner}"),
         Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
         Constant("kStepBlocks", step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", n // step_blocks, "keys of one load"),
@@ -171,7 +170,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *(SPLIT_PARAMS if spec.split_tail else ()),
         *size_params(spec),
     ]
-    for_whom = "" if spec.share_kv else " for each stream"
     heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
     shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if streams > 1 else "")
     return Plan(
@@ -211,7 +209,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             *options_summary(spec),
             ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {consumers} consumer warpgroups (WGMMA)"),
-            ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{for_whom}"),
+            ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
             *([("shared", "key blocks that several lists of a tile have are loaded once")] if spec.share_kv else []),
             ("grid", "one thread block per SM, looping over tiles (persistent)"),
             *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
@@ -230,7 +228,6 @@ class _Rings:
     tile_stages: int
     shares_staging: bool  # O leaves from where its tile's Q was
     streams: int
-    depth: int  # places of the K rings of all streams, and of the V rings
     step_blocks: int
     q_bytes: int  # of a tile
     kv_bytes: int
@@ -239,24 +236,25 @@ class _Rings:
 def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
     """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
     columns = SWIZZLE // DTYPES[spec.dtype].bytes
+    depth = spec.stages * (1 if spec.share_kv else rings.streams)
     held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {columns}"
     if spec.share_kv:
         held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {columns}"
     shared = SharedLayout()
     shared.add("Q", rings.tile_stages * rings.q_bytes, held + (", then O" if rings.shares_staging else ""))
     of_whom = "" if spec.share_kv else " of each stream"
-    shared.add("K", rings.depth * rings.kv_bytes, f"K ring{of_whom}")
-    shared.add("V", rings.depth * rings.kv_bytes, f"V ring{of_whom}")
+    shared.add("K", depth * rings.kv_bytes, f"K ring{of_whom}")
+    shared.add("V", depth * rings.kv_bytes, f"V ring{of_whom}")
     if not rings.shares_staging:
         shared.add("O", rings.q_bytes, "O tile on its way out")
     if spec.share_kv:
         add_orders(shared, spec, rings.streams)
         return shared
-    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * rings.depth), "mbarriers", align=8)
+    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth), "mbarriers", align=8)
     words = (3 if spec.split_tail else 1) + rings.streams
     size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
     shared.add("Entries", size, "ring of tiles: number, numbers of steps", align=4)
-    shared.add("Slots", 4 * rings.depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
+    shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.split_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

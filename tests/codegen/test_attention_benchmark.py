@@ -82,13 +82,28 @@ def test_groups_have_the_shapes_they_are_for(script: ModuleType) -> None:
 
 
 def test_neighbouring_lists_have_entries_in_common(script: ModuleType) -> None:
-    drawn = torch.stack([torch.randperm(500)[:40] for _ in range(12)]).view(1, 2, 6, 40)
+    drawn = torch.stack([torch.randperm(500)[: 32 + 5 * 8] for _ in range(4)]).view(1, 2, 2, -1)
     lists = script.neighbours(drawn, 32)
     assert lists.shape == (1, 2, 12, 32)
     for head in range(2):
-        for row in range(12):
-            first, second = (set(lists[0, head, one].tolist()) for one in (row, row ^ 1))
-            assert len(first) == 32 and len(first & second) == 24
+        for row in range(11):
+            first, second = (set(lists[0, head, one].tolist()) for one in (row, row + 1))
+            assert len(first) == 32
+            assert row % 6 == 5 or len(first & second) == 24
+
+
+@pytest.mark.parametrize(("overlap", "common"), [(1.0, 32), (0.75, 24)])
+def test_lists_of_a_row_that_overlap(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, overlap: float, common: int
+) -> None:
+    def drawn(heads: int, rows: int, columns: int, k: int) -> torch.Tensor:
+        return torch.stack([torch.randperm(columns)[:k] for _ in range(heads * rows)]).view(1, heads, rows, k)
+
+    monkeypatch.setattr(script, "random_lists", drawn)
+    row = next(row for row in script.ROWS if row.overlap == overlap)
+    lists = script.drawn_lists(row, spec_of(row.fields), 2)
+    assert lists.shape == (1, 2, row.length // 64, 32)
+    assert len(set(lists[0, 1, 7].tolist()) & set(lists[0, 1, 8].tolist())) == common
 
 
 def test_work_counts_visible_pairs(script: ModuleType) -> None:

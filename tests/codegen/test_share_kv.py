@@ -291,7 +291,7 @@ def test_the_rings_never_fill_up(build: Callable[[int, int, int], Order], stream
             needs_k, needs_v = step % k != 0 or step < k * len(tiles), step > 0
             k_load = uses[w][step] if step < len(uses[w]) else -1
             v_load = uses[w][step - 1] if needs_v else -1
-            if needs_k and k_load >= there[0] or v_load >= there[1]:
+            if (needs_k and k_load >= there[0]) or v_load >= there[1]:
                 continue
             if k_load >= 0:
                 left[0][k_load].discard(w)

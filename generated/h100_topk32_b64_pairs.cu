@@ -1,31 +1,33 @@
-// Generated from specs/h100_topk32_b64_shared_pairs.yaml. Do not edit: change the spec or a template, then run
-//     codegen render specs/h100_topk32_b64_shared_pairs.yaml
+// Generated from specs/h100_topk32_b64_pairs.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_topk32_b64_pairs.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":5,"tile":{"m":128,"n":64}}
 // spec hash: 55c3cb9809c8523bc9cee5ca4db9653eb5c0d66993523eed7dfa05e1ab653d54
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b5c38d4121b761129880e13e2274b26b45c3492d5e9ace01d6140012072576a7
+// seal: sha256 6824abb4da96bcd0550a2dfc829abacaea01ee2befba7a83a257ae3294db9d34
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load after load, and warp 1 the V ring. Warp 2 is a tile
 //                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
-//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T, online
-//                    softmax, O += P V. It asks for its Q itself.
+//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
+//                    online softmax, O += P V. It asks for its Q itself.
 //
 // Which barrier guards what (full: filled, empty: free to be filled)
-//   q_full[w]                  Q of warpgroup w
+//   q_full[w]                      Q of warpgroup w
 //   order_full[i], order_empty[i]  place i of the ring of orders: the loads of a tile, the steps of each warpgroup
-//   k_full[u][i], k_empty[i]   place i of the K ring, and the number of its block, loaded for the set u of warpgroups
-//   v_full[u][i], v_empty[i]   the same of the V ring
-//   A place has a full barrier for each set of warpgroups that a load can be for. So a warpgroup waits for its own loads
-//   alone, one after the other, whatever the others do meanwhile. An empty barrier counts kArrivals arrivals of each of
-//   four warps, which the users of the load share out among them.
+//   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
+//   v_full[u][j], v_empty[i]       the same of the V ring
+//   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those
+//   for its set: a warpgroup waits for its own loads alone, one after the other, whatever the others do meanwhile.
+//   Places go by the number among all loads. An empty barrier counts kArrivals arrivals of each warp of a warpgroup,
+//   which the users of the load share out among them.
 //
-// Order of the loads of a tile: first those for all lists, at last those for one. The r-th of equal entries of a
-// list is one load with the r-th of those of another, so each entry of each list is worked on exactly once. Softmax does
-// not care in which order keys come. No list gets ahead of another, so that few loads come between two of a warpgroup:
-// with kStages >= kStreams no ring can fill up with loads whose users wait for the other ring.
+// Order of the loads of a tile: first those for both lists, then those for one.
+// The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
+// worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
+// loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
+// for the other ring.
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
@@ -53,7 +55,7 @@ constexpr int kTileM = 128;  // query rows of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 5;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
-constexpr int kArrivals = 2;  // arrivals of the users of a load, one of whose warps has its part
+constexpr int kArrivals = 2;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kStreams = 2;  // query blocks in a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
@@ -86,7 +88,7 @@ constexpr int kNumbersOffset = 230788;  // 8 bytes: ring of orders: loads of a t
 constexpr int kBlocksOffset = 230796;  // 256 bytes: lists of the tile that is put in order
 constexpr int kSetsOffset = 231052;  // 256 bytes: which of these lists each of their entries is loaded for
 
-constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for; set u has bit w for warpgroup w
+constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
 constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
@@ -96,7 +98,7 @@ constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
 constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
-constexpr uint32 kFullBarriers = 64;        // a load in the order: its key block, times this, plus its full barrier
+constexpr uint32 kBarrierRange = 64;        // a load is noted as its key block, times this, plus its full barrier
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
@@ -479,7 +481,8 @@ struct LoadCounts {
   uint32 of_set = 0;  // in lane u: those for set u
 };
 
-// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole warp.
+// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. All lanes of a
+// warp.
 __device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks, const int* sets, uint32* loads,
     uint32* steps) {
   const int lane = threadIdx.x % 32;
@@ -513,8 +516,8 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks
     if (set == 0) continue;
 
     // First come the loads for all lists: one of them is a step of each.
-    int at = rank, step = rank;             // number of the load, and of the step that it is
-    int load = common, round = common;  // of what comes next
+    int at = rank, step = rank;         // number of the load, and of the step that it is
+    int load = common, round = common;  // those of what comes next
     // Then those for one list: they take turns.
     if (set != kSets) {
       at = load + kStreams * rank + (set == 2);
@@ -523,7 +526,7 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks
     const RingPosition<kStages> place(before.all + at);
     const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
     const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
-    loads[at] = blocks[first + lane] * kFullBarriers + full;
+    loads[at] = blocks[first + lane] * kBarrierRange + full;
 #pragma unroll
     for (int list = 0; list < kStreams; ++list) {
       if (set >> list & 1) steps[list * kTopK + step] = note;
@@ -570,8 +573,8 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the one
-// kStages before it, once all have left it who use that.
+// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
+// one kStages before it, once all have left it who use that.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
   const TensorMap* map = is_k ? &p.k_map : &p.v_map;
   const uint32 ring = base + (is_k ? kKOffset : kVOffset);
@@ -590,8 +593,8 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
       const uint32 load = loads[position.stage * kEntries + i];
-      const int block = load / kFullBarriers;
-      const uint32 full = full_barriers + 8 * (load % kFullBarriers);
+      const int block = load / kBarrierRange;
+      const uint32 full = full_barriers + 8 * (load % kBarrierRange);
       mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
       if (is_k) slots[place.stage] = slot_of(p, block, false);
       mbarrier_arrive_expect_tx(full, kKvBytes);
@@ -893,7 +896,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   if (sender) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_shared_pairs(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk32_b64_pairs(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffles show the compiler that these are uniform, so that it keeps what depends on them in uniform registers.

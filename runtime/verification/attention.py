@@ -89,6 +89,7 @@ LARGEST_PRODUCT = 6e4  # the largest finite fp16 is 65504: scores that were kept
 CASES = (
     Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
     Case("long", q_len=8192, kv_len=8192, heads=2, kv_heads=1),
+    Case("many_tiles", heads=100, kv_heads=50, q_len=520, kv_len=900),  # several for each thread block
     Case("odd_lengths", heads=3, kv_heads=3, q_len=333, kv_len=777),
     Case("one_query", batch=2, heads=2, kv_heads=1, q_len=1, kv_len=1000),
     Case("one_block", heads=1, kv_heads=1, q_len=17, kv_len=50, lists="repeated"),

@@ -159,8 +159,8 @@ class AttentionSpec(SpecBase):
     )
     share_kv: bool = Field(
         default=False,
-        description="whether the two query blocks of a tile load the key blocks that both list only once, which pays "
-        "where lists of neighbouring query blocks overlap",
+        description="whether a key block that several of the two or three query blocks of a tile list is loaded only "
+        "once, which pays most where lists of neighbouring query blocks overlap",
     )
     options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail", "warp_rows", "share_kv")
 
@@ -176,8 +176,8 @@ class AttentionSpec(SpecBase):
         tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
-        splits = splits and data.get("share_kv") is not True
-        defaults = {"tile": tile, "stages": 2, "split_tail": splits}
+        shares = data.get("share_kv") is True
+        defaults = {"tile": tile, "stages": 4 if shares else 2, "split_tail": splits and not shares}
         choice = _combination(data, "attention")
         if choice is not None and choice.mma == "wmma":
             defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}

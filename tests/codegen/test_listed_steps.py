@@ -71,6 +71,7 @@ int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; 
 // The loads of the queries from `first` on; of a part of them, if it has any shares.
 void print_loads(const Params& p, int first, int begin, int shares) {
   KeyBlocks one(p, 0, 0, first);
+%(direction)s
 %(restriction)s
   KeyBlocks lanes[32] = {%(copies)s};
   for (int i = 0; i < one.count * kStepBlocks; ++i) {
@@ -109,7 +110,7 @@ int main() {
 """
 
 
-def program(plan: Plan, block_q: int) -> str:
+def program(plan: Plan, block_q: int, *, backwards: bool = False) -> str:
     assert plan.spec.op == "attention"
     template = environment().get_template(str(plan.values["pattern_template"]))
     pattern = plan.spec.pattern
@@ -122,12 +123,13 @@ def program(plan: Plan, block_q: int) -> str:
         "block_q": block_q,
         "copies": ", ".join(["one"] * 32),
         "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
+        "direction": "  one.backwards = true;" if backwards else "",
         "restriction": "  if (shares > 0) one.restrict_to(begin, shares);" if plan.split else "",
         "widths": ", ".join(map(str, WIDTHS)) if plan.split else "",
     }
 
 
-def expected(kind: str, row: int, block_kv: int, n: int) -> list[str]:
+def expected(kind: str, row: int, block_kv: int, n: int, *, backwards: bool = False) -> list[str]:
     """The loads of a row's lists; behind the last key for an entry that names no block."""
     steps, pair = max(1, block_kv // n), max(1, n // block_kv)
     key_blocks = -(-KV_LEN // block_kv)
@@ -137,6 +139,7 @@ def expected(kind: str, row: int, block_kv: int, n: int) -> list[str]:
     else:
         entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
+    known = known[::-1] if backwards else known
     known += [(key_blocks, "")] * (-len(known) % pair)
     return [f"{entry * steps + step}{mark}" for entry, mark in known for step in range(steps)]
 
@@ -172,3 +175,24 @@ def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any,
                 found = [part.split() for part in next(lines).split("|")[:-1]]
                 assert found == parts(loads, shares, width), (first, width)
     assert next(lines, None) is None
+
+
+@pytest.mark.parametrize(
+    "shape", [shape for shape in SHAPES if shape[0] == "sm_90a"], ids=lambda s: "_".join(map(str, s))
+)
+def test_lists_are_walked_through_from_their_end(shape: tuple[Any, ...], tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    arch, block_q, block_kv, m, n, heads = shape
+    fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
+    pattern = {"kind": "topk", "k": LENGTH, "block": {"q": block_q, "kv": block_kv}}
+    plan = plan_for(find_spec({**fields, "pattern": pattern, "split_tail": False}))
+    (tmp_path / "main.cpp").write_text(program(plan, block_q, backwards=True), encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
+    for row, line in zip(range(ROWS), output.splitlines()[:: max(1, block_q // stream_rows(plan))], strict=False):
+        assert line.split() == expected("topk", row, block_kv, n, backwards=True)
+
+
+def stream_rows(plan: Plan) -> int:
+    return int(next(constant.value for constant in plan.constants if constant.name == "kStreamRows"))

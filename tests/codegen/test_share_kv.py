@@ -338,5 +338,13 @@ def test_it_is_off_by_default_and_then_no_part_of_the_hash() -> None:
     assert '"share_kv":true' in shared.canonical_json() and "split_tail" not in shared.canonical_json()
 
 
+def test_stages_left_out_suffice_for_both_tiles() -> None:
+    plain = {name: value for name, value in FIELDS.items() if name != "stages"}
+    for m in (128, 192):
+        spec = find_spec({**plain, "tile": {"m": m, "n": 64}}).spec
+        assert spec.stages == 4
+        plan_for(find_spec(spec))
+
+
 def test_the_longest_lists_fit_shared_memory() -> None:
     plan_for(find_spec({**FIELDS, "pattern": {**FIELDS["pattern"], "k": 128}}))

@@ -87,15 +87,20 @@ OTHERS = [
             "schedule": "cooperative",
             "share_kv": True,
             "pattern": {"kind": "topk", "k": k, "block": {"q": 64, "kv": keys}},
-            "tile": {"m": 128, "n": keys},
+            "tile": {"m": m, "n": keys},
             **more,
         }
-        for k, keys, more in (
-            (128, 64, {"head_dim": 128, "dtype": "bf16", "lse": False}),
-            (1, 64, {"head_dim": 96, "sink": True}),
-            (40, 128, {"head_dim": 64, "softcap": 20}),
-            (16, 64, {"head_dim": 64, "stages": 3}),
-            (32, 128, {"head_dim": 128, "stages": 1}),
+        for m, k, keys, more in (
+            (128, 128, 64, {"head_dim": 128, "dtype": "bf16", "lse": False}),
+            (128, 1, 64, {"head_dim": 96, "sink": True}),
+            (128, 40, 128, {"head_dim": 64, "softcap": 20}),
+            (128, 16, 64, {"head_dim": 64, "stages": 3}),
+            (128, 32, 128, {"head_dim": 128, "stages": 2}),
+            (128, 32, 64, {"head_dim": 128, "stages": 6}),
+            (192, 128, 64, {"head_dim": 128, "dtype": "bf16", "lse": False}),
+            (192, 1, 64, {"head_dim": 96, "sink": True}),
+            (192, 40, 64, {"head_dim": 64, "softcap": 20}),
+            (192, 16, 64, {"head_dim": 128, "stages": 5, "sink": True}),
         )
     ),
     # Three and four warpgroups, with masks, streams, packed rows; pairs of blocks; steps of odd lengths.
@@ -394,7 +399,7 @@ OTHERS = [
 ]
 
 
-PRODUCER_STACK = 16  # bytes of a thread
+PRODUCER_STACK = 24  # bytes of a thread
 # No shipped spec: packed lists of two kinds, or a list of an odd length, for a producer with 32 registers.
 PRODUCERS_THAT_SPILL = ("df783388", "a737b474")
 

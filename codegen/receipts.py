@@ -132,6 +132,19 @@ class Receipt(_Record):
             field = ".".join(str(part) for part in first["loc"])
             raise ReceiptError(f"{path.name}: {field + ': ' if field else ''}{first['msg']}") from None
 
+    def with_measurement_at(self, path: Path) -> Receipt:
+        """Return this receipt with the measurement of the one at ``path``, or as it is.
+
+        It is taken over if it is of the same source and cubin, on the same device with the same driver.
+        """
+        try:
+            earlier = Receipt.read(path)
+        except (FileNotFoundError, ReceiptError):
+            return self
+        same = (earlier.source, earlier.cubin.sha256) == (self.source, self.cubin.sha256)
+        devices = [(r.verification.device, r.verification.driver) if r.verification else None for r in (earlier, self)]
+        return self.model_copy(update={"measurement": earlier.measurement}) if same and len(set(devices)) == 1 else self
+
     def write(self, path: Path) -> bool:
         """Write the receipt, always the same bytes for the same facts; return whether the file changed."""
         return write_if_changed(path, self.model_dump_json(indent=2) + "\n")

@@ -131,6 +131,8 @@ def verify_command(
 ) -> None:
     """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
 
+    What was measured of the same source and cubin on the same GPU and driver stays in it.
+
     [bold]Examples[/bold]
       codegen verify h100_topk32
       codegen verify --all --measure
@@ -147,7 +149,8 @@ def verify_command(
         timings = measure_kernel(kernel) if measure else ()
         folder = home_of(named) if out is None else out
         render_to(folder, [named])
-        receipt(named, record, timings).write(receipt_path(named.stem, folder / named.subfolder))
+        written, path = receipt(named, record, timings), receipt_path(named.stem, folder / named.subfolder)
+        (written if measure else written.with_measurement_at(path)).write(path)
         verdict = "FAILED" if record.failed else "ok"
         typer.echo(
             f"{verdict:6} {named.stem}: {len(record.cases)} cases on {record.device} ({record.target}), "

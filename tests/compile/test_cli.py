@@ -90,6 +90,21 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
     assert (tmp_path / "l4_topk32_d64.cu").read_text() == render(named)
     written = Receipt.read(tmp_path / "l4_topk32_d64.json")
     assert written.verification == record and written.cubin.registers > 32 and written.cubin.spill_bytes == 0
+    # Verified once more, it keeps what was measured: of this source and cubin, on this device.
+    timing = MeasurementRecord(
+        shape="a shape", milliseconds=1.0, tflops=2.0, peer="a peer", peer_milliseconds=2.0, peer_tflops=1.0
+    )
+    path = tmp_path / "l4_topk32_d64.json"
+    other_source = written.source.model_copy(update={"sha256": "0" * 64})
+    other_device = record.model_copy(update={"device": "another"})
+    for earlier, kept in (
+        (written, (timing,)),
+        (written.model_copy(update={"source": other_source}), ()),
+        (written.model_copy(update={"verification": other_device}), ()),
+    ):
+        earlier.model_copy(update={"measurement": (timing,)}).write(path)
+        result = run.invoke(app, ["verify", "l4_topk32_d64", "--out", str(tmp_path)])
+        assert Receipt.read(path) == written.model_copy(update={"measurement": kept})
     standing = state(named, render(named), tmp_path).standing
     if case.passed:
         assert result.exit_code == 0 and standing is Standing.OK

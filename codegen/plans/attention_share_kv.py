@@ -11,7 +11,7 @@ from codegen.spec import AttentionSpec
 
 QUERY_BLOCKS = (2, 3)  # of a tile
 ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is got ready
-LONGEST_LIST = 128  # matching them takes time with the square of their length; an entry's number is a byte
+LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
 

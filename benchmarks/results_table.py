@@ -21,7 +21,6 @@ from codegen.spec import parse_spec
 
 ATTENTION = ROOT / "benchmarks" / "results" / "attention_h200.json"
 # A later run of the list kernels alone, without the peers that were not installed there.
-LISTS = ROOT / "benchmarks" / "results" / "attention_lists_h200.json"
 BSR = ROOT / "benchmarks" / "results" / "bsr_h200.json"
 OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
@@ -286,7 +285,6 @@ def main() -> int:
         ROOT / "README.md": {"results": compact_table(reports, headline, GENERATED, HEADLINE_ROWS)},
         docs / "results.md": {
             "attention": full_table(attention),
-            "lists": full_table(json.loads(LISTS.read_text(encoding="utf-8"))),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
             "results": table(specs, GENERATED, docs),
         },

@@ -280,6 +280,9 @@ class BsrSpmmSpec(SpecBase):
             stages = 3 if rows == 128 or depth == 16 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
+        elif rows == 64 and not (data.get("accumulate") or data.get("transpose_a") or data.get("cluster", 1) != 1):
+            # Bound by loads too. What is added would need the room of a stage; the others have no such kernel.
+            tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages
         else:
             tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})

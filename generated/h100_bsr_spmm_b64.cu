@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64.yaml
-// spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
-// spec hash: 605f5ff924a64c452988186845c2dab5e4944eb4ff840868be5ac77586ce7c32
+// spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
+// spec hash: ff10a7dccd00751e11b73f6c343a3a6d90e5ad226c84e9e4fc69b05956cd664e
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 16b4889adbdc3baaa1d0df3cd182d2db35f39504378986f271987c44b2f6e411
+// seal: sha256 15596e4db478eed362ee6e323e65c28c0ae24d9e5fc2fb4a113b3f6b2ccf1ad3
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -36,36 +36,37 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kTileM = 64;  // rows of a C tile: one block row
-constexpr int kTileN = 256;  // columns of a C tile
-constexpr int kTileK = 64;  // depth of one step
+constexpr int kTileN = 512;  // columns of a C tile
+constexpr int kTileK = 32;  // depth of one step
 constexpr int kBlockCols = 64;  // columns of a stored block of A
-constexpr int kStages = 4;  // depth of the ring of A and B tiles
+constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kTileGroups = 4;  // column groups of a tile
+constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupRows = 0;  // rows from one warpgroup's part to the next
-constexpr int kWarpgroupColumns = 128;  // columns from one part to the next
-constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
+constexpr int kWarpgroupColumns = 256;  // columns from one part to the next
+constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
-constexpr int kAccumulators = 64;  // accumulators of a thread
-constexpr int kABytes = 8192;  // bytes of an A tile
+constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
-constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
+constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
 
-// Dynamic shared memory: 196672 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 32768 bytes: ring of A tiles, 64 rows of 128 bytes
-constexpr int kBOffset = 32768;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
-constexpr int kCOffset = 163840;  // 32768 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 196608;  // 64 bytes: mbarriers: full, then empty
+// Dynamic shared memory: 217168 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 20480 bytes: ring of A tiles, 64 rows of 64 bytes
+constexpr int kBOffset = 20480;  // 163840 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
+constexpr int kCOffset = 184320;  // 32768 bytes: 2 C column groups of each warpgroup
+constexpr int kBarriersOffset = 217088;  // 80 bytes: mbarriers: full, then empty
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kARowBytes = 64;  // of an A tile there
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
@@ -196,18 +197,22 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B mn_major
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
+// the next 8.
+constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
+
+// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, K-major, narrow rows, B mn_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
+    float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %130, 0;\n"
+      "mov.b64 a, { %128, %132 };\n"
+      "mov.b64 b, { %129, %131 };\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -215,7 +220,15 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
       "%32, %33, %34, %35, %36, %37, %38, %39, "
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "%56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, "
+      "%72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, "
+      "%88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, "
+      "%104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, "
+      "%120, %121, %122, %123, %124, %125, %126, %127"
       "}, a, b, p, 1, 1, 0, 1;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -225,8 +238,16 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+        "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
@@ -342,8 +363,8 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
-    wgmma_m64n128k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
+    // 16 columns of A are 32 bytes of its rows, 16 rows of B are 16 rows of 128 bytes.
+    wgmma_m64n256k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
@@ -355,7 +376,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
-  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kARowBytes, 0);
   const uint32 b_descriptor =
       wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;

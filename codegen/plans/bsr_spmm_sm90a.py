@@ -30,6 +30,10 @@ from codegen.plans.epilogue import (
 )
 from codegen.spec import BsrSpmmSpec
 
+# Columns of a tile: registers hold the accumulators of 64 rows and 256 columns of a warpgroup. Of a tile 64 rows high
+# each warpgroup has half the columns.
+WIDTHS = {64: (128, 256, 512), 128: (128, 256)}
+
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
@@ -41,15 +45,24 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is {rows}: 64, 128")
     high = f"a tile is one block row high, or two of 64: block.rows is {rows}"
     require(m == rows, "tile.m", f"is {m}; {high}")
-    require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
-    require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    widths = WIDTHS[rows]
+    require(n in widths, "tile.n", f"is {n}; allowed where block.rows is {rows}: {', '.join(map(str, widths))}")
+    depths = (columns // 2, columns)
+    require(
+        k in depths,
+        "tile.k",
+        f"is {k}; a step is one swizzled row of A deep, 64 or 128 bytes: {depths[0]}, {depths[1]}",
+    )
+    allowed = spec.cluster == 1 or k == columns
+    require(allowed, "cluster", f"is {spec.cluster}; where tile.k is {k}: 1")
     allowed = spec.cluster == 1 or not spec.balanced
     require(allowed, "cluster", f"is {spec.cluster}; tiles that are handed out go to single thread blocks: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     part = Part.of(spec)
+    a_row_bytes = k * dtype.bytes
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
-    shared = spmm_shared(spec, a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
+    shared = spmm_shared(spec, a_bytes, f"ring of A tiles, {m} rows of {a_row_bytes} bytes")
     registers = part.registers
     check_budget(spec, shared.size, registers)
 
@@ -90,13 +103,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         registers=registers,
         params=(*SPMM_PARAMS, COLUMNS_PARAM, *order_params(spec), *epilogue_params(spec)),
         tensor_maps={
-            "a_map": TensorMap((columns, m // spec.cluster, 1), SWIZZLE),
+            "a_map": TensorMap((k, m // spec.cluster, 1), a_row_bytes),
             **spmm_b_maps(spec),
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        values={"mma_n": part.columns, **epilogue_values(spec)},
+        values={"mma_n": part.columns, "a_row_bytes": a_row_bytes, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {part.columns}"),

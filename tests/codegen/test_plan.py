@@ -593,8 +593,47 @@ def test_what_is_not_written_for_transposed_matrices(change: dict[str, Any], fie
 
 
 @pytest.mark.parametrize("size", [128, 64])
+def test_a_step_of_32_columns_has_narrow_rows_of_a(size: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    wide = plan_of(fields | {"tile": {"m": size, "n": 256, "k": 64}})
+    plan = plan_of(fields | {"tile": {"m": size, "n": 256, "k": 32}})
+    assert (plan.tensor_maps["a_map"].box, plan.tensor_maps["a_map"].swizzle) == ((32, size, 1), 64)
+    assert plan.tensor_maps["b_map"].box == (64, 32) and 2 * plan.bytes == wide.bytes
+    source = render_plan(plan)
+    assert "first_row * kARowBytes" in source and '"n"(kNarrowDescriptorUpperHalf)' in source
+    assert "arrow" not in render_plan(wide).replace("arrows", "")
+
+
+def test_blocks_of_64_have_wide_tiles_unless_something_needs_the_room() -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}}
+    for change in ({}, {"balanced": True}, {"epilogue": {"bias": True}}):
+        spec = plan_of(fields | change).spec
+        assert (spec.tile.n, spec.tile.k, spec.stages) == (512, 32, 5)
+    for change in ({"accumulate": True}, {"cluster": 2}, {"transpose_a": True}):
+        assert plan_of(fields | change).spec.tile.n == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tile": {"m": 64, "n": 384, "k": 32}}, "tile.n"),
+        ({"tile": {"m": 64, "n": 512, "k": 16}}, "tile.k"),
+        ({"tile": {"m": 64, "n": 256, "k": 32}, "cluster": 2}, "cluster"),
+        ({"block": {"rows": 128, "cols": 64}, "tile": {"m": 128, "n": 512, "k": 32}}, "tile.n"),
+        ({"stages": 6}, "stages"),
+    ],
+)
+def test_what_a_wide_tile_cannot_be(change: dict[str, Any], field: str) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}}
+    with pytest.raises(SpecError) as caught:
+        plan_of(fields | change)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("size", [128, 64])
 def test_a_cluster_loads_a_in_equal_parts(size: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    fields |= {"tile": {"m": size, "n": 256, "k": 64}}
     plain, plan = plan_of(fields), plan_of(fields | {"cluster": 2})
     values = {constant.name: constant.value for constant in plan.constants}
     assert (plain.cluster, plan.cluster, values["kCluster"]) == (1, 2, 2)

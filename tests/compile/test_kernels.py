@@ -341,6 +341,22 @@ OTHERS = [
     {
         "op": "bsr_spmm",
         "arch": "sm_90a",
+        "dtype": "bf16",
+        "block": {"rows": 64, "cols": 64},
+        "balanced": True,
+        "epilogue": {"bias": True, "activation": "silu"},
+    },
+    {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "tile": {"m": 128, "n": 256, "k": 32}},
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "block": {"rows": 64, "cols": 64},
+        "tile": {"m": 64, "n": 128, "k": 32},
+        "accumulate": True,
+    },
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
         "block": {"rows": 64, "cols": 64},
         "cluster": 2,
         "accumulate": True,

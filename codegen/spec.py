@@ -224,6 +224,11 @@ def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"m": rows if rows in (16, 32) else 64, "n": 64 if head_dim == 64 else 32}
 
 
+NARROW_64 = ("accumulate", "balanced", "transpose_a")
+"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, tiles that are
+handed out had better be small, and the transposed kernel has none."""
+
+
 class BsrSpmmSpec(SpecBase):
     """C = A @ B with A in block-sparse rows (BSR) and B dense, row-major."""
 
@@ -280,8 +285,8 @@ class BsrSpmmSpec(SpecBase):
             stages = 3 if rows == 128 or depth == 16 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
-        elif rows == 64 and not (data.get("accumulate") or data.get("transpose_a") or data.get("cluster", 1) != 1):
-            # Bound by loads too. What is added would need the room of a stage; the others have no such kernel.
+        elif rows == 64 and data.get("cluster", 1) == 1 and not any(data.get(option) for option in NARROW_64):
+            # Bound by loads too.
             tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages
         else:
             tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}

@@ -343,6 +343,8 @@ OTHERS = [
         "arch": "sm_90a",
         "dtype": "bf16",
         "block": {"rows": 64, "cols": 64},
+        "tile": {"m": 64, "n": 512, "k": 32},
+        "stages": 5,
         "balanced": True,
         "epilogue": {"bias": True, "activation": "silu"},
     },

@@ -225,8 +225,8 @@ def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NARROW_64 = ("accumulate", "balanced", "transpose_a")
-"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, tiles that are
-handed out had better be small, and the transposed kernel has none."""
+"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, tiles
+that are handed out had better be small, and the transposed kernel has none."""
 
 
 class BsrSpmmSpec(SpecBase):

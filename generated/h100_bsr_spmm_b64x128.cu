@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: e018eb4f85f6f4cd77da262adf9df944fe55f09e2b08f16cc0dce3f2d8120de2
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0eaea35357fe7435189cba90a402e5bfde98f523f87cb57eb394607e800e3a39
+// seal: sha256 821ea8de80f845cf284654008a9046bbcb2d0f1ec5b4eeacb2f1d1093866e25b
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -301,14 +301,15 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring: the column groups that B has.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
   } else {
 #pragma unroll
     for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+      const int first = column + group * kGroupColumns;
+      if (first < p.n) tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, first, row);
     }
   }
 }
@@ -318,7 +319,8 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
     int b_row, int b_column) {
   const uint32 full = base + kFullBarrier + 8 * position.stage;
   mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  const int groups = min(kTileGroups, (p.n - b_column + kGroupColumns - 1) / kGroupColumns);
+  mbarrier_arrive_expect_tx(full, kABytes + groups * kBGroupBytes);
   tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
   load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
 }
@@ -387,6 +389,19 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     // Ask for the next block row now, so that the next tile starts without waiting for it.
     const BlockRow next_row(p, tile + gridDim.x);
     const int steps = (row.end - row.first) * (kBlockCols / kTileK);
+    const int c_row = tile % p.block_rows * kTileM + first_row;
+    const int c_column = tile / p.block_rows * kTileN + first_column;
+    if (c_column >= p.n) {
+      // All columns of this warpgroup lie behind the last one: it hands the stages back.
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+        if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+        position.advance();
+      }
+      row = next_row;
+      continue;
+    }
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kAccumulators];
 #pragma unroll
@@ -409,8 +424,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = tile % p.block_rows * kTileM + first_row;
-    const int c_column = tile / p.block_rows * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {

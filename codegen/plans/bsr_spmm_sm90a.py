@@ -53,8 +53,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         "tile.k",
         f"is {k}; a step is one swizzled row of A deep, 64 or 128 bytes: {depths[0]}, {depths[1]}",
     )
-    allowed = spec.cluster == 1 or k == columns
-    require(allowed, "cluster", f"is {spec.cluster}; where tile.k is {k}: 1")
+    allowed = spec.cluster == 1 or (n <= 256 and k == columns)
+    require(allowed, "cluster", f"is {spec.cluster}; where tile.n is {n} and tile.k {k}: 1")
     allowed = spec.cluster == 1 or not spec.balanced
     require(allowed, "cluster", f"is {spec.cluster}; tiles that are handed out go to single thread blocks: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
@@ -109,7 +109,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        values={"mma_n": part.columns, "a_row_bytes": a_row_bytes, **epilogue_values(spec)},
+        values={
+            "mma_n": part.columns,
+            "a_row_bytes": a_row_bytes,
+            # Where a tile reaches beyond B: whether columns that are not there are neither loaded nor, by a warpgroup
+            # that has no others, multiplied. Tiles that are handed out do without: asking costs them more.
+            "clips": not (part.by_rows or spec.balanced) and spec.cluster == 1,
+            **epilogue_values(spec),
+        },
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {part.columns}"),

@@ -614,6 +614,25 @@ def test_blocks_of_64_have_wide_tiles_unless_something_needs_the_room() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "clips"),
+    [
+        ({}, True),
+        ({"tile": {"m": 64, "n": 256, "k": 64}}, True),
+        ({"accumulate": True}, True),
+        ({"balanced": True}, False),
+        ({"cluster": 2}, False),
+        ({"block": {"rows": 128, "cols": 64}}, False),
+    ],
+)
+def test_what_a_tile_has_beyond_b_is_neither_loaded_nor_multiplied(change: dict[str, Any], clips: bool) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}}
+    source = render_plan(plan_of(fields | change))
+    for text in ("if (c_column >= p.n) {", "kABytes + groups * kBGroupBytes", "if (first < p.n) tma_load_2d("):
+        assert (text in source) == clips
+    assert source.count("const int c_column = ") == 1
+
+
+@pytest.mark.parametrize(
     ("change", "field"),
     [
         ({"tile": {"m": 64, "n": 384, "k": 32}}, "tile.n"),

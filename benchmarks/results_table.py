@@ -20,7 +20,6 @@ from codegen.render import render
 from codegen.spec import parse_spec
 
 ATTENTION = ROOT / "benchmarks" / "results" / "attention_h200.json"
-# A later run of the list kernels alone, without the peers that were not installed there.
 BSR = ROOT / "benchmarks" / "results" / "bsr_h200.json"
 OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")

@@ -113,7 +113,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "mma_n": part.columns,
             "a_row_bytes": a_row_bytes,
             # Where a tile reaches beyond B: whether columns that are not there are neither loaded nor, by a warpgroup
-            # that has no others, multiplied. Tiles that are handed out do without: asking costs them more.
+            # that has no others, multiplied. One that has others multiplies what its stage had there before, and the
+            # store of C leaves it out. Tiles that are handed out do without: with it they were slower.
             "clips": not (part.by_rows or spec.balanced) and spec.cluster == 1,
             **epilogue_values(spec),
         },

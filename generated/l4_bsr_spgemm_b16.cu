@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: f06d8740fedaf8bae30826fa1ada30266ba73c359a7020eea43cdde7e2f793c7
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f237070e1643bf84bc9b5da06eab285e484351a412252409e7c4b708a111cee9
+// seal: sha256 069344ef91b175c143ad6babb9d250e8820d1626ef6e857d015e67b38509a463
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -248,12 +248,13 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice.
+// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
-  for (int j = 0; j < kPairsN; ++j) {
+  for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
+    for (int j = 0; j < kPairsN; ++j) {
       mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
       mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
     }

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"bf16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 48cc103f087c1d700ea31fe6b619b1224e4aa72c1d14e75440f5b3a0b39ec54b
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 459d0b086b2bd122244e86bd81e2336249f73350c1cfc47329a5c2dcc3772161
+// seal: sha256 7a7d52bee4ef9c2324ac1431e1127d2007af14f81552a03bfe006c1a18fd88b8
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -218,12 +218,13 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice.
+// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
-  for (int j = 0; j < kPairsN; ++j) {
+  for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
+    for (int j = 0; j < kPairsN; ++j) {
       mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
       mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
     }

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 8976de3b5aa5eaad20c93fe016d8aa9ec028fa47eebbbd38bc202e030339d4ee
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 46b4abbb3c17f936a8597833ed227ede1609bddcb385dfc81dc95fdbd9f75a17
+// seal: sha256 b02db7510aaf19ae3379bc63cd7d479f4e9eaa067a2eb55de3d51c5378d2f39d
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -218,12 +218,13 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice.
+// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
-  for (int j = 0; j < kPairsN; ++j) {
+  for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
+    for (int j = 0; j < kPairsN; ++j) {
       mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
       mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
     }

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: 5eaef5a6b65b019be2f50f56e83226c4cb18a3c94dd5ebae65fa72f9736d6259
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e276233df038a559787b3edeee600d7f96a1adaf934ec729a62a353e00aa8936
+// seal: sha256 3b7523d858b935d8beafc3d1765af2ba7639ac4816fae0e4139aba3f4c77e92a
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -218,12 +218,13 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice.
+// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
-  for (int j = 0; j < kPairsN; ++j) {
+  for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
+    for (int j = 0; j < kPairsN; ++j) {
       mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
       mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
     }

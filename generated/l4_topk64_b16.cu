@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 3cf874768c88c526ec9ed27dee3b0d799c4aac53c6dbe3523850656671491ac3
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 60c81e69ac33773d215a3b9cbd3ee53a0e153a900a86b128c45427bfa5cf1974
+// seal: sha256 cd2412f556759286222a1071e21b1a1a4a6d6f71cface616ca52d2ff6276a1b4
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -62,6 +62,7 @@ constexpr int kOOffset = 0;  // 4096 bytes: O tile on its way out: in the ring o
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
+constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -88,7 +89,6 @@ struct Params {
   long long kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
   long long kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -179,9 +179,9 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
 struct KeyBlocks {
-  int count;        // steps of these queries
-  int entries;      // key blocks listed for them
-  const int* list;  // their numbers
+  // Steps of these queries; the last one may have fewer entries than the others.
+  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
 
@@ -190,22 +190,19 @@ struct KeyBlocks {
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0, row < p.query_blocks ? kTopK : 0);
+    take(0);
   }
-  __device__ __forceinline__ void take(int first, int number) {
-    list += first;
-    entries = number;
-    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
-    chunk = 0;
+  // Takes 32 entries; the block behind the last one, which holds no key, for one out of range and behind the list.
+  __device__ __forceinline__ void take(int first) {
+    const int entry = first + threadIdx.x % 32;
+    const int block = entry < kTopK ? __ldg(list + entry) : -1;
+    chunk = static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
-  // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
-  // All lanes of a warp call this together, i = 0, 1, 2, ...
+  // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
-    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
-    const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
-    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
-    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
+    const int entry = i / kBlockSteps;
+    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take(entry);
+    return __shfl_sync(0xFFFFFFFF, chunk, entry % 32) * kBlockSteps + i % kBlockSteps;
   }
 };
 
@@ -253,13 +250,13 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
 }
 
 // Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys.
-__device__ __forceinline__ void copy_step(uint32 to, const unsigned short* thread_head, int64 row_stride, int kv_len,
+__device__ __forceinline__ void copy_step(uint32 to, const unsigned short* head, int64 row_stride, int kv_len,
     const int (&blocks)[kStepBlocks]) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
-    const int first_key = blocks[load] * kLoadKeys;
-    copy_rows<kLoadKeys>(to + load * kLoadKeys * kRowBytes, thread_head + first_key * row_stride, row_stride,
-        kv_len - copy_row() - first_key);
+    const int key = blocks[load] * kLoadKeys + copy_row();
+    const unsigned short* from = head + row_stride * static_cast<uint32>(key) + copy_chunk() * 8;
+    copy_rows<kLoadKeys>(to + load * kLoadKeys * kRowBytes, from, row_stride, kv_len - key);
   }
 }
 
@@ -267,7 +264,7 @@ __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* threa
 struct Step {
   int block[kStepBlocks];
 
-  __device__ __forceinline__ Step(KeyBlocks& blocks, int i) {
+  __device__ __forceinline__ void take(KeyBlocks& blocks, int i) {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
       block[load] = blocks.at(i * kStepBlocks + load);
@@ -340,9 +337,9 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kRowTiles][kTileN
     float maxima[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float maximum = kMinusInfinity, other = kMinusInfinity;  // two chains: half the latency
+      float maximum = s[tile][0][row * 2], other = s[tile][0][row * 2 + 1];  // two chains: half the latency
 #pragma unroll
-      for (int j = 0; j < kTileN / 8; ++j) {
+      for (int j = 1; j < kTileN / 8; ++j) {
         maximum = fmaxf(maximum, s[tile][j][row * 2]);
         other = fmaxf(other, s[tile][j][row * 2 + 1]);
       }
@@ -396,10 +393,8 @@ __device__ __forceinline__ void exponentiate(uint32 (&prob)[kRowTiles][4], const
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4],
     const float (&s)[kRowTiles][kTileN / 8][4], const float (&row_max)[kRowTiles][2], float (&row_sum)[kRowTiles][2],
-    float scale_log2, uint32 v_tile) {
+    float scale_log2, uint32 v_lane) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16 for 8 columns, then for the next 8; transposed.
-  const int lane = threadIdx.x % 32;
-  const uint32 v_lane = v_tile + chunk_offset(lane % 16, lane / 16);
   uint32 prob[2][kRowTiles][4];
   exponentiate(prob[kFirst % 2], s, kFirst, row_max, row_sum, scale_log2);
 #pragma unroll
@@ -422,30 +417,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
 
-  const Tile tile(p, ctaid_x());
-  // Where this thread's copies from Q, K and V begin.
-  const int kv_head = tile.head / p.heads_per_kv_head;
+  const Tile tile(p, blockIdx.x);
+  // Where this thread's copies from Q begin.
   const unsigned short* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 8;
-  const unsigned short* k_thread = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride +
-      copy_row() * p.k_row_stride + copy_chunk() * 8;
-  const unsigned short* v_thread = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride +
-      copy_row() * p.v_row_stride + copy_chunk() * 8;
+  const int kv_head = tile.head / p.heads_per_kv_head;
+  const unsigned short* k_head = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride;
+  const unsigned short* v_head = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride;
 
-  // Two walks over the key blocks: one that loads them, and one behind it that computes with them.
-  KeyBlocks loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
-  int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
+  // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
+  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
+  Step loaded[kStepsAhead] = {};
 
   // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
   auto fetch = [&](int load, uint32 slot) {
-    if (load / 2 < loads.count) {
-      if (load % 2 == 0) {
+    Step& step = loaded[kStepsAhead - 1];
+    if (load % 2 == 0) {
 #pragma unroll
-        for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(load / 2 * kStepBlocks + i);
-        copy_step(slot, k_thread, p.k_row_stride, p.kv_len, loading);
+      for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
+    }
+    if (load / 2 < blocks.count) {
+      if (load % 2 == 0) {
+        step.take(blocks, load / 2);
+        copy_step(slot, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
-        copy_step(slot, v_thread, p.v_row_stride, p.kv_len, loading);
+        copy_step(slot, v_head, p.v_row_stride, p.kv_len, step.block);
       }
     }
     cp_async_commit();
@@ -465,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
   cp_async_wait<kAhead>();
   __syncthreads();
   uint32 q[kRowTiles][kHeadDim / 16][4];
-  const uint32 q_lane = base + kQOffset + chunk_offset(warp_row + lane % 16, lane / 16);
+  const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
 #pragma unroll
@@ -484,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
   // next step, that of K between two halves of the output, when half of the scores have left their registers.
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
-    const Step step(blocks, i);
+    const Step step = loaded[0];
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
@@ -496,9 +494,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
     __syncthreads();
     v_slot = slot_after(k_slot);
     rescale_sums(o, row_sum, rescale);
-    multiply_output<0, kHalfStep>(o, s, row_max, row_sum, p.scale_log2, v_slot);
+    multiply_output<0, kHalfStep>(o, s, row_max, row_sum, p.scale_log2, v_slot + lane_offset);
     fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / 16>(o, s, row_max, row_sum, p.scale_log2, v_slot);
+    multiply_output<kHalfStep, kTileN / 16>(o, s, row_max, row_sum, p.scale_log2, v_slot + lane_offset);
   }
 
   // The tile worked out anew: it would take up registers all the way.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 28c7a818566982270e0e50ad71762fb44c148d35aed5088160c6c99bd7b2aec7
 // templates: attention/patterns/topk.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d05c6d04ca78117719a2a5a841b93a197c8bd96f50092aa57ba3cd1d55dbf75c
+// seal: sha256 742c893bd5cfe4a05b4284a1b0717f4c28f6d5f8366de66de704affb857a34cd
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -99,7 +99,6 @@ struct Params {
   long long kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
   long long kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -154,9 +153,9 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
 struct KeyBlocks {
-  int count;        // steps of these queries
-  int entries;      // key blocks listed for them
-  const int* list;  // their numbers
+  // Steps of these queries; the last one may have fewer entries than the others.
+  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int chunk;        // 32 entries of the list, one a lane
 
@@ -165,22 +164,19 @@ struct KeyBlocks {
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0, row < p.query_blocks ? kTopK : 0);
+    take(0);
   }
-  __device__ __forceinline__ void take(int first, int number) {
-    list += first;
-    entries = number;
-    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
-    chunk = 0;
+  // Takes 32 entries; the block behind the last one, which holds no key, for one out of range and behind the list.
+  __device__ __forceinline__ void take(int first) {
+    const int entry = first + threadIdx.x % 32;
+    const int block = entry < kTopK ? __ldg(list + entry) : -1;
+    chunk = static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
-  // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
-  // All lanes of a warp call this together, i = 0, 1, 2, ...
+  // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int lane = threadIdx.x % 32, entry = i / kBlockSteps;
-    if (i % (32 * kBlockSteps) == 0 && entry + lane < entries) chunk = __ldg(list + entry + lane);
-    const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
-    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
-    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
+    const int entry = i / kBlockSteps;
+    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take(entry);
+    return __shfl_sync(0xFFFFFFFF, chunk, entry % 32) * kBlockSteps + i % kBlockSteps;
   }
 };
 

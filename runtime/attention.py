@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.patterns import IndexTensor
-from codegen.plans.attention_params import needs_scale
+from codegen.plans.attention_params import needs_query_blocks, needs_scale
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -283,7 +283,7 @@ class AttentionKernel:
             if tensor is None and not spec.optional:
                 raise ArgumentError(spec.name, f"is missing: int32 {self._expected(spec, q)}")
             values |= self._describe(spec, tensor, q)
-        if self._indices:
+        if needs_query_blocks(self.spec):
             values["query_blocks"] = self._query_blocks(q)
         return values
 

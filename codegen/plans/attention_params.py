@@ -63,9 +63,17 @@ def index_params(spec: AttentionSpec) -> list[Param]:
         ]
         if "any" in tensor.dims:
             params.append(i32(f"{tensor.name}_length", "entries of a list"))
-    if spec.pattern.index_tensors:
+    if needs_query_blocks(spec):
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
     return params
+
+
+def needs_query_blocks(spec: AttentionSpec) -> bool:
+    """Return whether the kernel asks for the number of lists.
+
+    A tile for sm_90a may have several, the last of which are not there. A tile of the other kernels has one.
+    """
+    return bool(spec.pattern.index_tensors) and (spec.arch == "sm_90a" or spec.pattern.kind != "topk")
 
 
 def list_constants(block: Block, block_steps: int) -> list[Constant]:

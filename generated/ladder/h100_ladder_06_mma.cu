@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 4e70de2844f7a5b144a09d899bf9f094ecf2b7b6e0784e2552ac9f488ab156bb
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a05b6eff95719049ec1b7fdb3c2b176b6f920a72f752a2034a6f76005bdf99fd
+// seal: sha256 c073de5b1d63405fa82dc77db89c5cf40ec7c82412fd97c523ac0bb6d3e12131
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -218,12 +218,13 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice.
+// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
-  for (int j = 0; j < kPairsN; ++j) {
+  for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
+    for (int j = 0; j < kPairsN; ++j) {
       mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
       mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
     }

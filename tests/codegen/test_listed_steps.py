@@ -20,7 +20,11 @@ from codegen.plans import plan_for
 from codegen.render import environment
 
 KV_LEN, ROWS, LENGTH = 1000, 5, 71
-PATTERNS: list[dict[str, Any]] = [{"kind": "topk", "k": LENGTH}, {"kind": "block_lists", "mask": "causal"}]
+PATTERNS: list[dict[str, Any]] = [
+    {"kind": "topk", "k": LENGTH},
+    {"kind": "topk", "k": 32},  # one entry a lane, and none behind them
+    {"kind": "block_lists", "mask": "causal"},
+]
 # Architecture, queries and keys of a block, rows and keys of a tile, packed heads
 SHAPES = [
     ("sm_90a", 128, 128, 128, 128, 1),
@@ -70,10 +74,15 @@ int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; 
 %(pattern)s
 // The loads of the queries from `first` on; of a part of them, if it has any shares.
 void print_loads(const Params& p, int first, int begin, int shares) {
-  KeyBlocks one(p, 0, 0, first);
+  auto lane = [&] {
+    KeyBlocks one(p, 0, 0, first);
 %(direction)s
 %(restriction)s
-  KeyBlocks lanes[32] = {%(copies)s};
+    ++threadIdx.x;
+    return one;
+  };
+  threadIdx.x = 0;
+  KeyBlocks lanes[32] = {%(lanes)s}, &one = lanes[0];
   for (int i = 0; i < one.count * kStepBlocks; ++i) {
     int block = 0;
     for (int round = 0; round < 2; ++round)
@@ -95,7 +104,7 @@ int main() {
   p.kv_num_blocks_row_stride = p.full_kv_num_blocks_row_stride = 1;
   p.kv_indices_length = p.full_kv_indices_length = %(length)d;
   p.query_blocks = %(rows)d, p.q_len = %(rows)d * %(block_q)d, p.kv_len = %(kv_len)d;
-  for (int first = 0; first < p.q_len + kStreamRows; first += kStreamRows) {
+  for (int first = 0; first < p.q_len + %(behind)s; first += kStreamRows) {
     print_loads(p, first, 0, 0);
     std::puts("");
     for (int width : std::initializer_list<int>{%(widths)s}) {
@@ -118,24 +127,30 @@ def program(plan: Plan, block_q: int, *, backwards: bool = False) -> str:
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values),
         "rows": ROWS,
+        "behind": beyond(plan),
         "length": LENGTH,
         "kv_len": KV_LEN,
         "block_q": block_q,
-        "copies": ", ".join(["one"] * 32),
+        "lanes": ", ".join(["lane()"] * 32),
         "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
-        "direction": "  one.backwards = true;" if backwards else "",
-        "restriction": "  if (shares > 0) one.restrict_to(begin, shares);" if plan.split else "",
+        "direction": "    one.backwards = true;" if backwards else "",
+        "restriction": "    if (shares > 0) one.restrict_to(begin, shares);" if plan.split else "",
         "widths": ", ".join(map(str, WIDTHS)) if plan.split else "",
     }
 
 
-def expected(kind: str, row: int, block_kv: int, n: int, *, backwards: bool = False) -> list[str]:
+def beyond(plan: Plan) -> int:
+    """Queries behind the last list: those of a tile of several lists, where the last of them are not there."""
+    return stream_rows(plan) if plan.spec.arch == "sm_90a" else 0
+
+
+def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwards: bool = False) -> list[str]:
     """The loads of a row's lists; behind the last key for an entry that names no block."""
     steps, pair = max(1, block_kv // n), max(1, n // block_kv)
     key_blocks = -(-KV_LEN // block_kv)
     lists = [[(5 * i + 3 * row + full) % 12 - 1 for i in range(LENGTH)] for full in range(2)]
-    if kind == "topk":
-        entries = [(entry, "") for entry in lists[0]]
+    if pattern["kind"] == "topk":
+        entries = [(entry, "") for entry in lists[0][: pattern["k"]]]
     else:
         entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
@@ -152,7 +167,7 @@ def parts(loads: list[str], shares: int, width: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "_".join(map(str, shape)))
-@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: str(pattern["kind"]))
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: f"{pattern['kind']}{pattern.get('k', '')}")
 def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any, ...], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
@@ -163,14 +178,13 @@ def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any,
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
     lines = iter(output.splitlines())
-    stream = next(constant.value for constant in plan.constants if constant.name == "kStreamRows")
-    firsts = range(0, ROWS * block_q + int(stream), int(stream))
-    for first in firsts:
+    stream = stream_rows(plan)
+    for first in range(0, ROWS * block_q + beyond(plan), stream):
         row = first // block_q
-        loads = expected(pattern["kind"], row, block_kv, n) if row < ROWS else []
+        loads = expected(pattern, row, block_kv, n) if row < ROWS else []
         assert next(lines).split() == loads, first
         if plan.split is not None:
-            shares = plan.spec.pattern.shares(KV_LEN, int(stream), n)  # type: ignore[union-attr]
+            shares = plan.spec.pattern.shares(KV_LEN, stream, n)  # type: ignore[union-attr]
             for width in WIDTHS:
                 found = [part.split() for part in next(lines).split("|")[:-1]]
                 assert found == parts(loads, shares, width), (first, width)
@@ -191,7 +205,7 @@ def test_lists_are_walked_through_from_their_end(shape: tuple[Any, ...], tmp_pat
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
     for row, line in zip(range(ROWS), output.splitlines()[:: max(1, block_q // stream_rows(plan))], strict=False):
-        assert line.split() == expected("topk", row, block_kv, n, backwards=True)
+        assert line.split() == expected(pattern, row, block_kv, n, backwards=True)
 
 
 def stream_rows(plan: Plan) -> int:

@@ -199,7 +199,7 @@ ADA_ROWS = (
     Row("ada_dense_d64", ada(64, DENSE, (128, 64), 6), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
     Row("ada_causal_d64", ada(64, CAUSAL, (128, 64), 4), 8, 16384, ADA_PEERS, 280, groups=("ada",)),
     Row("ada_topk32", ada(128, listed(128), (128, 64), 2), 16, 32768, ADA_PEERS, 370, groups=("ada",)),
-    Row("ada_topk32_b64", ada(128, listed(64), (64, 32), 4), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
+    Row("ada_topk32_b64", ada(128, listed(64), (64, 64), 2), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
     Row("ada_topk32_b32", ada(128, listed(32), (32, 64), 3, 16), 16, 32768, ADA_PEERS, 190, groups=("ada",)),
     Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 6), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
     Row(

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 28ddab228fa220243b48cf9f57fc4e5e4c9c05f1e45f79a488f09919e93ebfe8
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a8886949b44877ff75f1b460476509abfb3600d88e94f3f0b0abfd8e196ed49b
+// seal: sha256 9909929c9b5ddaa9e21940623770e43d6e9c5192d91030e8deb0b55795600cda
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -271,13 +271,15 @@ __device__ __forceinline__ void copy_queries(uint32 to, const Params& p, const T
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys.
-__device__ __forceinline__ void copy_step(uint32 to, const unsigned short* head, int64 row_stride, int kv_len,
-    const int (&blocks)[kStepBlocks]) {
+// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys. The head begins `head`
+// chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
+__device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
+    int kv_len, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int key = blocks[load] * kLoadKeys + copy_row();
-    const unsigned short* from = head + row_stride * static_cast<uint32>(key) + copy_chunk() * 8;
+    const uint32 chunk = head + static_cast<uint32>(row_stride / 8) * static_cast<uint32>(key) + copy_chunk();
+    const unsigned short* from = tensor + static_cast<int64>(chunk) * 8;
     copy_rows<kLoadKeys>(to + load * kLoadKeys * kRowBytes, from, row_stride, kv_len - key);
   }
 }
@@ -443,8 +445,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk16_gqa16_q1(con
 
   const Tile tile(p, blockIdx.x);
   const int kv_head = tile.head / p.heads_per_kv_head;
-  const unsigned short* k_head = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride;
-  const unsigned short* v_head = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride;
+  const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
+  const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
   // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
@@ -460,9 +462,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk16_gqa16_q1(con
     if (load / 2 < blocks.count) {
       if (load % 2 == 0) {
         step.take(blocks, load / 2);
-        copy_step(slot, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
-        copy_step(slot, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
       }
     }
     cp_async_commit();

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":127,"right":0},"schedule":"multistage","sink":true,"stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: f96557375571502df23ce18e58667a7f72cc07aea4c4f1c93fb0a5d2ef6f5c63
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 53cc15e6bd61075e597d4a0bb2fcc4827cc1e09756f0c7542b9bc00257f8a420
+// seal: sha256 29e1bfd8f8337ed1c807908c44c0ddb627f6ab3031072c3f8afded88243980ac
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -247,13 +247,15 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys.
-__device__ __forceinline__ void copy_step(uint32 to, const unsigned short* head, int64 row_stride, int kv_len,
-    const int (&blocks)[kStepBlocks]) {
+// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys. The head begins `head`
+// chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
+__device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
+    int kv_len, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int key = blocks[load] * kLoadKeys + copy_row();
-    const unsigned short* from = head + row_stride * static_cast<uint32>(key) + copy_chunk() * 8;
+    const uint32 chunk = head + static_cast<uint32>(row_stride / 8) * static_cast<uint32>(key) + copy_chunk();
+    const unsigned short* from = tensor + static_cast<int64>(chunk) * 8;
     copy_rows<kLoadKeys>(to + load * kLoadKeys * kRowBytes, from, row_stride, kv_len - key);
   }
 }
@@ -427,8 +429,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
   const unsigned short* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 8;
   const int kv_head = tile.head / p.heads_per_kv_head;
-  const unsigned short* k_head = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride;
-  const unsigned short* v_head = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride;
+  const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
+  const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
   // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
@@ -444,9 +446,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
     if (load / 2 < blocks.count) {
       if (load % 2 == 0) {
         step.take(blocks, load / 2);
-        copy_step(slot, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
-        copy_step(slot, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
       }
     }
     cp_async_commit();

@@ -63,6 +63,26 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
             )
 
 
+def check_extent(name: str, tensor: torch.Tensor, limit: int) -> None:
+    """Check that a kernel's offsets, which are counted in fewer bits than addresses have, reach all of a tensor.
+
+    Args:
+        name: the argument.
+        tensor: the tensor.
+        limit: bytes from its first element that they reach.
+
+    Raises:
+        ArgumentError: with the bytes from the first element to the end of the last one.
+    """
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    extent = (last + 1) * tensor.element_size()
+    if extent > limit:
+        raise ArgumentError(
+            name,
+            f"extends over {extent} bytes, this kernel reaches {limit}: pass a contiguous copy, or fewer heads",
+        )
+
+
 def check_address(name: str, address: int) -> None:
     """Check the alignment of a tensor's first element.
 

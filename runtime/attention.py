@@ -10,10 +10,12 @@ import torch
 
 from codegen.patterns import IndexTensor
 from codegen.plans.attention_params import needs_query_blocks, needs_scale
+from codegen.plans.attention_sm89 import KV_BYTES
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
     TORCH_DTYPES,
     check_address,
+    check_extent,
     check_output,
     check_scale,
     check_shape,
@@ -201,8 +203,7 @@ class AttentionKernel:
             raise ArgumentError(
                 "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
             )
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            check_strides(name, tensor)
+        self._check_addressing(q, k, v)
         # empty_like keeps q's layout only where TMA can write it.
         keeps_layout = q.stride() == torch.empty_like(q, device="meta").stride()
         written = q if keeps_layout else torch.empty(q.shape, dtype=q.dtype, device="meta")
@@ -267,6 +268,12 @@ class AttentionKernel:
             return tensors
         sizes = (-1, self.spec.packed_heads)
         return tensors | {name: tensors[name].unflatten(1, sizes).transpose(2, 3) for name in ("q", "o")}
+
+    def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_strides(name, tensor)
+            if self.spec.mma == "mma" and name != "q":
+                check_extent(name, tensor, KV_BYTES)
 
     def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
         """Check the index tensors' types and shapes; return the kernel parameters that describe them."""

@@ -41,6 +41,7 @@ KEYS = range(32, 129, 16)
 BLOCKS = (16, 32, 64, 128)
 QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
 BITS = "unsigned short"  # what an element is to the kernel
+KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:

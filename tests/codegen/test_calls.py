@@ -208,6 +208,17 @@ def test_a_gradient_is_checked_again_after_calls_without(kernel: Any, monkeypatc
     assert len(driver.launches) == 2
 
 
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_keys_and_values_that_numbers_of_chunks_do_not_reach(kernel: Any, name: str) -> None:
+    call, driver = kernel("l4_dense")
+    tensors = dict(zip("qkv", qkv(), strict=True))
+    shape = tensors[name].shape
+    tensors[name] = torch.empty_strided(shape, (2**36, 2**35, shape[3], 1), dtype=torch.float16, device="meta")
+    with pytest.raises(ArgumentError, match=rf"{name}: extends over \d+ bytes, this kernel reaches 68719476736"):
+        call(**tensors)
+    assert not driver.launches
+
+
 def test_a_failed_launch_raises_and_the_next_one_works(kernel: Any) -> None:
     call, driver = kernel("h100_dense")
     q, k, v = qkv()

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from runtime.arguments import (  # noqa: E402
     check_address,
+    check_extent,
     check_output,
     check_scale,
     check_shape,
@@ -65,6 +66,15 @@ def test_strides_that_can(tensor: Any) -> None:
     if tensor.shape[-1] == 1:
         tensor = tensor[:1, :1]  # strides of dimensions of size 1 do not matter
     check_strides("k", tensor)
+
+
+def test_a_tensor_may_extend_as_far_as_offsets_reach() -> None:
+    far = torch.empty_strided((2, 3, 8), (2**20, 8, 1), dtype=torch.float16, device="meta")
+    extent = 2 * (2**20 + 2 * 8 + 8)
+    check_extent("k", far, extent)
+    with pytest.raises(ArgumentError, match=f"k: extends over {extent} bytes, this kernel reaches {extent - 1}"):
+        check_extent("k", far, extent - 1)
+    check_extent("k", half(1, 2, 8).expand(5, 2, 8), 32)
 
 
 def test_an_output_must_not_share_memory_with_itself() -> None:

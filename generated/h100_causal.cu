@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 398fa24d44a3fdd37997c205a803171b35893e6aa5fe5208047107abc8581ba0
+// seal: sha256 e233ef7aaaddd6aaf8454b69c5dd7005f7d3d21e3c70e3e8d77454e50f72e8e4
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -352,6 +352,9 @@ struct Tile {
     const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
+    // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is
+    // zeros, and they store nothing.
+    first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = row / p.heads;
     head = row % p.heads;
   }
@@ -656,6 +659,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
+  if (first_query < 0) return;
   float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f6709631b292c831804368202a9cf2243bdcdf02dbbd3d6cd1e12a8af1efa014
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b292bef643ec5ce0faeeeed9c280707b4f84517f7f15fd2834816ef78de17968
+// seal: sha256 9f0c95be96f1adfbae30d942c796b0b778c682d56aaa67d648114ab5a65004ce
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -375,6 +375,9 @@ struct Tile {
     const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
+    // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is
+    // zeros, and they store nothing.
+    first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = row / p.heads;
     head = row % p.heads;
   }
@@ -691,6 +694,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
+  if (first_query < 0) return;
   float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 646354ea126c445fdfc7f3e2aff1b745244d0a9e763cfede0f65e3b047a8ab4d
+// seal: sha256 9a959c0ee9ff4812c2593c73cd8e0799caf4e3bb0b3a0ee6d747d794a673df28
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -350,6 +350,9 @@ struct Tile {
     const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
+    // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is
+    // zeros, and they store nothing.
+    first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = row / p.heads;
     head = row % p.heads;
   }
@@ -654,6 +657,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
+  if (first_query < 0) return;
   float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {

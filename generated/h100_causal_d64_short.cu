@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":4,"tile":{"m":128,"n":128}}
 // spec hash: 933b1e0ef6318822de5b31b6a1c2ba17421f635efbd61a0a4679f4e23a8c32f9
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 299fff874dc38bbf7c4feaccb4adf15586100680c3122e6294c5139214d4fe42
+// seal: sha256 4c0838e7817ba9615c457d45113720fa1d4f56643a2fc841b674e08604679e6a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -366,6 +366,9 @@ struct Tile {
     const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
+    // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is
+    // zeros, and they store nothing.
+    first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = row / p.heads;
     head = row % p.heads;
   }
@@ -682,6 +685,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
+  if (first_query < 0) return;
   float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ba2b20b49f9de6b5b51b7823ce3de1b5c49a1ac979d90c4f38604d3888a82bed
+// seal: sha256 19559ab1fbedadc6bd56973c3e3abd7d2c6281a1b882572d0854cd733212e929
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -375,6 +375,9 @@ struct Tile {
     const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
+    // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is
+    // zeros, and they store nothing.
+    first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = row / p.heads;
     head = row % p.heads;
   }
@@ -699,6 +702,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
+  if (first_query < 0) return;
   float inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {

@@ -22,6 +22,18 @@ COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
 DENSE = {"kind": "dense"}
 # Combinations that no shipped spec has: other types, head sizes, predicates, schedules.
 OTHERS = [
+    *(  # the fastest tiles on an H200: all registers, and not one too many
+        {
+            "op": "attention",
+            "arch": "sm_89",
+            "head_dim": 128,
+            "tile": {"m": side, "n": 64},
+            "warp_rows": 32,
+            "stages": 2,
+            "pattern": {"kind": "topk", "k": 32, "block": {"q": side, "kv": side}},
+        }
+        for side in (64, 128)
+    ),
     {"op": "attention", "arch": "sm_90a", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
     {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "causal", "align": "top_left"}},
     {"op": "attention", "arch": "sm_90a", "head_dim": 128, "lse": False, "pattern": {"kind": "dense"}},

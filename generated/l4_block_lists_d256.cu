@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
 // templates: attention/patterns/block_lists.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e9854a779a7c80bb8d0bdcf46ae8ad90a353d9292efa4082c4d933a1dba198e3
+// seal: sha256 11f96bc16f468075ca27de9544596687849bd064c9b31bd6e85d31b7ada94f7b
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -50,6 +50,8 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kHalfStep = 1;  // half a step, in 16 keys
+constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
 
@@ -60,8 +62,6 @@ constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -467,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_block_lists_d256(co
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   // Where this thread's copies from Q begin.

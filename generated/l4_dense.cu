@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: e4f95ce32c0d856f56206f5cf9c6c8755b9480952c2d026e830aa8e505a66251
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d0bf531aa8d8c40766f0538998f6524b95214ef93de42a0ba28f26fa9e1c3c64
+// seal: sha256 a88e0f87dfefaed784a31c2cd370510c9ee90ded6613a8541e6c1f0fa52303cc
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -50,6 +50,7 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kHalfStep = 1;  // half a step, in 16 keys
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile
@@ -58,8 +59,6 @@ constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -399,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense(const __grid_
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   // Where this thread's copies from Q begin.
@@ -409,20 +408,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense(const __grid_
   const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
+  // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
-  Step loaded[kStepsAhead] = {};
 
   // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
   auto fetch = [&](int load, uint32 slot) {
-    Step& step = loaded[kStepsAhead - 1];
-    if (load % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
-    }
     if (load / 2 < blocks.count) {
+      Step step;
+      step.take(blocks, load / 2);
       if (load % 2 == 0) {
-        step.take(blocks, load / 2);
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -451,7 +445,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense(const __grid_
   // next step, that of K between two halves of the output, when half of the scores have left their registers.
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
-    const Step step = loaded[0];
+    Step step;
+    step.take(blocks, i);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);

@@ -1,9 +1,9 @@
 // Generated from specs/l4_dense_d64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_dense_d64.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":6,"tile":{"m":128,"n":64},"warp_rows":32}
-// spec hash: bc115db46987175bb835009844027db5e80ae8470ad8d385ebafbd0a486f087b
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":96},"warp_rows":32}
+// spec hash: 9d686d47879774cf564e10cb4379a763c25a41a68e607533a8270ad9d6e7fc6d
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ef4fc3f83b2684ba262a5ce0baef41601a8189b7a3e87458f614f5ff7ef3d876
+// seal: sha256 3f1439314416af7942c895e064bdbbf7f2368b8f1a148831b7fb5d8e239f659d
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -34,9 +34,9 @@ using uint32 = unsigned int;
 
 constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 6;  // slots of the ring
-constexpr int kAhead = 4;  // K and V tiles in flight while one is read
+constexpr int kTileN = 96;  // keys of one step
+constexpr int kStages = 4;  // slots of the ring
+constexpr int kAhead = 2;  // K and V tiles in flight while one is read
 constexpr int kStreamRows = 128;  // query rows that share a list of key blocks
 constexpr int kWarpRows = 32;  // query rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
@@ -47,18 +47,17 @@ constexpr int kRowLines = 1;  // lines of a row
 constexpr int kSwizzleRows = 1;  // rows in a row that swap their chunks alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
-constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
+constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kLoadKeys = 96;  // keys of one load
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 49152 bytes: 6 slots, each K or V of one step
-constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slots that are filled last
+constexpr int kRingOffset = 0;  // 49152 bytes: 4 slots, each K or V of one step
+constexpr int kQOffset = 24576;  // 16384 bytes: Q tile: in the slots that are filled last
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -393,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense_d64(const __g
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   // Where this thread's copies from Q begin.
@@ -403,20 +402,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense_d64(const __g
   const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
+  // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
-  Step loaded[kStepsAhead] = {};
 
   // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
   auto fetch = [&](int load, uint32 slot) {
-    Step& step = loaded[kStepsAhead - 1];
-    if (load % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
-    }
     if (load / 2 < blocks.count) {
+      Step step;
+      step.take(blocks, load / 2);
       if (load % 2 == 0) {
-        step.take(blocks, load / 2);
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -457,7 +451,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense_d64(const __g
   // Walk over the steps. Once all warps are done with a step, its two slots are refilled.
   uint32 k_slot = ring;
   for (int i = 0; i < blocks.count; ++i) {
-    const Step step = loaded[0];
+    Step step;
+    step.take(blocks, i);
     cp_async_wait<kAhead - 2>();
     __syncthreads();
     const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;

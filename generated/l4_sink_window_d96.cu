@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 2aa05754130318a28c5bb263657f1bb17b61090f4d2b2c86a9d59dff5e13f4d3
 // templates: attention/patterns/sink_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a108d1eb39aea2179de4d756275d85fa0f882e140478d3e0675f86a8c1bc3aac
+// seal: sha256 e1a50ad37ca6a4cbf8b0f66c8af8f90d2d4e688d45b22a27298dd8903913a8bf
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -50,6 +50,7 @@ constexpr int kWarpPassRows = 8;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kHalfStep = 2;  // half a step, in 16 keys
 constexpr int kSink = 64;  // keys at the beginning that every later query sees
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
@@ -61,8 +62,6 @@ constexpr int kOOffset = 0;  // 24576 bytes: O tile on its way out: in the place
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -431,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_sink_window_d96(con
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   // Where this thread's copies from Q begin.
@@ -441,20 +440,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_sink_window_d96(con
   const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
+  // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
-  Step loaded[kStepsAhead] = {};
 
   // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
   auto fetch = [&](int load, uint32 slot) {
-    Step& step = loaded[kStepsAhead - 1];
-    if (load % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
-    }
     if (load / 2 < blocks.count) {
+      Step step;
+      step.take(blocks, load / 2);
       if (load % 2 == 0) {
-        step.take(blocks, load / 2);
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -483,7 +477,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_sink_window_d96(con
   // next step, that of K between two halves of the output, when half of the scores have left their registers.
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
-    const Step step = loaded[0];
+    Step step;
+    step.take(blocks, i);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
 // templates: attention/patterns/strided.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6533a5e21556910c8838e6a0ba7f2b7ddcaf088a358e174cad6cf565daddb516
+// seal: sha256 095e88ef3097e88472031fbe0850befba86ac04abb9077baca63ccfef3e3fc4d
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -50,6 +50,7 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kHalfStep = 1;  // half a step, in 16 keys
 constexpr int kBlock = 64;  // keys of a block of the pattern, hence of a stripe
 constexpr int kPeriod = 512;  // keys from the beginning of one stripe to that of the next
 constexpr int kLocalKeys = 960;  // keys of the local blocks before a query's own block
@@ -61,8 +62,6 @@ constexpr int kOOffset = 0;  // 24576 bytes: O tile on its way out: in the ring 
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -449,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_strided_d192(const 
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   // Where this thread's copies from Q begin.
@@ -459,20 +458,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_strided_d192(const 
   const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
+  // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
-  Step loaded[kStepsAhead] = {};
 
   // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
   auto fetch = [&](int load, uint32 slot) {
-    Step& step = loaded[kStepsAhead - 1];
-    if (load % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
-    }
     if (load / 2 < blocks.count) {
+      Step step;
+      step.take(blocks, load / 2);
       if (load % 2 == 0) {
-        step.take(blocks, load / 2);
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -514,7 +508,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_strided_d192(const 
   // next step, that of K between two halves of the output, when half of the scores have left their registers.
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
-    const Step step = loaded[0];
+    Step step;
+    step.take(blocks, i);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 28ddab228fa220243b48cf9f57fc4e5e4c9c05f1e45f79a488f09919e93ebfe8
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9909929c9b5ddaa9e21940623770e43d6e9c5192d91030e8deb0b55795600cda
+// seal: sha256 f2bd572fb489cde35439d03b7dc38929e363341fe37a4814f71f591f1b3b1a97
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -54,6 +54,8 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kHalfStep = 1;  // half a step, in 16 keys
+constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 16;  // key blocks listed for each query block
@@ -66,8 +68,6 @@ constexpr int kOOffset = 0;  // 4096 bytes: O tile on its way out: in the ring o
 static_assert(kTileQueries * kPackedHeads == kTileM);  // no row is left over
 static_assert(kStreamRows == kTileQueries);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kHalfStep = kTileN / 32;  // half a step, in 16 keys
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -441,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk16_gqa16_q1(con
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   const int kv_head = tile.head / p.heads_per_kv_head;

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 0d38a6c5ba119f6e658dd4720efd74ac413bb0e0838bc0b0183723a3967e81de
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d23804bfdb49f54eff7c00f75c920b502d508f041cb389d7f4a302b0354f3ab2
+// seal: sha256 ca94c27b3e5c29117d3d036c57525e40f8443354af077bdf95370d8ff67163a4
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -50,6 +50,7 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
@@ -61,7 +62,6 @@ constexpr int kOOffset = 0;  // 8192 bytes: O tile on its way out: in the ring o
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
-constexpr int kStepsAhead = (kAhead + 1) / 2;  // steps whose K has been asked for: the current one and those after it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
@@ -418,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_topk32_d64(const __
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of the row that this lane addresses for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
   // Where this thread's copies from Q begin.

@@ -58,6 +58,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # With room for two whole steps, K and V of a step are waited for together: one __syncthreads a step, not two.
     paired = spec.stages >= 4 and spec.stages % 2 == 0
     ahead = spec.stages - 2 if paired else spec.stages - 1
+    listed = bool(pattern.index_tensors)
     row_bytes = d * dtype.bytes
     # A row is a whole number of lines: all banks, or half of them.
     line_bytes = BANK_BYTES if row_bytes % BANK_BYTES == 0 else BANK_BYTES // 2
@@ -115,6 +116,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", load_keys, "keys of one load"),
+        *([] if paired else [Constant("kHalfStep", n // 32, "half a step, in 16 keys")]),
+        *(
+            [Constant("kStepsAhead", (ahead + 1) // 2, "steps whose K has been asked for, from the current one on")]
+            if listed
+            else []
+        ),
         *(block_constants(block, tile_queries, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
@@ -152,6 +159,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "block_steps": block_steps,
             "step_blocks": n // load_keys,
             "paired": paired,
+            "listed": listed,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
         },
         summary=(

@@ -118,6 +118,11 @@ SHORT_KEY = {  # enough tiles for every SM matter more than what they share
     (64, "dense"): fields(64, DENSE, (128, 128), 4),
     (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
 }
+FEW_KEY = {  # not even one tile of 128 queries for each SM: a warpgroup a tile
+    (head_dim, kind): fields(head_dim, pattern, (64, 128), 2, schedule="cooperative", split_tail=False)
+    for head_dim in (128, 64)
+    for kind, pattern in (("dense", DENSE), ("causal", CAUSAL))
+}
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2, schedule="cooperative")
 SHARED = topk(128, 32, 64, 64, share_kv=True)
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
@@ -155,7 +160,7 @@ LENGTH_ROWS = tuple(
 SHORT_ROWS = tuple(
     Row(
         f"{kind}_h{heads}_s{length}_d{head_dim}",
-        SHORT_KEY[head_dim, kind],
+        (FEW_KEY if length == 1024 and (heads == 8 or kind == "causal") else SHORT_KEY)[head_dim, kind],
         heads,
         length,
         ("sdpa", *FLEX, "fa4", "fa3"),

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 65c65570b0ac5d1c2efb4e24da6cb461fd3319ed91273d3c5261eb2486187c41
 // templates: attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 25812527eb3d927448c6f4dc9dbfe0c1c7864742d30a9cda4393c8066253fe89
+// seal: sha256 f7f71cd74d3dc02701b9226071f26ff86631d8d046ca0c6c0dc237ca9b2f5f0f
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -62,8 +62,6 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 128;  // keys of one load
 constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
-constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
@@ -118,6 +116,7 @@ struct Params {
   int full_kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int section;  // heads whose tiles are handed out together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -417,12 +416,9 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const int all_heads = p.tiles / p.query_tiles;
-    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kKeyBytes;
-    const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
-    const int section = min(fitting * p.heads_per_kv_head, all_heads);
-    const int first_head = index / (section * p.query_tiles) * section;
-    const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
+    const int first_head = index / (p.section * p.query_tiles) * p.section;
+    const int in_section = index - first_head * p.query_tiles;
+    const int heads = min(p.section, p.tiles / p.query_tiles - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
     batch = row / p.heads;

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e233ef7aaaddd6aaf8454b69c5dd7005f7d3d21e3c70e3e8d77454e50f72e8e4
+// seal: sha256 4bb6fcaabbc6c0faf0ba90cab640970e308b5de780e04dbba63896c7d31b9eff
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,8 +57,6 @@ constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 20480;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 80;  // keys of one load
-constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
-constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
@@ -92,6 +90,7 @@ struct Params {
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int section;  // heads whose tiles are handed out together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -337,6 +336,16 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
 
+// Key blocks that a warpgroup's queries, from first_query on, see: from `first` to `last`.
+struct SeenBlocks {
+  int first = 0, last = -1;
+
+  __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
+    const int last_key = min(first_query + kWarpgroupRows, p.q_len) - 1 + diagonal(p);
+    if (last_key >= 0) last = last_key / kTileN;
+  }
+};
+
 // One tile of work: kTileM queries of one head.
 struct Tile {
   int batch, head, first_query;
@@ -344,12 +353,9 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const int all_heads = p.tiles / p.query_tiles;
-    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kKeyBytes;
-    const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
-    const int section = min(fitting * p.heads_per_kv_head, all_heads);
-    const int first_head = index / (section * p.query_tiles) * section;
-    const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
+    const int first_head = index / (p.section * p.query_tiles) * p.section;
+    const int in_section = index - first_head * p.query_tiles;
+    const int heads = min(p.section, p.tiles / p.query_tiles - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
     // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is
@@ -716,6 +722,17 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
+  // Steps whose keys this warpgroup does not see are handed back as they come.
+  const auto hand_back = [&](int steps) {
+    for (; steps > 0; --steps) {
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
+      k_position.advance();
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
+      v_position.advance();
+    }
+  };
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -726,7 +743,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
-    if (entry.count > 0) {
+    // Blocks come from the last one back. Those behind all queries of this warpgroup are first, those before them last.
+    const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
+    const SeenBlocks seen(p, tile.first_query + warpgroup * kWarpgroupRows);
+    const int behind = min(max(newest - seen.last, 0), entry.count);
+    const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - behind);
+    const int count = entry.count - behind - before;
+    hand_back(behind);
+    if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
@@ -739,10 +763,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       update_maxima(s, row_max, shift, rescale, p.scale_log2);
       exponentiate(s, shift, rescale, row_sum, p.scale_log2);
       pack_probabilities(prob, s);
-      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
       // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < entry.count; ++i) {
+      for (int i = 1; i < count; ++i) {
         step = StepSlots(slots, k_position.stage, warp_leader);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
@@ -756,7 +780,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,
         // ahead of the maxima: it moves it over straight code, but not over a loop.
-        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
@@ -783,6 +807,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
+    hand_back(before);
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     tile_position.advance();
   }

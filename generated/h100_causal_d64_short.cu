@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":4,"tile":{"m":128,"n":128}}
 // spec hash: 933b1e0ef6318822de5b31b6a1c2ba17421f635efbd61a0a4679f4e23a8c32f9
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4c0838e7817ba9615c457d45113720fa1d4f56643a2fc841b674e08604679e6a
+// seal: sha256 f208506240661a0da57c30afc32da5e5d09023285684e5337d7f6a9e7b2a5c7c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -60,8 +60,6 @@ constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 128;  // keys of one load
-constexpr int kKeyBytes = 256;  // bytes of a key: a row of K and one of V
-constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 
 // Dynamic shared memory: 180416 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64
@@ -97,6 +95,7 @@ struct Params {
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int section;  // heads whose tiles are handed out together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -358,12 +357,9 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const int all_heads = p.tiles / p.query_tiles;
-    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kKeyBytes;
-    const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
-    const int section = min(fitting * p.heads_per_kv_head, all_heads);
-    const int first_head = index / (section * p.query_tiles) * section;
-    const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
+    const int first_head = index / (p.section * p.query_tiles) * p.section;
+    const int in_section = index - first_head * p.query_tiles;
+    const int heads = min(p.section, p.tiles / p.query_tiles - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
     // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 19559ab1fbedadc6bd56973c3e3abd7d2c6281a1b882572d0854cd733212e929
+// seal: sha256 2332c8ead77fcbf78db0c6cbc6ebab4ecdb088fc2d35862bf2179127c7e446a3
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -59,8 +59,6 @@ constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 128;  // keys of one load
-constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
-constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 constexpr float kCapArgument = 0.06666666666666667f;  // 2 / softcap, for 2^x instead of tanh
 constexpr float kCap = 43.2808512266689f;  // softcap * log2(e): the cap 30, for 2^x
 constexpr float kCappedScale = 1.0f;  // capped logits are those of 2^x already
@@ -97,6 +95,7 @@ struct Params {
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int section;  // heads whose tiles are handed out together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -367,12 +366,9 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const int all_heads = p.tiles / p.query_tiles;
-    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kKeyBytes;
-    const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
-    const int section = min(fitting * p.heads_per_kv_head, all_heads);
-    const int first_head = index / (section * p.query_tiles) * section;
-    const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
+    const int first_head = index / (p.section * p.query_tiles) * p.section;
+    const int in_section = index - first_head * p.query_tiles;
+    const int heads = min(p.section, p.tiles / p.query_tiles - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
     // The warpgroups that the tiles of a head have too many are those before query 0: they have fewest keys. Their Q is

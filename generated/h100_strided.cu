@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7ba1ac5fdc7083d4a5843e384c1531ef50133bee95202f8f6f31fd3c5b563b2c
 // templates: attention/patterns/strided.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dd6c0948cad1b386cc33baa5e2a70657b89ae37c1e692fe6f9c023d279fa8826
+// seal: sha256 d31d41003754e5e805302eff9fe7035c07a047e0810a10c772ae2f9bed716c88
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -60,8 +60,6 @@ constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 128;  // keys of one load
-constexpr int kKeyBytes = 512;  // bytes of a key: a row of K and one of V
-constexpr int kL2Bytes = 33554432;  // K and V that are meant to be in the L2 at once
 constexpr int kBlock = 128;  // keys of a block of the pattern, hence of a stripe
 constexpr int kPeriod = 1024;  // keys from the beginning of one stripe to that of the next
 constexpr int kLocalKeys = 896;  // keys of the local blocks before a query's own block
@@ -100,6 +98,7 @@ struct Params {
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int section;  // heads whose tiles are handed out together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -404,12 +403,9 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const int all_heads = p.tiles / p.query_tiles;
-    const int64 kv_head_bytes = static_cast<int64>(p.kv_len) * kKeyBytes;
-    const int fitting = static_cast<int>(max(static_cast<int64>(1), kL2Bytes / kv_head_bytes));
-    const int section = min(fitting * p.heads_per_kv_head, all_heads);
-    const int first_head = index / (section * p.query_tiles) * section;
-    const int in_section = index - first_head * p.query_tiles, heads = min(section, all_heads - first_head);
+    const int first_head = index / (p.section * p.query_tiles) * p.section;
+    const int in_section = index - first_head * p.query_tiles;
+    const int heads = min(p.section, p.tiles / p.query_tiles - first_head);
     const int row = first_head + in_section % heads;
     first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
     batch = row / p.heads;

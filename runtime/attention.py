@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.patterns import IndexTensor
+from codegen.plans.attention_order import section_heads
 from codegen.plans.attention_params import needs_query_blocks, needs_scale
 from codegen.plans.attention_sm89 import KV_BYTES
 from codegen.spec import AttentionSpec
@@ -233,6 +234,8 @@ class AttentionKernel:
         }
         if needs_scale(self.spec):
             values["scale"] = factor
+        if self._takes_counters:
+            values["section"] = section_heads(self.spec, kv_len, group // packed, batch * (heads // packed))
         if values["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {tile_queries} queries")
         outputs = _Outputs(keeps_layout, tuple(q.shape[:3]))

@@ -97,6 +97,15 @@ class PatternBase(Frozen):
         """Whether query blocks differ in how many key blocks they see."""
         return False
 
+    @property
+    def banded(self) -> bool:
+        """Whether a query sees one run of keys, no earlier and no later than those of the queries before it.
+
+        The pattern's template then walks from the last key block to the first, and says which of them a few of the
+        tile's queries see.
+        """
+        return False
+
     def shares(self, kv_len: int, rows: int, keys: int) -> int:
         """Return into how many shares a tile can be divided: steps or listed blocks, the most that any tile has.
 

@@ -25,6 +25,11 @@ class Causal(PatternBase):
         return True
 
     @property
+    def banded(self) -> bool:
+        """Keys begin with the first one, and end later from query to query."""
+        return True
+
+    @property
     def shift_invariant(self) -> bool:
         """Whether a pair is hidden depends on the distance of key and query."""
         return True

@@ -23,6 +23,11 @@ class SlidingWindow(PatternBase):
         return True
 
     @property
+    def banded(self) -> bool:
+        """Keys begin and end later from query to query."""
+        return True
+
+    @property
     def shift_invariant(self) -> bool:
         """Whether a pair is hidden depends on the distance of key and query."""
         return True

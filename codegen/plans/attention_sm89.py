@@ -153,7 +153,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         values={
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
             "splits": False,
-            "packed": block is not None and block.q > tile_queries,
+            "skips": False,
+            "partial": block is not None and block.q > tile_queries,
             "packed_heads": heads > 1,
             "q_in_registers": q_in_registers,
             "block_steps": block_steps,

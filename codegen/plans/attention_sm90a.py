@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.arch import ARCHS
+from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import (
     Constant,
@@ -18,9 +18,10 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.attention_order import order_params
 from codegen.plans.attention_params import (
+    block_constants,
     index_params,
-    list_constants,
     lse_params,
     options_summary,
     sink_params,
@@ -42,11 +43,12 @@ from codegen.split import Split
 
 WARPGROUP = 128  # threads
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
-# producer gives up what the consumers take (PTX ISA, "setmaxnreg").
-REGISTER_SPLITS = {2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
+# producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
+# where shared memory holds one only, every thread starts with as many as it can have.
+REGISTER_SPLITS = {1: ((32, 224),), 2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
 # 24 beside heads of 128 and steps of 96 keys were too few, and it spilled in the main loop.
-REGISTER_OVERHEAD = {2: 32, 3: 28, 4: 24}
+REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 24}
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
@@ -64,7 +66,6 @@ SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, 
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 TILE_RING = "depth of the ring of tiles, and of Q"
 STREAM_SHARERS = "warpgroups that share a stream"
-SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 SPLIT_PARAMS = (
     pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
     pointer("shares_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
@@ -72,7 +73,6 @@ SPLIT_PARAMS = (
     i32("split_blocks", "thread blocks that they are divided between"),
     i32("shares", "shares of a split tile: what can be divided"),
 )
-L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes to Q, O and to what is on its way out
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -80,21 +80,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
-    allowed = tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS)
-    require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
-    require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
-    if block is not None:
-        sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
-        those = f"allowed on {arch.name} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
-        require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
-        require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {arch.name}: 64, 128")
-        reason = f"is {m}, not a multiple of the {block.q * spec.packed_heads} rows of a query block"
-        require(m % min(m, block.q * spec.packed_heads) == 0, "tile.m", reason)
-    keys = pattern.block_keys
-    reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
-    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
-    if spec.share_kv:
-        check_share_kv(spec)
+    _check_tile(spec)
     rows = Rows.of(spec)
     streams, consumers = rows.streams, m // WARPGROUP_ROWS
     columns = SWIZZLE // dtype.bytes
@@ -106,24 +92,19 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
     scores, output, queries = (WARPGROUP_ROWS * size // WARPGROUP for size in (n, d, d))
     accumulators = scores + scores // 2 + output
-    overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
-    has_room = accumulators + queries // 2 + overhead <= splits[-1][1]
+    kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
+    has_room = kept <= REGISTER_SPLITS[consumers][-1][1]
     for q_in_registers, tile_stages, shares_staging in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
         rings = _Rings(tile_stages, shares_staging, streams, step_blocks, groups * m * SWIZZLE, kv_bytes)
         shared = _shared(spec, rings)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
     accumulators += queries // 2 if q_in_registers else 0
-    fitting = [split for split in splits if accumulators + overhead <= split[1]]
-    producer_registers, consumer_registers = (fitting or splits[-1:])[0]
-    registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer_registers)
+    resident = 2 if consumers == 1 and 2 * (shared.size + KIB) <= arch.shared_memory_per_sm else 1
+    registers, split = _registers(consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
 
-    scheduling = [
-        Constant("kKeyBytes", 2 * d * dtype.bytes, "bytes of a key: a row of K and one of V"),
-        Constant("kL2Bytes", L2_BYTES, "K and V that are meant to be in the L2 at once"),
-    ]
     part_floats = WARPGROUP * (output + 4)  # O, two maxima and two sums of each thread
     parts = [Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of a part of a tile")]
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
@@ -141,8 +122,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         *([] if spec.share_kv else [Constant("kStreamWarpgroups", consumers // streams, STREAM_SHARERS)]),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        Constant("kProducerRegisters", producer_registers, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", consumer_registers, "registers a consumer thread takes"),
+        *split,
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
         Constant("kGroups", groups, "column groups of a tile"),
         Constant("kQGroupBytes", q_rows * SWIZZLE, "bytes of one column group of Q"),
@@ -152,9 +132,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
         Constant("kStepBlocks", step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", n // step_blocks, "keys of one load"),
-        *(list_constants(block, block_steps) if block is not None else []),
+        *(block_constants(block, block.q if rows.packed else rows.stream_queries, n) if block is not None else []),
         *(parts if spec.split_tail else []),
-        *(scheduling if pattern.uneven else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
     ]
@@ -166,10 +145,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
-        *([pointer("scheduler", "int", SCHEDULER, writes=True)] if pattern.uneven else []),
+        *order_params(spec),
         *(SPLIT_PARAMS if spec.split_tail else ()),
         *size_params(spec),
     ]
+    workers = "one consumer warpgroup" if consumers == 1 else f"{consumers} consumer warpgroups"
     heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
     shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if streams > 1 else "")
     return Plan(
@@ -177,7 +157,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         stem=stem,
         template="attention/sm90a_shared.cu.j2" if spec.share_kv else "attention/sm90a.cu.j2",
         threads=WARPGROUP * (1 + consumers),
-        blocks_per_sm=1,
+        blocks_per_sm=resident,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -191,15 +171,19 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         },
         constants=tuple(constants),
         values={
+            "consumers": consumers,
+            "moves_registers": bool(split),
             "ping_pong": spec.schedule == "ping_pong",
             "streams": streams,
             "packed": rows.packed,
+            "partial": block is not None and (rows.packed or block.q > rows.stream_queries),
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "q_in_registers": q_in_registers,
             "block_steps": block_steps,
             "step_blocks": step_blocks,
             "splits": spec.split_tail,
+            "skips": _skips(spec, rows),
             "rescales_always": consumers == 2,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
@@ -208,16 +192,67 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ("pattern", pattern.describe()),
             *options_summary(spec),
             ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
-            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {consumers} consumer warpgroups (WGMMA)"),
+            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
             *([("shared", "key blocks that several lists of a tile have are loaded once")] if spec.share_kv else []),
-            ("grid", "one thread block per SM, looping over tiles (persistent)"),
+            (
+                "grid",
+                f"{('one thread block', 'two thread blocks')[resident - 1]} per SM, looping over tiles (persistent)",
+            ),
             *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
         ),
         split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
         flops=4 * rows.tile_queries * spec.packed_heads * n * d,
         bytes=2 * kv_bytes * streams,
         tile_queries=rows.tile_queries,
+    )
+
+
+def _check_tile(spec: AttentionSpec) -> None:
+    """Refuse a tile that the kernel is not written for."""
+    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    allowed = tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS)
+    require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
+    turns = f"is ping_pong, where warpgroups take turns; with tile.m {m} there is one: cooperative"
+    require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
+    require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
+    if block is not None:
+        sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
+        those = f"allowed on {spec.arch} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
+        require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
+        require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {spec.arch}: 64, 128")
+        reason = f"is {m}, not a multiple of the {block.q * spec.packed_heads} rows of a query block"
+        require(m % min(m, block.q * spec.packed_heads) == 0, "tile.m", reason)
+    keys = spec.pattern.block_keys
+    reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
+    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
+    if spec.share_kv:
+        check_share_kv(spec)
+
+
+def _skips(spec: AttentionSpec, rows: Rows) -> bool:
+    """Return whether warpgroups leave out steps of their tile that they see nothing of.
+
+    Where they take turns, all take part in each step. A step wider than the distance of the first warpgroup from the
+    last is hardly ever hidden from one of them.
+    """
+    apart = spec.tile.m - WARPGROUP_ROWS
+    alone = rows.streams == 1 and not rows.packed and spec.schedule == "cooperative"
+    return spec.pattern.banded and alone and spec.tile.n <= apart
+
+
+def _registers(
+    consumers: int, resident: int, accumulators: int, most: int
+) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
+    """Return a consumer thread's registers, and what setmaxnreg is told, if threads do not just start with all."""
+    overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
+    if consumers == resident == 1:
+        return Registers(accumulators=accumulators, overhead=overhead, limit=most), ()
+    fitting = [split for split in splits if accumulators + overhead <= split[1]]
+    producer, consumer = (fitting or splits[-1:])[0]
+    return Registers(accumulators=accumulators, overhead=overhead, limit=consumer), (
+        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),
     )
 
 

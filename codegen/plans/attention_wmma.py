@@ -138,7 +138,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         values={
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
             "splits": False,
-            "packed": block is not None and block.q > m,
+            "skips": False,
+            "partial": block is not None and block.q > m,
             "block_steps": 1 if block is None else max(1, block.kv // n),
             "step_blocks": n // load_keys,
         },

@@ -12,17 +12,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from codegen.library import find_spec
+from codegen.plans.attention_order import section_heads
 from codegen.render import render
 
-NAMES = ("h100_causal", "h100_causal_d64_short", "h100_block_lists", "h100_topk32", "l4_causal")
+NAMES = (
+    "h100_causal",
+    "h100_causal_d64_short",
+    "h100_causal_few_tiles",
+    "h100_block_lists",
+    "h100_topk32",
+    "l4_causal",
+)
 PROGRAM = """\
 #include <algorithm>
 #define __device__
 #define __forceinline__ inline
 using std::max;
 using std::min;
-using int64 = long long;
-struct Params { int tiles, query_tiles, heads, heads_per_kv_head, q_len, kv_len; };
+struct Params { int tiles, query_tiles, heads, section, q_len; };
 %s
 extern "C" void place(const Params* p, int index, int* found) {
   const Tile tile(*p, index);
@@ -33,9 +40,7 @@ WARPGROUP_ROWS = 64
 
 
 class Params(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int) for name in ("tiles", "query_tiles", "heads", "heads_per_kv_head", "q_len", "kv_len")
-    )
+    _fields_ = tuple((name, ctypes.c_int) for name in ("tiles", "query_tiles", "heads", "section", "q_len"))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -69,7 +74,9 @@ def test_every_query_is_in_one_tile(
     assert spec.op == "attention"
     rows, causal = spec.tile.m, name.startswith("h100_causal")
     tiles = -(-queries // rows)
-    params = Params(batch * heads * tiles, tiles, heads, group, queries, keys)
+    section = section_heads(spec, keys, group, batch * heads)
+    assert 1 <= section <= batch * heads
+    params = Params(batch * heads * tiles, tiles, heads, section, queries)
     found = (ctypes.c_int * 3)()
     firsts: dict[tuple[int, int], list[int]] = {}
     for index in range(params.tiles):

@@ -162,9 +162,26 @@ def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "n", "blocks"), [(64, 64, 2), (64, 128, 2), (128, 64, 2), (128, 128, 1), (256, 64, 1)]
+)
+def test_one_warpgroup_shares_an_sm_where_it_can(attention: dict[str, Any], head_dim: int, n: int, blocks: int) -> None:
+    plan = plan_of(
+        attention
+        | {"head_dim": head_dim, "pattern": {"kind": "dense"}, "schedule": "cooperative", "stages": 2}
+        | {"tile": {"m": 64, "n": n}}
+    )
+    assert (plan.threads, plan.blocks_per_sm) == (256, blocks)
+    assert min(blocks_by_shared_memory(plan), 2) == blocks
+    # Registers change hands only where two thread blocks have to make do with what an SM has.
+    assert ("kProducerRegisters" in constants_of(plan)) == (blocks == 2) == plan.values["moves_registers"]
+    assert plan.registers.limit == (224 if blocks == 2 else 255)
+
+
+@pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("tile.m", {"tile": {"m": 64, "n": 128}}),
+        ("schedule", {"schedule": "ping_pong", "tile": {"m": 64, "n": 128}}),
+        ("tile.m", {"tile": {"m": 96, "n": 128}}),
         ("tile.m", {"tile": {"m": 320, "n": 128}}),
         ("tile.m", {"tile": {"m": 192, "n": 128}}),
         ("tile.n", {"tile": {"m": 128, "n": 32}}),

@@ -21,6 +21,17 @@ COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
 
 DENSE = {"kind": "dense"}
 # Combinations that no shipped spec has: other types, head sizes, predicates, schedules.
+ONE_WARPGROUP: tuple[tuple[int, dict[str, object]], ...] = (
+    (64, {"head_dim": 128, "pattern": {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}}),
+    (128, {"head_dim": 128, "dtype": "bf16", "pattern": {"kind": "topk", "k": 9, "block": {"q": 128, "kv": 128}}}),
+    (64, {"head_dim": 256, "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 128}, "mask": "causal"}}),
+    (64, {"head_dim": 192, "dtype": "bf16", "stages": 1, "pattern": {"kind": "causal"}}),
+    (96, {"head_dim": 96, "lse": False, "pattern": {"kind": "sliding_window", "left": 200, "right": 0}}),
+    (112, {"head_dim": 64, "sink": True, "softcap": 20, "pattern": {"kind": "sliding_window", "left": 5, "right": 9}}),
+    (64, {"head_dim": 64, "pattern": {"kind": "strided", "stride": 5, "local": 2, "block": 64}}),
+    (128, {"head_dim": 128, "packed_heads": 8, "pattern": {"kind": "topk", "k": 7, "block": {"q": 4, "kv": 64}}}),
+    (64, {"head_dim": 128, "packed_heads": 16, "pattern": {"kind": "dense"}}),
+)
 OTHERS = [
     *(  # the fastest tiles on an H200: all registers, and not one too many
         {
@@ -91,6 +102,11 @@ OTHERS = [
         "head_dim": 64,
         "pattern": {"kind": "topk", "k": 9, "block": {"q": 16, "kv": 64}},
     },
+    # One warpgroup a tile, alone on an SM or with another thread block: all patterns, wide heads, packed heads.
+    *(
+        {"op": "attention", "arch": "sm_90a", "schedule": "cooperative", "tile": {"m": 64, "n": n}, **more}
+        for n, more in ONE_WARPGROUP
+    ),
     # K and V shared by the two query blocks of a tile: longer lists, other heads, steps of 128 keys, all options.
     *(
         {

@@ -19,8 +19,11 @@ from codegen.receipts import MeasurementRecord, Receipt, Standing, receipt_path,
 from codegen.render import render
 from codegen.spec import parse_spec
 
-ATTENTION = ROOT / "benchmarks" / "results" / "attention_h200.json"
-BSR = ROOT / "benchmarks" / "results" / "bsr_h200.json"
+MEASURED = ROOT / "benchmarks" / "results"
+ATTENTION = MEASURED / "attention_h200.json"
+BSR = MEASURED / "bsr_h200.json"
+# Other devices: the markers of docs/results.md and what stands between them.
+OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 DASH = "-"
@@ -285,6 +288,7 @@ def main() -> int:
         docs / "results.md": {
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
+            **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},
             "results": table(specs, GENERATED, docs),
         },
     }

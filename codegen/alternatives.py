@@ -21,7 +21,7 @@ def advice(spec: Spec, arch: str) -> str:
     """
     serving = [named.stem for named in shipped_specs() if named.spec.arch == arch and what(named.spec) == what(spec)]
     if serving:
-        return f"choose {' or '.join(serving)}, which computes the same on {arch}"
+        return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"
     fields = {"arch": arch, **what(spec)}
     try:
         plan_for(find_spec(fields))

@@ -6,6 +6,7 @@ Needs no GPU.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,17 +22,6 @@ COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
 
 DENSE = {"kind": "dense"}
 # Combinations that no shipped spec has: other types, head sizes, predicates, schedules.
-ONE_WARPGROUP: tuple[tuple[int, dict[str, object]], ...] = (
-    (64, {"head_dim": 128, "pattern": {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}}),
-    (128, {"head_dim": 128, "dtype": "bf16", "pattern": {"kind": "topk", "k": 9, "block": {"q": 128, "kv": 128}}}),
-    (64, {"head_dim": 256, "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 128}, "mask": "causal"}}),
-    (64, {"head_dim": 192, "dtype": "bf16", "stages": 1, "pattern": {"kind": "causal"}}),
-    (96, {"head_dim": 96, "lse": False, "pattern": {"kind": "sliding_window", "left": 200, "right": 0}}),
-    (112, {"head_dim": 64, "sink": True, "softcap": 20, "pattern": {"kind": "sliding_window", "left": 5, "right": 9}}),
-    (64, {"head_dim": 64, "pattern": {"kind": "strided", "stride": 5, "local": 2, "block": 64}}),
-    (128, {"head_dim": 128, "packed_heads": 8, "pattern": {"kind": "topk", "k": 7, "block": {"q": 4, "kv": 64}}}),
-    (64, {"head_dim": 128, "packed_heads": 16, "pattern": {"kind": "dense"}}),
-)
 OTHERS = [
     *(  # the fastest tiles on an H200: all registers, and not one too many
         {
@@ -102,10 +92,16 @@ OTHERS = [
         "head_dim": 64,
         "pattern": {"kind": "topk", "k": 9, "block": {"q": 16, "kv": 64}},
     },
-    # One warpgroup a tile, alone on an SM or with another thread block: all patterns, wide heads, packed heads.
+    # Tiles of one warpgroup, alone on an SM or with another thread block.
+    *json.loads((Path(__file__).parents[1] / "unshipped_attention.json").read_text(encoding="utf-8")),
+    # Tiles whose warpgroups leave out steps.
     *(
-        {"op": "attention", "arch": "sm_90a", "schedule": "cooperative", "tile": {"m": 64, "n": n}, **more}
-        for n, more in ONE_WARPGROUP
+        {"op": "attention", "arch": "sm_90a", "schedule": "cooperative", "tile": {"m": m, "n": n}, **more}
+        for m, n, more in (
+            (192, 80, {"head_dim": 128, "pattern": {"kind": "sliding_window", "left": 300, "right": 40}}),
+            (256, 64, {"head_dim": 64, "dtype": "bf16", "pattern": {"kind": "causal", "align": "top_left"}}),
+            (128, 64, {"head_dim": 256, "stages": 1, "pattern": {"kind": "causal"}}),
+        )
     ),
     # K and V shared by the two query blocks of a tile: longer lists, other heads, steps of 128 keys, all options.
     *(
@@ -446,8 +442,9 @@ OTHERS = [
 
 
 PRODUCER_STACK = 24  # bytes of a thread
-# No shipped spec: packed lists of two kinds, or a list of an odd length, for a producer with 32 registers.
-PRODUCERS_THAT_SPILL = ("df783388", "a737b474")
+# No shipped spec: lists of two kinds, packed or of blocks higher than the tile, or a list of an odd length, for a
+# producer with 32 registers.
+PRODUCERS_THAT_SPILL = ("df783388", "a737b474", "7c34e226")
 
 
 def consumers_code(compiled: Compiled) -> list[str]:

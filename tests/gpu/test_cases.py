@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +60,19 @@ def test_random_shapes(name: str) -> None:
     shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
     outcome = summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
+
+
+# Tiles that no shipped spec has: their cases run here, not by `codegen verify`.
+UNSHIPPED = json.loads((Path(__file__).parents[1] / "unshipped_attention.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("fields", UNSHIPPED, ids=lambda fields: find_spec(fields).stem)
+def test_unshipped_tiles(fields: dict[str, Any]) -> None:
+    named, device = find_spec(fields), torch.device("cuda", 0)
+    skip_if_newer_than_the_device(named)
+    kernel = load_kernel(fields)
+    assert isinstance(kernel, AttentionKernel) and isinstance(named.spec, AttentionSpec)
+    shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
+    outcomes = [attention.run_case(kernel, case, device) for case in (*attention.cases_of(named.spec), *shapes)]
+    wrong = [outcome for outcome in outcomes if not outcome.passed]
+    assert not wrong, "\n".join(map(str, wrong))

@@ -221,8 +221,9 @@ def _check_tile(spec: AttentionSpec) -> None:
         those = f"allowed on {spec.arch} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {spec.arch}: 64, 128")
-        reason = f"is {m}, not a multiple of the {block.q * spec.packed_heads} rows of a query block"
-        require(m % min(m, block.q * spec.packed_heads) == 0, "tile.m", reason)
+        rows = block.q * spec.packed_heads
+        reason = f"is {m}; a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
+        require(m % rows == 0 or rows % m == 0, "tile.m", reason)
     keys = spec.pattern.block_keys
     reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)

@@ -184,6 +184,15 @@ def test_one_warpgroup_shares_an_sm_where_it_can(attention: dict[str, Any], head
         ("tile.m", {"tile": {"m": 96, "n": 128}}),
         ("tile.m", {"tile": {"m": 320, "n": 128}}),
         ("tile.m", {"tile": {"m": 192, "n": 128}}),
+        # 256 rows of a query block in tiles of 192: the second would lie in two blocks.
+        (
+            "tile.m",
+            {
+                "packed_heads": 4,
+                "pattern": {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 128}},
+                "tile": {"m": 192, "n": 128},
+            },
+        ),
         ("tile.n", {"tile": {"m": 128, "n": 32}}),
         ("tile.n", {"tile": {"m": 128, "n": 272}}),
         ("tile.n", {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 88}}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Container, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ HEADLINE_ROWS = (
 )
 OLDER = "†"
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
+UNSHIPPED = "‡"
+UNSHIPPED_MEANS = (
+    f"{UNSHIPPED}: a spec that is not shipped: a part of this result was compared, it has no receipt of its cases."
+)
 UNMEASURED = "No row has been measured: every kernel's speed is unverified."
 FAMILIES = (
     ("sm_90a", "attention"),
@@ -145,7 +150,7 @@ def compact_table(
             f"{best['tflops']:.0f}" if best else DASH,
             ratio(own, best),
         ]
-        rows.append(line([f"`{record['name']}`", workload(record), *speeds]))
+        rows.append(line([label(record), workload(record), *speeds]))
     for named in (named for named in specs if named.stem not in measured):
         cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
         rows.append(line([f"`{named.stem}`", *cells[:5]]))
@@ -166,7 +171,7 @@ def full_table(report: Mapping[str, Any]) -> str:
         told = ", ".join(f"{label} {results[label]['tflops']:.0f} ({results[label]['error']:.0e})" for label in peers)
         times = [f"{own['milliseconds']:.3f}", speed(record), f"{own['error']:.0e}"] if own else [DASH, DASH, DASH]
         best = results.get(best_peer(record))
-        rows.append(line([f"`{record['name']}`", workload(record), *times, told or DASH, ratio(own, best)]))
+        rows.append(line([label(record), workload(record), *times, told or DASH, ratio(own, best)]))
         without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
     without += [f"- `{name}`: not run" for name in report.get("not_run", ())]
     without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
@@ -179,8 +184,24 @@ def full_table(report: Mapping[str, Any]) -> str:
 
 
 def with_note(text: str, rows: list[str]) -> str:
-    """Return a caption that explains the mark of older sources if a row has it."""
-    return f"{text} {OLDER_MEANS}" if any(OLDER in row for row in rows) else text
+    """Return a caption that explains the marks that rows have."""
+    marks = {OLDER: OLDER_MEANS, UNSHIPPED: UNSHIPPED_MEANS}
+    return " ".join([text, *(means for mark, means in marks.items() if any(mark in row for row in rows))])
+
+
+@cache
+def shipped_hashes() -> frozenset[str]:
+    """Return the hashes of the shipped specs: those that receipts are of."""
+    return frozenset(named.spec.hash for named in shipped_specs())
+
+
+def label(record: Mapping[str, Any]) -> str:
+    """Return a row's name, marked if its spec is not shipped."""
+    try:
+        shipped = parse_spec(record["spec"]).hash in shipped_hashes()
+    except CodegenError:  # a field that a spec no longer has
+        shipped = False
+    return f"`{record['name']}`{'' if shipped else UNSHIPPED}"
 
 
 def workload(record: Mapping[str, Any]) -> str:

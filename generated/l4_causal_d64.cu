@@ -1,9 +1,9 @@
 // Generated from specs/l4_causal_d64.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_causal_d64.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":96},"warp_rows":32}
-// spec hash: 9f2cc1c58b39662a6897bae18ebaf8910452de06346715d6d9bb7d5b6b942137
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
+// spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4a82ca7f8e74cd6839c77999e8e0599d44650088dfdd1e73938cb89475e95df4
+// seal: sha256 b5ff2083203cf9355029d2a16dac8fe2a5660527d251de5b8c2a2d129383d55f
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -17,7 +17,7 @@
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
 //   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with the step before, whose two slots then take the next tiles
-//   Q comes in with the first tile and stays in shared memory. O leaves through its place.
+//   Q comes in through the slots that are filled last and stays in registers. O leaves through the ring.
 //   Within a step, the exponentials of 16 keys are computed while the tensor cores multiply those of 16 keys before.
 //
 // Symbols
@@ -34,7 +34,7 @@ using uint32 = unsigned int;
 
 constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 96;  // keys of one step
+constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // slots of the ring
 constexpr int kAhead = 2;  // K and V tiles in flight while one is read
 constexpr int kStreamRows = 128;  // query rows that share a list of key blocks
@@ -47,14 +47,14 @@ constexpr int kRowLines = 1;  // lines of a row
 constexpr int kSwizzleRows = 1;  // rows in a row that swap their chunks alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
-constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
+constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 96;  // keys of one load
+constexpr int kLoadKeys = 64;  // keys of one load
 
-// Dynamic shared memory: 65536 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 16384 bytes: Q tile
-constexpr int kRingOffset = 16384;  // 49152 bytes: 4 slots, each K or V of one step
-constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the place of Q
+// Dynamic shared memory: 32768 bytes. Byte offsets:
+constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each K or V of one step
+constexpr int kQOffset = 16384;  // 16384 bytes: Q tile: in the slots that are filled last
+constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
@@ -272,9 +272,9 @@ struct Step {
 };
 
 // s = Q K^T for this warp's rows and one step.
-__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
+__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4],
+    const uint32 (&q)[kRowTiles][kHeadDim / 16][4], uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
-  // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
   const int lane = threadIdx.x % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -287,19 +287,14 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
   }
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
-    uint32 q[kRowTiles][4];
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      ldmatrix_x4(q[tile], further_on(q_lane, step * 2) + tile * 16 * kRowBytes);
-    }
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
       ldmatrix_x4(k, further_on(k_lane, step * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(s[tile][keys / 8], q[tile], k[0], k[1]);
-        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile], k[2], k[3]);
+        mma_m16n8k16(s[tile][keys / 8], q[tile][step], k[0], k[1]);
+        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile][step], k[2], k[3]);
       }
     }
   }
@@ -410,7 +405,7 @@ __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim /
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_d64(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal_d64(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
@@ -447,9 +442,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_d64(const __
 
   // Start the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  cp_async_commit();
 #pragma unroll
   for (int load = 0; load < kAhead; ++load) fetch(load, ring + load * kSlotBytes);
-  const uint32 q = base + kQOffset + warp_row * kRowBytes + lane_offset;
+
+  // Take this warp's rows of Q into registers.
+  cp_async_wait<kAhead>();
+  __syncthreads();
+  uint32 q[kRowTiles][kHeadDim / 16][4];
+  const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      ldmatrix_x4(q[t][step], further_on(q_lane, step * 2) + t * 16 * kRowBytes);
+    }
+  }
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
@@ -498,12 +506,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_d64(const __
     }
   }
 
-  // Stage this warp's rows of O where its rows of Q were, once its last lane has read those.
-  if (blocks.count == 0) {  // nobody has waited for Q
-    cp_async_wait<0>();
-    __syncthreads();
-  }
-  __syncwarp();
+  // Stage this warp's rows of O in the ring, once no warp reads it any more.
+  __syncthreads();
   unsigned char* staging = shared + kOOffset;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {

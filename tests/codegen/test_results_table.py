@@ -163,6 +163,19 @@ def test_rows_of_bsr_products_take_the_place_of_receipts(tmp_path: Path) -> None
     assert text.startswith("a device, driver 580.0 and another, driver 580.0; ")
 
 
+def test_a_row_of_a_spec_that_is_not_shipped_is_marked(tmp_path: Path) -> None:
+    other = record("b")
+    other["spec"] = json.loads(json.dumps(other["spec"]))
+    other["spec"]["pattern"]["k"] = 33
+    for text in (
+        script.full_table(report(record("a"), other)),
+        script.compact_table([report(record("a"), other)], [], tmp_path),
+    ):
+        assert "| `a` |" in text and "| `b`‡ |" in text
+        assert "‡: a spec that is not shipped" in text.splitlines()[0]
+    assert "‡" not in script.full_table(report(record("a")))
+
+
 def test_workloads_of_bsr_products() -> None:
     def told(spec: str, **changes: Any) -> str:
         return script.workload(bsr_record("a", spec, **changes))
@@ -196,7 +209,8 @@ def test_a_kernel_that_changed_since_is_marked(change: dict[str, Any], tmp_path:
     older = record("a")
     older["spec"] = older["spec"] | change.pop("spec", {})
     text = script.full_table(report(older | change))
-    assert rows(text)["a"][2] == "600†"
+    (row,) = (cells for name, cells in rows(text).items() if name.startswith("a"))  # an unknown spec has a mark too
+    assert row[2] == "600†"
     assert "†: measured with an earlier source" in text.splitlines()[0]
     assert "†" not in script.full_table(report(record("a")))
 

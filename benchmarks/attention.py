@@ -183,7 +183,7 @@ OVERLAP_ROWS = tuple(
 
 
 def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
-    """Return the spec of a kernel for sm_89 with a tile that docs/ada.md found best on an H200; shipped ones differ."""
+    """Return the spec of a kernel for sm_89 with a tile that docs/ada.md found best on an H200."""
     return {**fields(head_dim, pattern, tile, stages), "arch": "sm_89", "warp_rows": warp_rows}
 
 
@@ -201,11 +201,11 @@ ADA_PEERS = ("sdpa", "flex", "flashinfer")
 ADA_ROWS = (
     Row("ada_dense", ada(128, DENSE, (128, 64), 2), 16, 4096, ADA_PEERS, 375, groups=("ada",), batch=4),
     Row("ada_causal", ada(128, CAUSAL, (128, 48), 2), 16, 4096, ADA_PEERS, 320, groups=("ada",), batch=4),
-    Row("ada_dense_d64", ada(64, DENSE, (128, 64), 6), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
+    Row("ada_dense_d64", ada(64, DENSE, (128, 96), 4), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
     Row("ada_causal_d64", ada(64, CAUSAL, (128, 64), 4), 8, 16384, ADA_PEERS, 280, groups=("ada",)),
     Row("ada_topk32", ada(128, listed(128), (128, 64), 2), 16, 32768, ADA_PEERS, 370, groups=("ada",)),
     Row("ada_topk32_b64", ada(128, listed(64), (64, 64), 2), 16, 32768, ADA_PEERS, 330, groups=("ada",)),
-    Row("ada_topk32_b32", ada(128, listed(32), (32, 64), 3, 16), 16, 32768, ADA_PEERS, 190, groups=("ada",)),
+    Row("ada_topk32_b32", ada(128, listed(32), (32, 32), 3, 16), 16, 32768, ADA_PEERS, 190, groups=("ada",)),
     Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 6), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
     Row(
         "ada_gqa_topk32_b64",

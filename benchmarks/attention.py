@@ -107,7 +107,7 @@ def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
 DENSE: Fields = {"kind": "dense"}
 CAUSAL: Fields = {"kind": "causal"}
 EVERY_KEY = {
-    (128, "dense"): fields(128, DENSE, (192, 80), 3, schedule="cooperative"),
+    (128, "dense"): fields(128, DENSE, (192, 80), 2),
     (128, "causal"): fields(128, CAUSAL, (192, 80), 2, schedule="cooperative"),
     (64, "dense"): fields(64, DENSE, (192, 128), 2, schedule="cooperative"),
     (64, "causal"): fields(64, CAUSAL, (192, 128), 2, schedule="cooperative"),
@@ -123,7 +123,7 @@ FEW_KEY = {  # not even one tile of 128 queries for each SM: a warpgroup a tile
     for head_dim in (128, 64)
     for kind, pattern in (("dense", DENSE), ("causal", CAUSAL))
 }
-WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (128, 128), 2, schedule="cooperative")
+WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
 SHARED = topk(128, 32, 64, 64, share_kv=True)
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
 FLEX = ("flex", "flex_tuned")

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: abb720fabc9a4fd0f13e9fd8df0819b1182683a0e49391701c740e3d118c4d11
 // templates: attention/patterns/sink_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b5f3e1cc65b425806326e0509908e671094945a0d06041b60a60531923548178
+// seal: sha256 d757af7154b40f1283d9f55a576f04aaaafd6d97d6a40bf54fe4af89158f5082
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -20,15 +20,15 @@
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
-// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
-// is there, while the tensor cores still work on P V.
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
+// the matrix products of others.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
 // Symbols
 //   step        kTileN keys: one key block
-//   s, prob     scores of 64 x kTileN pairs, and their exponentials as a 16-bit A operand
+//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
-//   row_max     running maximum of the raw scores; row_sum: this thread's part of the running sum
+//   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
 using int64 = long long;
@@ -87,8 +87,8 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
 constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// What a row's maximum is before it has seen a key: less than any score, and finite, so that differences are defined.
-constexpr float kNoMaximum = -1e30f;
+// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
@@ -103,7 +103,6 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale;  // softmax scale
   float scale_log2;  // scale * log2(e)
 };
 
@@ -327,6 +326,13 @@ __device__ __forceinline__ float quad_sum(float x) {
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// mul.f16x2: products of two pairs of fp16 (PTX ISA, "mul")
+__device__ __forceinline__ uint32 multiply_pairs(uint32 x, uint32 y) {
+  uint32 pair;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
   return pair;
 }
 
@@ -610,14 +616,52 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`.
-// What is relative to the maxima before must be multiplied by `rescale`: exactly 1 where they have not moved.
-__device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
-    float (&rescale)[2], float scale_log2) {
+// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
+// weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
+// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+
+// P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
+// this thread has of their sums. Returns whether all are below 2: numbers from 2 on have the second bit set.
+__device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
+    const float (&shift)[2], float scale_log2) {
+  float odd_sum[2] = {};  // two chains a row: half the latency
+  sum[0] = sum[1] = 0.0f;
+  uint32 bits = 0;
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
+      const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
+      sum[i % 2] += even;
+      odd_sum[i % 2] += odd;
+      prob[k][i] = pack(even, odd);
+      bits |= prob[k][i];
+    }
+  }
+  sum[0] += odd_sum[0];
+  sum[1] += odd_sum[1];
+  return (bits & 0x40004000) == 0;
+}
+
+// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
+// weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
+// are listed again and again, have larger weights.
+__device__ __forceinline__ float headroom(const Params& p, int steps) {
+  const float part = min(steps, p.kv_len / kTileN) / 16.0f;
+  return fminf(part * part, 1.0f);
+}
+
+// Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
+// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, so that a
+// later pair has a weight of 2 only if it outweighs `room` times what was before it. What was relative to the shifts
+// before must be multiplied by `rescale`.
+__device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2], float (&shift)[2],
+    float (&rescale)[2], const float (&s)[kTileN / 2], float room, float scale_log2) {
   float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float maximum = fmaxf(row_max[row], s[row * 2]), other = s[row * 2 + 1];  // two chains: half the latency
+    float maximum = s[row * 2], other = s[row * 2 + 1];
 #pragma unroll
     for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
       maximum = fmaxf(maximum, s[i]);
@@ -628,35 +672,28 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   quad_max(maxima);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    rescale[row] = ex2((row_max[row] - maxima[row]) * scale_log2);
-    shift[row] = maxima[row] * scale_log2;
-    row_max[row] = maxima[row];
+    const float before = shift[row];
+    shift[row] = fmaxf(before, maxima[row] * scale_log2);
+    rescale[row] = ex2(before - shift[row]);
   }
-}
-
-// Second half: s becomes 2^(scale_log2 s - shift), and row_sum takes it in.
-__device__ __forceinline__ void exponentiate(float (&s)[kTileN / 2], const float (&shift)[2], const float (&rescale)[2],
-    float (&row_sum)[2], float scale_log2) {
+  float sum[2];
+  weigh(prob, sum, s, shift, scale_log2);
+  uint32 factors[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float sum = row_sum[row] * rescale[row], other = 0.0f;
-#pragma unroll
-    for (int i = row * 2; i < kTileN / 2; i += 4) {
-      s[i] = ex2(s[i] * scale_log2 - shift[row]);
-      s[i + 1] = ex2(s[i + 1] * scale_log2 - shift[row]);
-      sum += s[i];
-      other += s[i + 1];
-    }
-    row_sum[row] = sum + other;
+    row_sum[row] = row_sum[row] * rescale[row] + sum[row];
+    // The bits of the power of two, 1 at least.
+    const int power = max(__float_as_int(room * quad_sum(row_sum[row])), 127 << 23) & 255 << 23;
+    const float factor = __int_as_float((254 << 23) - power);
+    shift[row] += (power >> 23) - 127;
+    rescale[row] *= factor;
+    row_sum[row] *= factor;
+    factors[row] = pack(factor, factor);
   }
-}
-
-// The accumulator layout of S, packed to 16 bits, is the A-operand layout of P.
-__device__ __forceinline__ void pack_probabilities(uint32 (&prob)[kTileN / 16][4], const float (&s)[kTileN / 2]) {
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) prob[k][i] = pack(s[k * 8 + i * 2], s[k * 8 + i * 2 + 1]);
+    for (int i = 0; i < 4; ++i) prob[k][i] = multiply_pairs(prob[k][i], factors[i % 2]);
   }
 }
 
@@ -681,7 +718,7 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
 // A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float inverse[2];
@@ -692,7 +729,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const int query = first_query + warp_row + lane / 4 + row * 8;
     if (lane % 4 == 0 && query < p.q_len) {
       p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
-          sum == 0.0f ? kMinusInfinity : row_max[row] * p.scale + lg2(sum) * kLn2;
+          sum == 0.0f ? kMinusInfinity : (shift[row] + lg2(sum)) * kLn2;
     }
   }
 
@@ -748,13 +785,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
+    float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
     // Q's place is free for another tile.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
+    const float room = headroom(p, entry.count);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -765,9 +803,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-      update_maxima(s, row_max, shift, rescale, p.scale_log2);
-      exponentiate(s, shift, rescale, row_sum, p.scale_log2);
-      pack_probabilities(prob, s);
+      move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
       if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
       // Scores of step i together with the output of step i - 1.
@@ -783,20 +819,22 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-        update_maxima(s, row_max, shift, rescale, p.scale_log2);
-        keep_in_place(s);
-        // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,
-        // ahead of the maxima: it moves it over straight code, but not over a loop.
+        // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        // P V reads the registers that the weights are for.
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        exponentiate(s, shift, rescale, row_sum, p.scale_log2);
-        pack_probabilities(prob, s);
-        // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+        float sum[2];
+        if (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+          row_sum[0] += sum[0];
+          row_sum[1] += sum[1];
+        } else {
+          move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
       }
 
       // Output of the last block.
@@ -807,7 +845,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     }
-    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     tile_position.advance();
   }
   if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over

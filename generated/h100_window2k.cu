@@ -1,9 +1,9 @@
 // Generated from specs/h100_window2k.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_window2k.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 692b7141e3dad82c25d9a73d719a54c365735d29aebb5164eeffae9ad008ff0c
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
+// spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4d6328860afb5e8f9a520278ece0dc0e4c4b943b12087f3f1cbf8e5a57879753
+// seal: sha256 0fb2ec54fa0464f559884f0831f957e96997a822382d2ad946bbe0551f38b294
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -17,10 +17,8 @@
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
-//
-// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; step i's softmax begins as soon as S
-// is there, while the tensor cores still work on P V.
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
+// the matrix products of others.
 // Cooperative: the consumers run side by side, with no order between them.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
@@ -28,9 +26,9 @@
 //
 // Symbols
 //   step        kTileN keys: one key block
-//   s, prob     scores of 64 x kTileN pairs, and their exponentials as a 16-bit A operand
+//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
-//   row_max     running maximum of the raw scores; row_sum: this thread's part of the running sum
+//   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
 using int64 = long long;
@@ -42,39 +40,39 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 128;  // keys of one step
+constexpr int kTileM = 192;  // query rows of a thread block
+constexpr int kTileN = 80;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 128;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kStreamRows = 192;  // query rows of a stream
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kStreamWarpgroups = 3;  // warpgroups that share a stream
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a tile
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 10240;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kQBytes = 49152;  // bytes of a Q tile
+constexpr int kKvBytes = 20480;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kLoadKeys = 80;  // keys of one load
 constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
 
-// Dynamic shared memory: 229520 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
-constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
+// Dynamic shared memory: 229524 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
+constexpr int kKOffset = 98304;  // 40960 bytes: K ring of each stream
+constexpr int kVOffset = 139264;  // 40960 bytes: V ring of each stream
+constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kEntriesOffset = 229472;  // 32 bytes: ring of tiles: number, numbers of steps
 constexpr int kSlotsOffset = 229504;  // 8 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kIsLastOffset = 229512;  // 12 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -88,8 +86,8 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// What a row's maximum is before it has seen a key: less than any score, and finite, so that differences are defined.
-constexpr float kNoMaximum = -1e30f;
+// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
@@ -109,7 +107,6 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale;  // softmax scale
   float scale_log2;  // scale * log2(e)
 };
 
@@ -219,43 +216,31 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
-}
-
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B k_major
+// wgmma.mma_async m64n80k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
+    float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %42, 0;\n"
+      "mov.b64 a, { %40, %43 };\n"
+      "mov.b64 b, { %41, %43 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39"
+      "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
@@ -331,6 +316,13 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
+// mul.f16x2: products of two pairs of fp16 (PTX ISA, "mul")
+__device__ __forceinline__ uint32 multiply_pairs(uint32 x, uint32 y) {
+  uint32 pair;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
+  return pair;
+}
+
 // stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
@@ -371,6 +363,21 @@ __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
+
+// Key blocks that a warpgroup's queries, from first_query on, see: from `first` to `last`.
+struct SeenBlocks {
+  int first = 0, last = -1;
+
+  __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
+    const int shift = p.kv_len - p.q_len;
+    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
+    const int first_key = max(first_query + shift - kWindowLeft, 0);
+    const int last_key = min(last_query + shift + kWindowRight, p.kv_len - 1);
+    if (last_query < first_query || last_key < first_key) return;
+    first = first_key / kTileN;
+    last = last_key / kTileN;
+  }
+};
 
 // One tile of work: kTileM queries of one head.
 struct Tile {
@@ -562,28 +569,16 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Loads this warp's 16 rows of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
-    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
-  }
-}
-
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n80k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -640,14 +635,52 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. In the exponent they are `shift`.
-// What is relative to the maxima before must be multiplied by `rescale`: exactly 1 where they have not moved.
-__device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], float (&row_max)[2], float (&shift)[2],
-    float (&rescale)[2], float scale_log2) {
+// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
+// weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
+// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+
+// P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
+// this thread has of their sums. Returns whether all are below 2: numbers from 2 on have the second bit set.
+__device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
+    const float (&shift)[2], float scale_log2) {
+  float odd_sum[2] = {};  // two chains a row: half the latency
+  sum[0] = sum[1] = 0.0f;
+  uint32 bits = 0;
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
+      const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
+      sum[i % 2] += even;
+      odd_sum[i % 2] += odd;
+      prob[k][i] = pack(even, odd);
+      bits |= prob[k][i];
+    }
+  }
+  sum[0] += odd_sum[0];
+  sum[1] += odd_sum[1];
+  return (bits & 0x40004000) == 0;
+}
+
+// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
+// weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
+// are listed again and again, have larger weights.
+__device__ __forceinline__ float headroom(const Params& p, int steps) {
+  const float part = min(steps, p.kv_len / kTileN) / 16.0f;
+  return fminf(part * part, 1.0f);
+}
+
+// Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
+// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, so that a
+// later pair has a weight of 2 only if it outweighs `room` times what was before it. What was relative to the shifts
+// before must be multiplied by `rescale`.
+__device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2], float (&shift)[2],
+    float (&rescale)[2], const float (&s)[kTileN / 2], float room, float scale_log2) {
   float maxima[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float maximum = fmaxf(row_max[row], s[row * 2]), other = s[row * 2 + 1];  // two chains: half the latency
+    float maximum = s[row * 2], other = s[row * 2 + 1];
 #pragma unroll
     for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
       maximum = fmaxf(maximum, s[i]);
@@ -658,35 +691,28 @@ __device__ __forceinline__ void update_maxima(const float (&s)[kTileN / 2], floa
   quad_max(maxima);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    rescale[row] = ex2((row_max[row] - maxima[row]) * scale_log2);
-    shift[row] = maxima[row] * scale_log2;
-    row_max[row] = maxima[row];
+    const float before = shift[row];
+    shift[row] = fmaxf(before, maxima[row] * scale_log2);
+    rescale[row] = ex2(before - shift[row]);
   }
-}
-
-// Second half: s becomes 2^(scale_log2 s - shift), and row_sum takes it in.
-__device__ __forceinline__ void exponentiate(float (&s)[kTileN / 2], const float (&shift)[2], const float (&rescale)[2],
-    float (&row_sum)[2], float scale_log2) {
+  float sum[2];
+  weigh(prob, sum, s, shift, scale_log2);
+  uint32 factors[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float sum = row_sum[row] * rescale[row], other = 0.0f;
-#pragma unroll
-    for (int i = row * 2; i < kTileN / 2; i += 4) {
-      s[i] = ex2(s[i] * scale_log2 - shift[row]);
-      s[i + 1] = ex2(s[i + 1] * scale_log2 - shift[row]);
-      sum += s[i];
-      other += s[i + 1];
-    }
-    row_sum[row] = sum + other;
+    row_sum[row] = row_sum[row] * rescale[row] + sum[row];
+    // The bits of the power of two, 1 at least.
+    const int power = max(__float_as_int(room * quad_sum(row_sum[row])), 127 << 23) & 255 << 23;
+    const float factor = __int_as_float((254 << 23) - power);
+    shift[row] += (power >> 23) - 127;
+    rescale[row] *= factor;
+    row_sum[row] *= factor;
+    factors[row] = pack(factor, factor);
   }
-}
-
-// The accumulator layout of S, packed to 16 bits, is the A-operand layout of P.
-__device__ __forceinline__ void pack_probabilities(uint32 (&prob)[kTileN / 16][4], const float (&s)[kTileN / 2]) {
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) prob[k][i] = pack(s[k * 8 + i * 2], s[k * 8 + i * 2 + 1]);
+    for (int i = 0; i < 4; ++i) prob[k][i] = multiply_pairs(prob[k][i], factors[i % 2]);
   }
 }
 
@@ -709,7 +735,7 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
 }
 
 // Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of: for each
-// thread its part of o, then its row_max and row_sum, four floats at a time.
+// thread its part of o, then its shift and row_sum, four floats at a time.
 __device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
   const int second = tile != first_share(p, thread_block) / p.shares;
   float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
@@ -719,13 +745,13 @@ __device__ __forceinline__ float4* part_place(const Params& p, int thread_block,
 // Leaves a part of a tile in global memory. If all other parts of these rows are there, takes them together and returns
 // true. That is done in the order of the parts, so it does not matter which one comes last.
 __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, int warpgroup, int* is_last,
-    float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2], float scale_log2) {
+    float (&o)[kHeadDim / 2], float (&shift)[2], float (&row_sum)[2]) {
   float4* place = part_place(p, blockIdx.x, piece.index, warpgroup);
 #pragma unroll
   for (int i = 0; i < kHeadDim / 8; ++i) {
     place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
   }
-  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(shift[0], shift[1], row_sum[0], row_sum[1]);
 
   // Counts the shares that are there; the last thread block leaves the counter at 0 for the next launch.
   __threadfence();
@@ -741,11 +767,11 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
   if (!*is_last) return false;
 
   const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
-  row_max[0] = row_max[1] = kNoMaximum;
+  shift[0] = shift[1] = kNoShift;
   for (int block = first; block <= last; ++block) {
     const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
-    row_max[0] = fmaxf(row_max[0], state.x);
-    row_max[1] = fmaxf(row_max[1], state.y);
+    shift[0] = fmaxf(shift[0], state.x);
+    shift[1] = fmaxf(shift[1], state.y);
   }
   row_sum[0] = row_sum[1] = 0.0f;
 #pragma unroll
@@ -753,7 +779,7 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
   for (int block = first; block <= last; ++block) {
     const float4* from = part_place(p, block, piece.index, warpgroup);
     const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
-    const float weight[2] = {ex2((state.x - row_max[0]) * scale_log2), ex2((state.y - row_max[1]) * scale_log2)};
+    const float weight[2] = {ex2(state.x - shift[0]), ex2(state.y - shift[1])};
     row_sum[0] += state.z * weight[0];
     row_sum[1] += state.w * weight[1];
 #pragma unroll
@@ -771,7 +797,7 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
 // A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float inverse[2];
@@ -782,7 +808,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const int query = first_query + warp_row + lane / 4 + row * 8;
     if (lane % 4 == 0 && query < p.q_len) {
       p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
-          sum == 0.0f ? kMinusInfinity : row_max[row] * p.scale + lg2(sum) * kLn2;
+          sum == 0.0f ? kMinusInfinity : (shift[row] + lg2(sum)) * kLn2;
     }
   }
 
@@ -821,6 +847,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
   // The shuffles keep the compiler from working these descriptors out anew in each step.
+  const uint32 q_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_ring =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
   const uint32 v_ring =
@@ -829,6 +857,17 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
+  // Steps whose keys this warpgroup does not see are handed back as they come.
+  const auto hand_back = [&](int steps) {
+    for (; steps > 0; --steps) {
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
+      k_position.advance();
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
+      v_position.advance();
+    }
+  };
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -836,14 +875,18 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float row_max[2] = {kNoMaximum, kNoMaximum}, row_sum[2] = {}, shift[2], rescale[2];
-    uint32 q[kHeadDim / 16][4];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
-    // Q's place is free for another tile.
-    __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
+    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
-    if (entry.count > 0) {
+    // Blocks come from the last one back. Those behind all queries of this warpgroup are first, those before them last.
+    const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
+    const SeenBlocks seen(p, tile.first_query + warpgroup * kWarpgroupRows);
+    const int behind = min(max(newest - seen.last, 0), entry.count);
+    const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - behind);
+    const int count = entry.count - behind - before;
+    hand_back(behind);
+    const float room = headroom(p, count);
+    if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
@@ -853,13 +896,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-      update_maxima(s, row_max, shift, rescale, p.scale_log2);
-      exponentiate(s, shift, rescale, row_sum, p.scale_log2);
-      pack_probabilities(prob, s);
-      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+      if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
       // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < entry.count; ++i) {
+      for (int i = 1; i < count; ++i) {
         step = StepSlots(slots, k_position.stage, warp_leader);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
@@ -869,21 +910,27 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-        update_maxima(s, row_max, shift, rescale, p.scale_log2);
-        keep_in_place(s);
-        // The wait for the next K stands here so that the compiler cannot move the wait for the output, which follows,
-        // ahead of the maxima: it moves it over straight code, but not over a loop.
-        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        // The next K is waited for under P V, not between the weights and the products that they are for.
+        if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        // P V reads the registers that the weights are for.
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        exponentiate(s, shift, rescale, row_sum, p.scale_log2);
-        pack_probabilities(prob, s);
-        // Always, and in straight code: the multiplications fill issue slots that the exponentials leave free.
+        float sum[2];
+        // The first step hides most keys of some rows, so the second one would move their shifts nearly always.
+        if (i > 1 && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+          row_sum[0] += sum[0];
+          row_sum[1] += sum[1];
+        } else {
+          move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
       }
+
+      // The last scores are there: Q's place is free for the tile after the next.
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
@@ -892,10 +939,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
+    } else if (warp_leader) {
+      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
+    hand_back(before);
     if (entry.piece.end == 0 ||
-        join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum, p.scale_log2)) {
-      store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+        join_parts(p, entry.piece, warpgroup, is_last, o, shift, row_sum)) {
+      store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
     tile_position.advance();
   }

@@ -10,7 +10,7 @@ import torch
 
 from codegen.patterns import IndexTensor
 from codegen.plans.attention_order import section_heads
-from codegen.plans.attention_params import needs_query_blocks, needs_scale
+from codegen.plans.attention_params import needs_query_blocks
 from codegen.plans.attention_sm89 import KV_BYTES
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
@@ -232,8 +232,6 @@ class AttentionKernel:
             "scale_log2": factor * _LOG2_E,
             **index_values,
         }
-        if needs_scale(self.spec):
-            values["scale"] = factor
         if self._takes_counters:
             values["section"] = section_heads(self.spec, kv_len, group // packed, batch * (heads // packed))
         if values["tiles"] >= 2**31:

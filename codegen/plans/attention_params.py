@@ -30,15 +30,6 @@ def sink_params(spec: AttentionSpec) -> list[Param]:
     return [pointer("sink", "float", "logit that joins each row's sum, (heads)")] if spec.sink else []
 
 
-def needs_scale(spec: AttentionSpec) -> bool:
-    """Return whether the kernel takes the softmax scale itself, beside scale * log2(e).
-
-    The LSE of sm_90a needs it, unless the logits are capped or a sink joined them: those are in units of log2(e)
-    already, as the other kernels' are.
-    """
-    return spec.mma == "wgmma" and spec.softcap is None and not spec.sink
-
-
 def size_params(spec: AttentionSpec) -> list[Param]:
     """Return the sizes of a problem and its softmax scale."""
     return [
@@ -46,7 +37,6 @@ def size_params(spec: AttentionSpec) -> list[Param]:
         i32("kv_len", "keys of a head"),
         *(_pack_sizes() if spec.packed_heads > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
-        *([f32("scale", "softmax scale")] if needs_scale(spec) else []),
         f32("scale_log2", "scale * log2(e)"),
     ]
 

@@ -45,7 +45,7 @@ WARPGROUP = 128  # threads
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
 # where shared memory holds one only, every thread starts with as many as it can have.
-REGISTER_SPLITS = {1: ((32, 224),), 2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
+REGISTER_SPLITS = {1: ((40, 216), (32, 224)), 2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
 # 24 beside heads of 128 and steps of 96 keys were too few, and it spilled in the main loop.
 REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 24}
@@ -184,7 +184,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "step_blocks": step_blocks,
             "splits": spec.split_tail,
             "skips": _skips(spec, rows),
-            "rescales_always": consumers == 2,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },

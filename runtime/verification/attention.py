@@ -36,7 +36,9 @@ class Case:
         expanded: k and v are one batch, expanded (stride 0).
         values: what q, k and v hold: ``normal`` (random), ``equal_keys`` (all keys of a head are one: every weight is
             the same), ``huge_logit`` (one key has the scaled logit HUGE_LOGIT for every fifth query, and values
-            in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling).
+            in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling),
+            ``rising`` and ``falling`` (the scaled logits rise or fall by RISE from the first key to the last, so that
+            the keys of a block outweigh those of all blocks on one side of it).
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
         sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
@@ -84,6 +86,7 @@ HUGE_LOGIT = 1e4  # its exponential is far beyond fp32
 # off by up to 2^-11 in the exponent, 3.4e-4 in the weight. That is less than half an ulp of an fp16 number from 1.1 to
 # 1.4, so the result of a query that this key wins must still be exact.
 HUGE_LOGIT_VALUES = (1.1, 1.4)
+RISE = 80.0
 LARGEST_PRODUCT = 6e4  # the largest finite fp16 is 65504: scores that were kept in fp16 would be near its end
 
 CASES = (
@@ -133,6 +136,12 @@ SINK_CASES = (
     Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
 )
 
+# A kernel that keeps the scale of a row's exponentials from step to step has to change it at each step of one of these.
+MONOTONE_CASES = (
+    Case("rising_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="rising"),
+    Case("falling_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="falling"),
+)
+
 # Lists of neighbouring query blocks that have all, some or none of their entries in common. An odd number of query
 # blocks leaves one alone; 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
 SHARE_KV_CASES = (
@@ -149,7 +158,7 @@ SHARE_KV_CASES = (
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
-    cases = (*cases, *(SHARE_KV_CASES if spec.share_kv else ()))
+    cases = (*cases, *(MONOTONE_CASES if spec.mma == "wgmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
     return tuple(fitted(case, spec) for case in cases)
 
 
@@ -240,6 +249,11 @@ def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tenso
         winner = case.kv_len // 2 + 3
         q[:, :, ::5, 0] = k[:, :, winner, 0] = root
         v[:, :, winner] = v[:, :, winner].sign() * v[:, :, winner].abs().clamp(*HUGE_LOGIT_VALUES)
+    elif case.values in ("rising", "falling"):
+        root = (RISE / softmax_scale(spec, case)) ** 0.5
+        ramp = torch.linspace(0.0, root, case.kv_len, device=k.device)
+        q[..., 0] = root
+        k[..., 0] = ramp if case.values == "rising" else ramp.flip(0)
     elif case.values == "large_products":
         keys = k.float().repeat_interleave(case.heads // case.kv_heads, 1)
         factor = (LARGEST_PRODUCT / (q.float() @ keys.transpose(2, 3)).abs().max()) ** 0.5

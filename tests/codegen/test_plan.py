@@ -322,8 +322,6 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
     regions = {region.name: region.bytes for region in plan.shared}
     assert regions["IsLast"] == 4 * warpgroups
     assert plan.split is not None and plan.split.counters == warpgroups
-    # Only with issue slots to spare is O rescaled whether a maximum has moved or not.
-    assert plan.values["rescales_always"] == (m == 128)
 
 
 @pytest.mark.parametrize(

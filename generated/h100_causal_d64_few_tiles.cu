@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 4a716891a20a8535c34a8d667fd7dce4606c07d7b6623449bb94d133a3da513a
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c0b00e1363695b6b9897ea05933514c62685e332de9c1a89d45fd74c2f3bcc0e
+// seal: sha256 dd91c1619e98d706326f7f0ec628e65a5b50c4a62d997028433fe834a7fb21ab
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -632,6 +632,22 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
   return (bits & 0x40004000) == 0;
 }
 
+// Whether all weights of a step will be below 2, from its largest scores.
+__device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const float (&shift)[2], float scale_log2) {
+  float maxima[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = s[row * 2], other = s[row * 2 + 1];
+#pragma unroll
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
+      maximum = fmaxf(maximum, s[i]);
+      other = fmaxf(other, s[i + 1]);
+    }
+    maxima[row] = fmaxf(maximum, other);
+  }
+  return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
+}
+
 // How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
 // weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
 // are listed again and again, have larger weights.
@@ -803,6 +819,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        // The first step hides most keys of some rows, so that the second one would move their shifts nearly always.
+        bool fits = i > 1;
+        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V reads the registers that the weights are for.
@@ -811,8 +831,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
         float sum[2];
-        // The first step hides most keys of some rows, so the second one would move their shifts nearly always.
-        if (i > 1 && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+        if (fits && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
           row_sum[0] += sum[0];
           row_sum[1] += sum[1];
         } else {

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 8f3f611314574132dbba0dad35e45ca65115243874c94b55b628fbc9b27768c1
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a5c13db952ac773254071e8eb31dace1649c585b330ebfc5c6f441667ad821a1
+// seal: sha256 8897425cfc38229dc6f9a227aa41d084107053c85dd36c0d7fc46aa00b4a2541
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -628,6 +628,22 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
   return (bits & 0x40004000) == 0;
 }
 
+// Whether all weights of a step will be below 2, from its largest scores.
+__device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const float (&shift)[2], float scale_log2) {
+  float maxima[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = s[row * 2], other = s[row * 2 + 1];
+#pragma unroll
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
+      maximum = fmaxf(maximum, s[i]);
+      other = fmaxf(other, s[i + 1]);
+    }
+    maxima[row] = fmaxf(maximum, other);
+  }
+  return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
+}
+
 // How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
 // weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
 // are listed again and again, have larger weights.
@@ -799,6 +815,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        // The first step hides most keys of some rows, so that the second one would move their shifts nearly always.
+        bool fits = i > 1;
+        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V reads the registers that the weights are for.
@@ -807,8 +827,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
         float sum[2];
-        // The first step hides most keys of some rows, so the second one would move their shifts nearly always.
-        if (i > 1 && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+        if (fits && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
           row_sum[0] += sum[0];
           row_sum[1] += sum[1];
         } else {

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8f358cfb998930be460c30c6dba95874bfe412088d5c5c779bd62525793a3862
+// seal: sha256 592abfaad8b0f06e10f43e81ecf6ec486ad0771fd144d1acde38bbf6094d67f1
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -659,6 +659,22 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
   return (bits & 0x40004000) == 0;
 }
 
+// Whether all weights of a step will be below 2, from its largest scores.
+__device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const float (&shift)[2], float scale_log2) {
+  float maxima[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = s[row * 2], other = s[row * 2 + 1];
+#pragma unroll
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
+      maximum = fmaxf(maximum, s[i]);
+      other = fmaxf(other, s[i + 1]);
+    }
+    maxima[row] = fmaxf(maximum, other);
+  }
+  return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
+}
+
 // How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
 // weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
 // are listed again and again, have larger weights.
@@ -832,6 +848,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         k_position.advance();
         cap_scores(s, p.scale_log2);
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        // The first step hides most keys of some rows, so that the second one would move their shifts nearly always.
+        bool fits = i > 1;
+        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, kCappedScale));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V reads the registers that the weights are for.
@@ -840,8 +860,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
         float sum[2];
-        // The first step hides most keys of some rows, so the second one would move their shifts nearly always.
-        if (i > 1 && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, kCappedScale))) {
+        if (fits && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, kCappedScale))) {
           row_sum[0] += sum[0];
           row_sum[1] += sum[1];
         } else {

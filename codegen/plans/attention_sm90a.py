@@ -63,6 +63,8 @@ ARRANGEMENTS = (
     (False, 1, True),
 )
 SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, True))  # with share_kv
+# Steps from which a row is long: single weights are a small part of it then, so they need not be exact.
+LONG_ROW = 16
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 TILE_RING = "depth of the ring of tiles, and of Q"
 STREAM_SHARERS = "warpgroups that share a stream"
@@ -184,6 +186,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "step_blocks": step_blocks,
             "splits": spec.split_tail,
             "skips": _skips(spec, rows),
+            "long_row": LONG_ROW,
+            "short_rows": pattern.row_keys is None or pattern.row_keys < LONG_ROW * n,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },

@@ -13,12 +13,11 @@ from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
 
 HOPPER, ADA = "h100_causal", "l4_causal"
+ALL_ADA = "l4_causal or l4_causal_wide, which compute"
 ALL_HOPPER = "h100_causal or h100_causal_few_tiles or h100_causal_short, which compute"
 
 
-@pytest.mark.parametrize(
-    ("name", "arch", "others"), [(HOPPER, "sm_89", f"{ADA}, which computes"), (ADA, "sm_90a", ALL_HOPPER)]
-)
+@pytest.mark.parametrize(("name", "arch", "others"), [(HOPPER, "sm_89", ALL_ADA), (ADA, "sm_90a", ALL_HOPPER)])
 def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str, others: str) -> None:
     assert advice(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
 
@@ -49,7 +48,7 @@ def test_an_architecture_without_kernels_is_told_of_those_that_have_some() -> No
         (ADA, (9, 0), True, None),
         (ADA, (9, 0), False, f"choose {ALL_HOPPER} the same on sm_90a, or pass forward_compatible=True"),
         (ADA, (8, 0), True, "but this one does"),
-        (HOPPER, (8, 9), True, f"choose {ADA}, which computes the same on sm_89$"),
+        (HOPPER, (8, 9), True, f"choose {ALL_ADA} the same on sm_89$"),
         (HOPPER, (12, 0), True, "but this one does: .*}$"),  # PTX of sm_90a is for sm_90a alone
     ],
 )

@@ -1,0 +1,244 @@
+"""Online softmax of the sm_90a kernels: their own lines, run on the host for two rows of a thread, against float64."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codegen.library import find_spec
+from codegen.plans import plan_for
+from codegen.render import render_plan
+
+DENSE = {"kind": "dense"}
+LISTS = {"kind": "topk", "k": 64, "block": {"q": 128, "kv": 64}}
+CAUSAL = {"kind": "causal"}
+KERNELS = {
+    "few or many steps": (DENSE, "fp16"),
+    "many steps": (LISTS, "fp16"),
+    "first steps mostly hidden": (CAUSAL, "fp16"),
+    "bf16": (DENSE, "bf16"),
+}
+KEYS = 64  # of a step
+EPSILON = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # of a rounded weight
+HIDDEN = -math.inf
+# A thread stands for the four that share a row, so it has all of a row's keys: 16 of a step.
+PROGRAM = """\
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+#define __device__
+#define __forceinline__ inline
+#define __all_sync(lanes, all) (all)
+using uint32 = std::uint32_t;
+using std::fmaxf;
+using std::fminf;
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline float ex2(float x) { return std::exp2(x); }
+inline float quad_sum(float x) { return x; }
+inline void quad_max(float (&)[2]) {}
+inline int __float_as_int(float x) { int bits; std::memcpy(&bits, &x, 4); return bits; }
+inline float __int_as_float(int bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+constexpr bool kHalf = %(half)d;
+// The bits of a number from 0 on, rounded to 16 bits.
+inline uint32 narrow(float x) {
+  if (!kHalf) return (__float_as_int(x) + 0x7FFFu + (__float_as_int(x) >> 16 & 1)) >> 16;
+  if (!(x < 65520.0f)) return x != x ? 0x7FFF : 0x7C00;
+  if (x < 6.103515625e-05f) return std::nearbyint(x * 16777216.0f);
+  const uint32 bits = __float_as_int(x) - (112 << 23);
+  return (bits + 0xFFF + (bits >> 13 & 1)) >> 13;
+}
+inline float widen(uint32 bits) {
+  if (!kHalf) return __int_as_float(bits << 16);
+  if (bits >= 0x7C00) return __int_as_float(bits > 0x7C00 ? 0x7FC00000 : 0x7F800000);
+  return bits < 0x400 ? bits / 16777216.0f : __int_as_float((bits << 13) + (112 << 23));
+}
+inline uint32 pack(float low, float high) { return narrow(low) | narrow(high) << 16; }
+inline uint32 multiply_pairs(uint32 x, uint32 y) {
+  return pack(widen(x & 0xFFFF) * widen(y & 0xFFFF), widen(x >> 16) * widen(y >> 16));
+}
+struct Params { int kv_len; float scale_log2; };
+constexpr float kNoShift = -1e30f;
+constexpr int kTileN = %(keys)d, kHeadDim = 64;
+%(functions)s
+// Reads steps, keys, the scale, and for each step the scores and the values of this thread's pairs.
+int main(int, char** word) {
+  const int count = std::atoi(word[1]);
+  const Params p{std::atoi(word[2]), static_cast<float>(std::atof(word[3]))};
+  std::vector<float> read(count * kTileN);
+  if (std::fread(read.data(), 4, read.size(), stdin) != read.size()) return 1;
+  float o[kHeadDim / 2] = {}, s[kTileN / 2], shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
+  uint32 prob[kTileN / 16][4];
+  const float room = headroom(p, count);
+  int moves = 0;
+  float most = 0.0f;
+  for (int i = 0; i < count; ++i) {
+    const float* values = read.data() + i * kTileN + kTileN / 2;
+    std::memcpy(s, values - kTileN / 2, sizeof s);
+    const float before[2] = {shift[0], shift[1]};
+    if (i == 0) {
+      move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+    } else {
+%(lines)s
+      moves += shift[0] != before[0] || shift[1] != before[1];
+    }
+    for (int j = 0; j < kTileN / 2; ++j) {
+      const float weight = widen(prob[j / 8][j %% 8 / 2] >> j %% 2 * 16 & 0xFFFF);
+      most = fmaxf(most, weight);
+      o[j / 2 %% 2 * 2] += weight * values[j];
+    }
+  }
+  for (int row = 0; row < 2; ++row) {
+    const float sum = row_sum[row];
+    std::printf("%%.9g %%.9g ", sum == 0 ? 0 : o[row * 2] / sum, shift[row] + std::log2(sum));
+  }
+  std::printf("%%d %%.9g", moves, most);
+}
+"""
+
+
+def build(folder: Path, pattern: dict[str, Any], dtype: str) -> Path:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "dtype": dtype}
+    source = render_plan(plan_for(find_spec({**fields, "tile": {"m": 128, "n": KEYS}, "stages": 2})))
+    functions = re.search(r"// P: a step's weights.*?\n(?=// What a consumer knows of a piece)", source, re.DOTALL)
+    asked = re.search(r" *bool fits = .*?;\n( *//.*?\n)* *if \(room.*?;\n", source)
+    used = re.search(r" *float sum\[2\];\n *if \(.*?\n        }\n", source[source.index("consume(") :], re.DOTALL)
+    assert functions and used and (asked is None) == (pattern is LISTS)
+    text = PROGRAM % {
+        "half": dtype == "fp16",
+        "keys": KEYS,
+        "functions": functions[0],
+        "lines": (asked[0] if asked else "") + used[0],
+    }
+    (folder / "main.cpp").write_text(text, encoding="utf-8")
+    options = ("-std=c++17", "-O1", "-Wno-unknown-pragmas")
+    subprocess.run(["g++", *options, "main.cpp", "-o", "main"], cwd=folder, check=True)
+    return folder / "main"
+
+
+Rows = Sequence[Sequence[Sequence[float]]]  # [step][row][key]
+
+
+class Softmax:
+    """The host program of one kernel."""
+
+    def __init__(self, program: Path, dtype: str) -> None:
+        self.program, self.epsilon = program, EPSILON[dtype]
+
+    def run(self, scores: Rows, values: Rows, kv_len: int = 1 << 20) -> tuple[list[float], list[float], int, float]:
+        """Return the rows' results, their log2 of the sum of 2^score, how often shifts moved, the largest weight."""
+        laid = b"".join(
+            struct.pack(f"{KEYS // 2}f", *(step[j // 2 % 2][j // 4 * 2 + j % 2] for j in range(KEYS // 2)))
+            for pair in zip(scores, values, strict=True)
+            for step in pair
+        )
+        words = [self.program, str(len(scores)), str(kv_len), "1.0"]
+        output = subprocess.run(words, input=laid, check=True, capture_output=True).stdout.split()
+        numbers = [float(word) for word in output]
+        return numbers[0:4:2], numbers[1:4:2], int(numbers[4]), numbers[5]
+
+    def check(self, scores: Rows, values: Rows, kv_len: int = 1 << 20) -> int:
+        """Compare with float64; return how often shifts moved."""
+        results, logs, moves, most = self.run(scores, values, kv_len)
+        assert most < 2.0
+        for row in (0, 1):
+            of_row = [[key for step in all_steps for key in step[row]] for all_steps in (scores, values)]
+            seen = [(s, v) for s, v in zip(*of_row, strict=True) if s != HIDDEN]
+            if not seen:
+                assert results[row] == 0.0 and logs[row] == -math.inf
+                continue
+            top = max(s for s, _ in seen)
+            weights = [2.0 ** (s - top) for s, _ in seen]
+            total = math.fsum(weights)
+            products = [w * v for w, (_, v) in zip(weights, seen, strict=True)]
+            # Each weight is rounded; single precision adds a little for large scores and long sums.
+            slack = (self.epsilon + 1e-6 + 1e-7 * abs(top)) * math.fsum(map(abs, products)) / total
+            assert abs(results[row] - math.fsum(products) / total) <= slack + 1e-7 * len(seen)
+            assert logs[row] == pytest.approx(top + math.log2(total), abs=1e-4, rel=2e-7)
+        return moves
+
+
+@pytest.fixture(params=KERNELS, scope="module")
+def softmax(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Softmax:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    pattern, dtype = KERNELS[request.param]
+    return Softmax(build(tmp_path_factory.mktemp("softmax"), pattern, dtype), dtype)
+
+
+def rows(steps: int, value: Callable[[int, int, int], float]) -> list[list[list[float]]]:
+    return [[[value(step, row, key) for key in range(KEYS // 4)] for row in (0, 1)] for step in range(steps)]
+
+
+def noise(step: int, row: int, key: int) -> float:
+    """Return a number between -1 and 1 that looks random, exact in single precision."""
+    return ((step * 7919 + row * 104729 + key * 1299709 + 12345) * 2654435761 % 2**32 // 2**16 - 2**15) / 2**15
+
+
+def single(x: float) -> float:
+    """Return a number in single precision."""
+    found: float = struct.unpack("f", struct.pack("f", x))[0]
+    return found
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 15, 16, 40])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 64.0])
+def test_scores_that_are_much_alike_move_no_shifts(softmax: Softmax, steps: int, spread: float) -> None:
+    moves = softmax.check(rows(steps, lambda *at: spread * noise(*at)), rows(steps, lambda *at: noise(at[2], *at[:2])))
+    if spread <= 1.0 and steps >= 16:  # where there are fewer steps, weights are exact more often
+        assert moves <= 1  # the second step of a kernel whose first one hides keys
+
+
+@pytest.mark.parametrize("rise", [0.5, 3.0, 20.0, -0.5, -3.0, -20.0])
+@pytest.mark.parametrize("steps", [3, 30])
+def test_scores_that_rise_or_fall_from_step_to_step(softmax: Softmax, rise: float, steps: int) -> None:
+    scores = rows(steps, lambda *at: rise * at[0] + noise(*at))
+    moves = softmax.check(scores, rows(steps, lambda *at: noise(at[1], *at[::2])))
+    if rise == 20.0:
+        assert moves == steps - 1
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 19])
+def test_the_weight_of_a_key_that_decides_its_row_is_exact(softmax: Softmax, step: int) -> None:
+    here = (step, 1, 5)
+    scores = rows(20, lambda *at: 10000.3 if at == here else noise(*at))
+    values = rows(20, lambda *at: 1.3125 if at == here else noise(*at))
+    assert softmax.run(scores, values)[0][1] == pytest.approx(1.3125, rel=1e-6)
+    softmax.check(scores, values)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 20])
+def test_steps_without_keys_change_nothing(softmax: Softmax, hidden: int) -> None:
+    for first in (True, False):
+        scores = rows(20, lambda *at, first=first: HIDDEN if (at[0] < hidden) == first else -300.0 + noise(*at))
+        softmax.check(scores, rows(20, noise))
+
+
+def test_few_keys_that_are_listed_again_count_as_a_short_row(softmax: Softmax) -> None:
+    # One key outweighs all that its row had before it, but not twice.
+    scores = rows(32, lambda *at: 4.5 if at == (2, 0, 3) else noise(*at))
+    values = rows(32, noise)
+    assert softmax.check(scores, values, kv_len=100) > softmax.check(scores, values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_scores(softmax: Softmax, data: st.DataObject) -> None:
+    steps = data.draw(st.integers(1, 24))
+    level = data.draw(st.lists(st.floats(-2000, 2000, width=32), min_size=steps, max_size=steps))
+    spread = data.draw(st.sampled_from([0.0, 1.0, 30.0]))
+    scores = rows(steps, lambda *at: single(level[at[0]] + spread * noise(*at)))
+    softmax.check(scores, rows(steps, noise))

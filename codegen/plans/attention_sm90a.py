@@ -107,7 +107,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers, split = _registers(consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
 
-    part_floats = WARPGROUP * (output + 4)  # O, two maxima and two sums of each thread
+    part_floats = WARPGROUP * (output + 4)  # O, two shifts and two sums of each thread
     parts = [Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of a part of a tile")]
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
     if shares_staging and not spec.share_kv:  # a warpgroup's rows of O lie where its rows of Q were

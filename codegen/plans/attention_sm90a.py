@@ -187,7 +187,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "splits": spec.split_tail,
             "skips": _skips(spec, rows),
             "long_row": LONG_ROW,
-            "short_rows": pattern.row_keys is None or pattern.row_keys < LONG_ROW * n,
+            # Whether the kernel is for rows of few steps too; with share_kv it does not look ahead for them.
+            "short_rows": not spec.share_kv and (pattern.row_keys is None or pattern.row_keys < LONG_ROW * n),
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },

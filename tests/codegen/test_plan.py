@@ -312,6 +312,7 @@ def test_steps_that_do_not_fit_the_stripes_are_refused(block: int, causal: bool)
         ({"kind": "topk", "k": 15, "block": {"q": 128, "kv": 128}}, 64, False),
         ({"kind": "topk", "k": 16, "block": {"q": 128, "kv": 128}}, 128, False),
         ({"kind": "topk", "k": 31, "block": {"q": 128, "kv": 64}}, 128, True),
+        ({"kind": "topk", "k": 9, "block": {"q": 64, "kv": 64}}, 64, True),
         ({"kind": "block_lists", "block": {"q": 128, "kv": 128}}, 128, True),
     ],
 )
@@ -319,6 +320,10 @@ def test_kernels_whose_rows_may_have_few_steps_look_ahead(pattern: dict[str, Any
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": 128, "n": keys}}
     plan = plan_of(fields)
     assert plan.values["short_rows"] is short and ("will_fit(s, shift" in render_plan(plan)) is short
+    if pattern["kind"] == "topk" and pattern["block"]["q"] == 64:
+        assert "will_fit" not in render_plan(
+            plan_of(fields | {"share_kv": True, "schedule": "cooperative", "stages": 2})
+        )
 
 
 @pytest.mark.parametrize(

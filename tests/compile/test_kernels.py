@@ -442,9 +442,8 @@ OTHERS = [
 
 
 PRODUCER_STACK = 24  # bytes of a thread
-# No shipped spec: lists of two kinds, packed or of blocks higher than the tile, or a list of an odd length, for a
-# producer with 32 registers.
-PRODUCERS_THAT_SPILL = ("df783388", "a737b474", "7c34e226")
+# No shipped spec: packed lists of two kinds, or a list of an odd length, for a producer with 32 registers.
+PRODUCERS_THAT_SPILL = ("df783388", "a737b474")
 
 
 def consumers_code(compiled: Compiled) -> list[str]:
@@ -463,7 +462,7 @@ def check(compiled: Compiled) -> None:
     counts = used.instructions
     assert "warning" not in compiled.log and "serialized" not in compiled.log, compiled.log
     if spec.hash[:8] in PRODUCERS_THAT_SPILL:
-        assert used.stack_bytes <= PRODUCER_STACK
+        assert 0 < used.stack_bytes <= PRODUCER_STACK
         assert not [m for m in consumers_code(compiled) if m.startswith(("LDL", "STL"))]
     else:
         assert used.spill_bytes == 0 and used.stack_bytes == 0

@@ -150,7 +150,7 @@ def compact_table(
             f"{best['tflops']:.0f}" if best else DASH,
             ratio(own, best),
         ]
-        rows.append(line([label(record), workload(record), *speeds]))
+        rows.append(line([row_name(record), workload(record), *speeds]))
     for named in (named for named in specs if named.stem not in measured):
         cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
         rows.append(line([f"`{named.stem}`", *cells[:5]]))
@@ -171,7 +171,7 @@ def full_table(report: Mapping[str, Any]) -> str:
         told = ", ".join(f"{label} {results[label]['tflops']:.0f} ({results[label]['error']:.0e})" for label in peers)
         times = [f"{own['milliseconds']:.3f}", speed(record), f"{own['error']:.0e}"] if own else [DASH, DASH, DASH]
         best = results.get(best_peer(record))
-        rows.append(line([label(record), workload(record), *times, told or DASH, ratio(own, best)]))
+        rows.append(line([row_name(record), workload(record), *times, told or DASH, ratio(own, best)]))
         without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
     without += [f"- `{name}`: not run" for name in report.get("not_run", ())]
     without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
@@ -195,7 +195,7 @@ def shipped_hashes() -> frozenset[str]:
     return frozenset(named.spec.hash for named in shipped_specs())
 
 
-def label(record: Mapping[str, Any]) -> str:
+def row_name(record: Mapping[str, Any]) -> str:
     """Return a row's name, marked if its spec is not shipped."""
     try:
         shipped = parse_spec(record["spec"]).hash in shipped_hashes()

@@ -176,7 +176,7 @@ def full_table(report: Mapping[str, Any]) -> str:
     without += [f"- `{name}`: not run" for name in report.get("not_run", ())]
     without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
     text = (
-        f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run "
+        f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians, each row of one run "
         "([how they are taken](measuring.md)); error against float64, of the largest element."
     )
     table = [with_note(text, rows), "", line([*FULL_HEADINGS]), line(FULL_ALIGNMENT), *rows]

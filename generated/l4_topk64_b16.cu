@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 3cf874768c88c526ec9ed27dee3b0d799c4aac53c6dbe3523850656671491ac3
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b0229402e6c9dda6878ed0bfa2d91be676be45d165284af7609f6d5043baa8c5
+// seal: sha256 37f425b10a084c71d1fc1d1d1edec44b24a5d8c70ea843f33fe3eff3c4b8eb91
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -18,14 +18,14 @@
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
 //   Q comes in through the slot that is filled last and stays in registers. O leaves through the ring.
-//   Within a step, the exponentials of 16 keys are computed while the tensor cores multiply those of 16 keys before.
+//   Within a step, a group of keys is weighed while the tensor cores multiply the one before.
 //
 // Symbols
 //   step        kTileN keys: kStepBlocks listed key blocks
-//   s, prob     scores of kWarpRows x kTileN pairs; exponentials of 16 keys as 16-bit A operands
+//   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries as A operands
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
-//   row_max     running maximum of the logits times log2(e), for 2^x; row_sum: this thread's part of the running sum
+//   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
 //   x[t][j][i]  a warp's rows are kRowTiles tiles of 16. Of tile t, a thread holds rows r (i = 0, 1) and r + 8
 //               (i = 2, 3), r = lane / 4, columns 8 j + 2 (lane % 4) + {0, 1}; y[t][0], y[t][1] are of rows r, r + 8
 
@@ -50,11 +50,13 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 2;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 16;  // keys of one load
-constexpr int kHalfStep = 1;  // half a step, in 16 keys
+constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
+constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 16;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 64;  // key blocks listed for each query block
+constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 24576 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 24576 bytes: 3 slots, each K or V of one step
@@ -64,7 +66,8 @@ constexpr int kOOffset = 0;  // 4096 bytes: O tile on its way out: in the ring o
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
+// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
@@ -230,6 +233,10 @@ __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
+// The lower half of a number that all lanes have. After the shuffle the compiler sees that they do, and keeps it where
+// it takes up no thread's register.
+__device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
+
 // What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
@@ -330,87 +337,119 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax, first half: the running maxima of the rows with this step's scores. What is relative to the maxima
-// before must be multiplied by `rescale`: exactly 1 where they have not moved.
-__device__ __forceinline__ void update_maxima(const float (&s)[kRowTiles][kTileN / 8][4],
-    float (&row_max)[kRowTiles][2], float (&rescale)[kRowTiles][2], float scale_log2) {
+// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
+// weights are relative to the same shift, so it may be any number that keeps weights in range: a group of keys goes on
+// with the shifts of the group before, without looking for maxima, unless one of its weights is 2 or more.
+
+// P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
+// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on have
+// the second bit set.
+__device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], float (&sum)[kRowTiles][2],
+    const float (&s)[kRowTiles][kTileN / 8][4], int group, const float (&shift)[kRowTiles][2], float scale_log2) {
+  uint32 bits = 0;
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    float maxima[2];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      float maximum = s[tile][0][row * 2], other = s[tile][0][row * 2 + 1];  // two chains: half the latency
+    for (int k = 0; k < kGroupKeys / 16; ++k) {
 #pragma unroll
-      for (int j = 1; j < kTileN / 8; ++j) {
-        maximum = fmaxf(maximum, s[tile][j][row * 2]);
-        other = fmaxf(other, s[tile][j][row * 2 + 1]);
+      for (int i = 0; i < 4; ++i) {
+        const int j = group * (kGroupKeys / 8) + k * 2 + i / 2, row = i % 2;
+        const float low = ex2(s[tile][j][row * 2] * scale_log2 - shift[tile][row]);
+        const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - shift[tile][row]);
+        sum[tile][row] = k == 0 && i < 2 ? low + high : sum[tile][row] + (low + high);
+        prob[tile][k][i] = pack(low, high);
+        bits |= prob[tile][k][i];
       }
-      maxima[row] = fmaxf(maximum, other);
+    }
+  }
+  return (bits & 0x40004000) == 0;
+}
+
+// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it: its
+// weight is then rounded to 16 bits. Fewer keys, or few that are listed again and again, have larger weights.
+__device__ __forceinline__ float headroom(const Params& p, int steps) {
+  const float part = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);
+  return fminf(part * part, 1.0f);
+}
+
+// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1, or
+// a power of two less, that in `room` times the row's sum: a later pair then has a weight of 2 only if it outweighs
+// `room` times what was before it. What was summed up follows.
+__device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+    float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int first, float room, float scale_log2) {
+  const int first_j = first * (kGroupKeys / 8);
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float maxima[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+    for (int j = first_j; j < kTileN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) maxima[i / 2] = fmaxf(maxima[i / 2], s[tile][j][i]);
     }
     quad_max(maxima);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const float maximum = fmaxf(row_max[tile][row], maxima[row] * scale_log2);
-      rescale[tile][row] = ex2(row_max[tile][row] - maximum);
-      row_max[tile][row] = maximum;
-    }
-  }
-}
-
-// What was summed up before this step follows the new maxima.
-__device__ __forceinline__ void rescale_sums(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
-    const float (&rescale)[kRowTiles][2]) {
+      const float before = shift[tile][row], top = fmaxf(before, maxima[row] * scale_log2);
+      float sum = row_sum[tile][row] * ex2(before - top);
 #pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      row_sum[tile][row] *= rescale[tile][row];
+      for (int j = first_j; j < kTileN / 8; ++j) {
+        sum += ex2(s[tile][j][row * 2] * scale_log2 - top) + ex2(s[tile][j][row * 2 + 1] * scale_log2 - top);
+      }
+      // The exponent of that power of two, 0 at least.
+      const int power = max((__float_as_int(room * quad_sum(sum)) >> 23) - 127, 0);
+      shift[tile][row] = top + power;
+      const float rescale = ex2(before - shift[tile][row]);
+      row_sum[tile][row] *= rescale;
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
-        o[tile][j][row * 2] *= rescale[tile][row];
-        o[tile][j][row * 2 + 1] *= rescale[tile][row];
+        o[tile][j][row * 2] *= rescale;
+        o[tile][j][row * 2 + 1] *= rescale;
       }
     }
   }
 }
 
-// Second half, for 16 keys: 2^(scale_log2 s - row_max), which row_sum takes in. The accumulators of two 8-column tiles,
-// packed to 16 bits, are the A operand of 16 keys.
-__device__ __forceinline__ void exponentiate(uint32 (&prob)[kRowTiles][4], const float (&s)[kRowTiles][kTileN / 8][4],
-    int step, const float (&row_max)[kRowTiles][2], float (&row_sum)[kRowTiles][2], float scale_log2) {
+// o += P V for this warp's rows and one group of keys.
+__device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 8][4],
+    const uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
+  // Matrices of one ldmatrix: keys 0-7 and 8-15 of 16 for 8 columns, then for the next 8; transposed.
 #pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int j = step * 2 + i / 2, row = i % 2;
-      const float low = ex2(s[tile][j][row * 2] * scale_log2 - row_max[tile][row]);
-      const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - row_max[tile][row]);
-      row_sum[tile][row] += low + high;
-      prob[tile][i] = pack(low, high);
-    }
-  }
-}
-
-// o += P V for this warp's rows and the keys from 16 kFirst to 16 kEnd of a step, P from the scores on the way.
-template <int kFirst, int kEnd>
-__device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4],
-    const float (&s)[kRowTiles][kTileN / 8][4], const float (&row_max)[kRowTiles][2], float (&row_sum)[kRowTiles][2],
-    float scale_log2, uint32 v_lane) {
-  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16 for 8 columns, then for the next 8; transposed.
-  uint32 prob[2][kRowTiles][4];
-  exponentiate(prob[kFirst % 2], s, kFirst, row_max, row_sum, scale_log2);
-#pragma unroll
-  for (int step = kFirst; step < kEnd; ++step) {
-    if (step + 1 < kEnd) exponentiate(prob[(step + 1) % 2], s, step + 1, row_max, row_sum, scale_log2);
+  for (int k = 0; k < kGroupKeys / 16; ++k) {
 #pragma unroll
     for (int columns = 0; columns < kHeadDim; columns += 16) {
       uint32 v[4];
-      ldmatrix_x4_trans(v, further_on(v_lane, columns / 8) + step * 16 * kRowBytes);
+      ldmatrix_x4_trans(v, further_on(v_lane, columns / 8) + k * 16 * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(o[tile][columns / 8], prob[step % 2][tile], v[0], v[1]);
-        mma_m16n8k16(o[tile][columns / 8 + 1], prob[step % 2][tile], v[2], v[3]);
+        mma_m16n8k16(o[tile][columns / 8], prob[tile][k], v[0], v[1]);
+        mma_m16n8k16(o[tile][columns / 8 + 1], prob[tile][k], v[2], v[3]);
       }
+    }
+  }
+}
+
+// o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
+// on the way: a group is weighed beside the products of the one before.
+template <int kFirst, int kEnd>
+__device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+    float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], const Params& p, int steps,
+    float scale_log2, uint32 v_lane) {
+  uint32 prob[2][kRowTiles][kGroupKeys / 16][4];
+#pragma unroll
+  for (int group = kFirst; group <= kEnd; ++group) {
+    float sum[kRowTiles][2];
+    bool fits = true;
+    if (group < kEnd) fits = weigh(prob[group % 2], sum, s, group, shift, scale_log2);
+    if (group > kFirst) multiply_group(o, prob[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
+    if (group == kEnd) break;
+    if (!__all_sync(0xFFFFFFFF, fits)) {
+      move_shifts(o, row_sum, shift, s, group, headroom(p, steps), scale_log2);
+      weigh(prob[group % 2], sum, s, group, shift, scale_log2);
+    }
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      row_sum[tile][0] += sum[tile][0];
+      row_sum[tile][1] += sum[tile][1];
     }
   }
 }
@@ -426,8 +465,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
   const unsigned short* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 8;
   const int kv_head = tile.head / p.heads_per_kv_head;
-  const uint32 k_head = static_cast<uint32>((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
-  const uint32 v_head = static_cast<uint32>((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
+  const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
+  const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
   // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
@@ -476,9 +515,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
-  float row_max[kRowTiles][2], row_sum[kRowTiles][2] = {}, rescale[kRowTiles][2];
+  float shift[kRowTiles][2], row_sum[kRowTiles][2] = {};
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
+  for (int t = 0; t < kRowTiles; ++t) shift[t][0] = shift[t][1] = kNoShift;
 
   // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
   // next step, that of K between two halves of the output, when half of the scores have left their registers.
@@ -491,14 +530,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
     k_slot = slot_after(v_slot);
     multiply_scores(s, q, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step);
-    update_maxima(s, row_max, rescale, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     v_slot = slot_after(k_slot);
-    rescale_sums(o, row_sum, rescale);
-    multiply_output<0, kHalfStep>(o, s, row_max, row_sum, p.scale_log2, v_slot + lane_offset);
+    const uint32 v_lane = v_slot + lane_offset;
+    multiply_output<0, kHalfStep>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
     fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / 16>(o, s, row_max, row_sum, p.scale_log2, v_slot + lane_offset);
+    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
   }
 
   // The tile worked out anew: it would take up registers all the way.
@@ -510,7 +548,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
     for (int row = 0; row < 2; ++row) {
       const float sum = quad_sum(row_sum[t][row]);
       const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-      const float lse = sum == 0.0f ? kMinusInfinity : (row_max[t][row] + lg2(sum)) * kLn2;
+      const float lse = sum == 0.0f ? kMinusInfinity : (shift[t][row] + lg2(sum)) * kLn2;
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
         o[t][j][row * 2] *= inverse;

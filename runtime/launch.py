@@ -149,6 +149,27 @@ class MapEncoder:
         return ctypes.string_at(int(tensor_map.getPtr()), 128)
 
 
+def thread_blocks(plan: Plan, tiles: int, slots: int) -> int:
+    """Return how many thread blocks a launch has.
+
+    Where each has every so-manieth tile, none has more than ceil(tiles / slots) of them. As few are launched as that
+    takes: further ones would end no launch sooner, but draw power and share the L2's bandwidth meanwhile.
+
+    Args:
+        plan: of the kernel.
+        tiles: tiles of work, or parts of them if these are more; whole clusters.
+        slots: thread blocks that run at once.
+    """
+    if not plan.persistent:
+        return tiles
+    clusters, most = tiles // plan.cluster, slots // plan.cluster
+    # Two thread blocks of an SM overlap. Handed out or divided tiles go to whoever is free.
+    takes_turns = plan.blocks_per_sm == 1 and plan.split is None and all(p.name != "scheduler" for p in plan.params)
+    if takes_turns and clusters > most:
+        most = -(-clusters // -(-clusters // most))
+    return min(clusters, most) * plan.cluster
+
+
 class LoadedKernel:
     """A kernel in the driver, ready to be launched on any device of its architecture."""
 
@@ -214,7 +235,7 @@ class LoadedKernel:
                 if kind == "pointer"
             ),
             maps=tuple(maps),
-            grid=min(tiles, slots - slots % self.plan.cluster) if self.plan.persistent else tiles,
+            grid=thread_blocks(self.plan, tiles, slots),
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
         )

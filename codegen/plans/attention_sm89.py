@@ -40,6 +40,9 @@ ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
 BLOCKS = (16, 32, 64, 128)
 QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
+NARROW_HEAD = 64  # elements
+GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
+LONG_ROW = 1024  # keys; as many as 16 steps of the sm_90a kernels
 BITS = "unsigned short"  # what an element is to the kernel
 KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
 
@@ -58,6 +61,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # With room for two whole steps, K and V of a step are waited for together: one __syncthreads a step, not two.
     paired = spec.stages >= 4 and spec.stages % 2 == 0
     ahead = spec.stages - 2 if paired else spec.stages - 1
+    # Where heads are wide, a few weights have products enough to work the next ones out beside them. Else all that are
+    # multiplied in one go are worked out first: fewer votes, and longer runs of products.
+    in_one_go = n if paired else n // 2
+    group_keys = in_one_go if d <= NARROW_HEAD and in_one_go % GROUP_KEYS == 0 else GROUP_KEYS
     listed = bool(pattern.index_tensors)
     row_bytes = d * dtype.bytes
     # A row is a whole number of lines: all banks, or half of them.
@@ -116,7 +123,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", load_keys, "keys of one load"),
-        *([] if paired else [Constant("kHalfStep", n // 32, "half a step, in 16 keys")]),
+        Constant("kGroupKeys", group_keys, "keys whose weights are looked at together before they are multiplied"),
+        *([] if paired else [Constant("kHalfStep", n // 2 // group_keys, "half a step, in groups")]),
         *(
             [Constant("kStepsAhead", (ahead + 1) // 2, "steps whose K has been asked for, from the current one on")]
             if listed
@@ -124,6 +132,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         *(block_constants(block, tile_queries, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
+        Constant("kLongRow", LONG_ROW, "keys from which a row is long: single weights are a small part of it then"),
         *softcap_constants(spec),
     ]
     params = [

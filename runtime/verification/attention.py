@@ -158,7 +158,7 @@ SHARE_KV_CASES = (
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
-    cases = (*cases, *(MONOTONE_CASES if spec.mma == "wgmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
+    cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
     return tuple(fitted(case, spec) for case in cases)
 
 

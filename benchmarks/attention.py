@@ -200,7 +200,7 @@ ADA_PEERS = ("sdpa", "flex", "flashinfer")
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
 ADA_ROWS = (
     Row("ada_dense", ada(128, DENSE, (128, 64), 2), 16, 4096, ADA_PEERS, 375, groups=("ada",), batch=4),
-    Row("ada_causal", ada(128, CAUSAL, (128, 48), 2), 16, 4096, ADA_PEERS, 320, groups=("ada",), batch=4),
+    Row("ada_causal", ada(128, CAUSAL, (128, 48), 4), 16, 4096, ADA_PEERS, 320, groups=("ada",), batch=4),
     Row("ada_dense_d64", ada(64, DENSE, (128, 80), 4), 8, 16384, ADA_PEERS, 330, groups=("ada",)),
     Row("ada_causal_d64", ada(64, CAUSAL, (128, 64), 4), 8, 16384, ADA_PEERS, 280, groups=("ada",)),
     Row("ada_topk32", ada(128, listed(128), (128, 64), 2), 16, 32768, ADA_PEERS, 370, groups=("ada",)),

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 6eee29562e0d5b9aba84f906d672ccb4b2bef11225d4ab36499bcd891a2b7d39
 // templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ed881b10fd0e566898b6f353ec9ac9111f0aa88fefbba8a1973e96b3e960dd8e
+// seal: sha256 b51cb5e8ca3073d6a73a886e6678bcffa713ea6c0c233d52ccbe19e878eb92f8
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -137,9 +137,14 @@ __device__ __forceinline__ void tma_load_3d(
 
 // cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
+// createpolicy.fractional: the L2 gives these bytes up before others (PTX ISA, "createpolicy")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], policy;\n"
+      "}"
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 

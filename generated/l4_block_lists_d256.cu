@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
 // templates: attention/patterns/block_lists.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a8ebf547d153b08147f844f13c543a8d123ce28868d35f29d7cf276bca1016b0
+// seal: sha256 efade43f2500dff8f21f2287efc3403ec652759421324444fe646c549d0b6c7b
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -55,7 +55,7 @@ constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 81920 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile

@@ -1,9 +1,9 @@
 // Generated from specs/l4_causal_wide.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/l4_causal_wide.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":48},"warp_rows":32}
-// spec hash: 531e08c6970857c0e93ad0c991ae89a3573a89cc0bb15dc96d411e0758666026
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
+// spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2e61db1a351822525a81c64412e071a2b254dc73bdd9368a1967e328669847f9
+// seal: sha256 50de1feb072ff9091a4c3d10ffe470f629e066a52f8a1b8737ed4be2bdd81961
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -13,10 +13,10 @@
 //
 // Pipeline
 //   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 2 tiles in flight: whole steps.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
+//   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with the step before, whose two slots then take the next tiles
 //   Q comes in with the first tile and stays in shared memory. O leaves through its place.
 //   Within a step, a group of keys is weighed while the tensor cores multiply the one before.
 //
@@ -35,8 +35,8 @@ using uint32 = unsigned int;
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
 constexpr int kTileN = 48;  // keys of one step
-constexpr int kStages = 2;  // slots of the ring
-constexpr int kAhead = 1;  // K and V tiles in flight while one is read
+constexpr int kStages = 4;  // slots of the ring
+constexpr int kAhead = 2;  // K and V tiles in flight while one is read
 constexpr int kStreamRows = 128;  // query rows that share a list of key blocks
 constexpr int kWarpRows = 32;  // query rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
@@ -51,12 +51,11 @@ constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 48;  // keys of one load
 constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
-constexpr int kHalfStep = 1;  // half a step, in groups
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
-// Dynamic shared memory: 57344 bytes. Byte offsets:
+// Dynamic shared memory: 81920 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile
-constexpr int kRingOffset = 32768;  // 24576 bytes: 2 slots, each K or V of one step
+constexpr int kRingOffset = 32768;  // 49152 bytes: 4 slots, each K or V of one step
 constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
 static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
@@ -497,25 +496,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_wide(const _
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) shift[t][0] = shift[t][1] = kNoShift;
 
-  // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
-  // next step, that of K between two halves of the output, when half of the scores have left their registers.
-  uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
+  // Walk over the steps. Once all warps are done with a step, its two slots are refilled.
+  uint32 k_slot = ring;
   for (int i = 0; i < blocks.count; ++i) {
     Step step;
     step.take(blocks, i);
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 2>();
     __syncthreads();
-    fetch(i * 2 + kAhead, v_slot);
-    k_slot = slot_after(v_slot);
+    const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;
+    fetch(i * 2 + kAhead, refill);
+    fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
+    const uint32 v_slot = k_slot + kSlotBytes;
     multiply_scores(s, q, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
-    cp_async_wait<kAhead - 1>();
-    __syncthreads();
-    v_slot = slot_after(k_slot);
     const uint32 v_lane = v_slot + lane_offset;
-    multiply_output<0, kHalfStep>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
-    fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
+    multiply_output<0, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
+    k_slot = slot_after(v_slot);
   }
 
   // The tile worked out anew: it would take up registers all the way.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: e4f95ce32c0d856f56206f5cf9c6c8755b9480952c2d026e830aa8e505a66251
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 0cb60d34ea08c24ba6057f5204b8c6005820519608dfa091a26b580eced1517a
+// seal: sha256 58ae52b53dc6f29df4803fdd4658a00b77d199de6bec523464db2613deda84bb
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -52,7 +52,7 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 32;  // keys of one load
 constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
 constexpr int kHalfStep = 1;  // half a step, in groups
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile

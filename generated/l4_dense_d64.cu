@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":80},"warp_rows":32}
 // spec hash: 4f81754d118fc7bc5cf55afad6e8fe23e434bb356e91939535fdcfe67fe259be
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 45d0dfcee7aeb95f9a6e2adc9c2c3f586f7e65f962e4dcb87ecc39d6ce04eb2c
+// seal: sha256 b0b2e64555c55369e4777dfaa26f899d4a2ec927de2dc2b621f437aad60b501a
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -51,7 +51,7 @@ constexpr int kSlotBytes = 10240;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 80;  // keys of one load
 constexpr int kGroupKeys = 80;  // keys whose weights are looked at together before they are multiplied
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 40960 bytes: 4 slots, each K or V of one step

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
 // templates: attention/patterns/strided.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 de1e2dec005c36f55f757c74179eb6615dd6aafae4b86bb28cb5bcf945119aff
+// seal: sha256 9ad2b7dee13d347885817132e6585ab54fb462d5dd1767055cadf0efcc0a8f0c
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -55,7 +55,7 @@ constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kBlock = 64;  // keys of a block of the pattern, hence of a stripe
 constexpr int kPeriod = 512;  // keys from the beginning of one stripe to that of the next
 constexpr int kLocalKeys = 960;  // keys of the local blocks before a query's own block
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each K or V of one step

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 7c35b8a058fc18b31caec81651f202837affc118e8f95e4c8cb9ee25def61c0c
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 49c84d1f2a6417ce32170f272264d831bbca5f29a7aa3536f7f8806401fd8c5f
+// seal: sha256 0e298eb66787f7e55c3addacf9df72576de11169785746f5b1b0d7771b914574
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -61,7 +61,7 @@ constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kBlockQueries = 64;  // queries that share a list
 constexpr int kTopK = 32;  // key blocks listed for each query block
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 3cf874768c88c526ec9ed27dee3b0d799c4aac53c6dbe3523850656671491ac3
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 37f425b10a084c71d1fc1d1d1edec44b24a5d8c70ea843f33fe3eff3c4b8eb91
+// seal: sha256 5dfdcd1ae9c34d59a713634e08e51343f19abf4bd054ce7a7a751eb9f76018a2
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -56,7 +56,7 @@ constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the cu
 constexpr int kBlockKeys = 16;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 64;  // key blocks listed for each query block
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 24576 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 24576 bytes: 3 slots, each K or V of one step

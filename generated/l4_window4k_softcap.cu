@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":4095,"right":0},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 269bd448bb2b535497b123d1e124603144665228849e49f70f43382e8d22791f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c839b9db8f19a96327ce366ed005001b9723e5c62a6be770949a8c7ec3511d1f
+// seal: sha256 4b14805694f10e7004151a04b7713533facbe71327e6acb82a8cfcdf620a6664
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -54,7 +54,7 @@ constexpr int kGroupKeys = 16;  // keys whose weights are looked at together bef
 constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kWindowLeft = 4095;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
-constexpr int kLongRow = 1024;  // keys from which a row is long: single weights are a small part of it then
+constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 constexpr float kCapArgument = 0.04f;  // 2 / softcap, for 2^x instead of tanh
 constexpr float kCap = 72.13475204444816f;  // softcap * log2(e): the cap 50, for 2^x
 constexpr float kCappedScale = 1.0f;  // capped logits are those of 2^x already

@@ -42,7 +42,7 @@ BLOCKS = (16, 32, 64, 128)
 QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
 NARROW_HEAD = 64  # elements
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
-LONG_ROW = 1024  # keys; as many as 16 steps of the sm_90a kernels
+LONG_ROW = 2048  # keys
 BITS = "unsigned short"  # what an element is to the kernel
 KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
 

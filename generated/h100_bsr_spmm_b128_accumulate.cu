@@ -3,7 +3,7 @@
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 669a41266fc06b00526ff91226322e646af628e1b2b6f449c45a4a38655902c6
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2b121831b3fa1f2924c962af20eceef7a2aedfb4713eb7a9015c3244de0a0bd4
+// seal: sha256 6f804382989beecc83747fd5fa7f0f1bc12011bd256341be639bfa8e0d251f01
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -288,14 +288,23 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_rows;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The blocks [first, end) of a tile's block row; none behind the last tile.
 struct BlockRow {
   int first = 0, end = 0;
 
   __device__ __forceinline__ BlockRow(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    first = load_index(p, p.crow_indices, tile % p.block_rows);
-    end = load_index(p, p.crow_indices, tile % p.block_rows + 1);
+    const int row = row_of(p, tile);
+    first = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -433,7 +442,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     const BlockRow next_row(p, tile + gridDim.x);
     const int steps = (row.end - row.first) * (kBlockCols / kTileK);
     // Ask for c, which comes while the products run.
-    const int c_row = tile % p.block_rows * kTileM + first_row;
+    const int c_row = row_of(p, tile) * kTileM + first_row;
     const int c_column = tile / p.block_rows * kTileN + first_column;
     if (warpgroup_leader && p.beta != 0.0f) load_c_in(p, c_in, staging, c_row, c_column);
     // An empty block row has no step: its zeros are what is stored.

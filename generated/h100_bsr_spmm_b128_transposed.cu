@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
 // templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fcab680687b02b92387cb365d0696334490c3cac29093e8e3e05db67ad7a430c
+// seal: sha256 86aa6bcb9aaa3bd18efa84b38bf34035308f1cf40de24ad73b7932dda58d7296
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -266,14 +266,23 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// Which of the p.block_columns rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_columns;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The entries [first, end) of the index that belong to a tile's block column of A; none behind the last tile.
 struct BlockColumn {
   int first = 0, end = 0;
 
   __device__ __forceinline__ BlockColumn(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    first = __ldg(p.column_starts + tile % p.block_columns);
-    end = __ldg(p.column_starts + tile % p.block_columns + 1);
+    const int column = row_of(p, tile);  // of A, a block row of C
+    first = __ldg(p.column_starts + column);
+    end = __ldg(p.column_starts + column + 1);
   }
   // 32 entries from `entry` on, one a lane.
   __device__ __forceinline__ int2 load_entries(const Params& p, int entry) const {
@@ -407,7 +416,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = tile % p.block_columns * kTileM + first_row;
+    const int c_row = row_of(p, tile) * kTileM + first_row;
     const int c_column = tile / p.block_columns * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 aa988eae2203a933ec84df86afca4ae27266755cd24c5c0e37fe35cf1127aa91
+// seal: sha256 1c389dcdf695e95ff9acccbf740b47fdc054279f94a7cd61585afb8e61d38f58
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -235,14 +235,23 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_rows;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The blocks [first, end) of a tile's block row; none behind the last tile.
 struct BlockRow {
   int first = 0, end = 0;
 
   __device__ __forceinline__ BlockRow(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    first = load_index(p.crow_indices, p.index_words, tile % p.block_rows);
-    end = load_index(p.crow_indices, p.index_words, tile % p.block_rows + 1);
+    const int row = row_of(p, tile);
+    first = load_index(p.crow_indices, p.index_words, row);
+    end = load_index(p.crow_indices, p.index_words, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -376,7 +385,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row clips the store.
-    const int c_row = tile % p.block_rows * kTileM;
+    const int c_row = row_of(p, tile) * kTileM;
     const int c_column = tile / p.block_rows * kTileN + first_group * kGroupColumns;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {

@@ -3,7 +3,7 @@
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: ec807e2ce1736c7b524308ad48c7252104f6a859d2e58d052ab4d63e51858549
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f00d8f4217d77aa5cbfc52d669ee10ce2d460e01ace6bc6d7ec1fa7df9654504
+// seal: sha256 331040da7e9e6970451866b8a905aacc42362d7e944bd900a5533a0ed6df6898
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -254,14 +254,23 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_rows;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The blocks [first, end) of a tile's block row; none behind the last tile.
 struct BlockRow {
   int first = 0, end = 0;
 
   __device__ __forceinline__ BlockRow(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    first = load_index(p.crow_indices, p.index_words, tile % p.block_rows);
-    end = load_index(p.crow_indices, p.index_words, tile % p.block_rows + 1);
+    const int row = row_of(p, tile);
+    first = load_index(p.crow_indices, p.index_words, row);
+    end = load_index(p.crow_indices, p.index_words, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -401,7 +410,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     const BlockRow next_row(p, tile + gridDim.x);
     const int steps = row.end - row.first;
     // Ask for c, which comes while the products run.
-    const int c_row = tile % p.block_rows * kTileM;
+    const int c_row = row_of(p, tile) * kTileM;
     const int c_column = tile / p.block_rows * kTileN + first_group * kGroupColumns;
     if (warpgroup_leader && p.beta != 0.0f) load_c_in(p, c_in, staging, c_row, c_column);
     // An empty block row has no step: its zeros are what is stored.

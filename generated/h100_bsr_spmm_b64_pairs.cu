@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bfeb1b6037e70dfd5ab48012ab4afa9dd90cb5292b15649a2b615844b2fc075f
+// seal: sha256 3831314c28738da10793baef5e172e252b898642c4d137231982484129154ecd
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
 //
@@ -276,6 +276,14 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
+// Which of the p.row_pairs rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.row_pairs;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The blocks [first, end) of each block row of a tile; none behind the last row and the last tile.
 struct BlockRows {
   int first[kConsumers] = {}, end[kConsumers] = {};
@@ -284,7 +292,7 @@ struct BlockRows {
     if (tile >= p.tiles) return;
 #pragma unroll
     for (int i = 0; i < kConsumers; ++i) {
-      const int row = tile % p.row_pairs * kConsumers + i;
+      const int row = row_of(p, tile) * kConsumers + i;
       if (row >= p.block_rows) continue;
       first[i] = load_index(p.crow_indices, p.index_words, row);
       end[i] = load_index(p.crow_indices, p.index_words, row + 1);
@@ -451,7 +459,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
     if (running != 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = (tile % p.row_pairs * kConsumers + warpgroup) * kBlockRows;
+    const int c_row = (row_of(p, tile) * kConsumers + warpgroup) * kBlockRows;
     const int c_column = tile / p.row_pairs * kTileN;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll

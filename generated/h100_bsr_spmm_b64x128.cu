@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: e018eb4f85f6f4cd77da262adf9df944fe55f09e2b08f16cc0dce3f2d8120de2
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 821ea8de80f845cf284654008a9046bbcb2d0f1ec5b4eeacb2f1d1093866e25b
+// seal: sha256 887133e5c4a890bd323311e02917d692dea5b932cf0c42c7a0a8e718c0fb0604
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -273,14 +273,23 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_rows;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The blocks [first, end) of a tile's block row; none behind the last tile.
 struct BlockRow {
   int first = 0, end = 0;
 
   __device__ __forceinline__ BlockRow(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    first = load_index(p, p.crow_indices, tile % p.block_rows);
-    end = load_index(p, p.crow_indices, tile % p.block_rows + 1);
+    const int row = row_of(p, tile);
+    first = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -389,7 +398,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     // Ask for the next block row now, so that the next tile starts without waiting for it.
     const BlockRow next_row(p, tile + gridDim.x);
     const int steps = (row.end - row.first) * (kBlockCols / kTileK);
-    const int c_row = tile % p.block_rows * kTileM + first_row;
+    const int c_row = row_of(p, tile) * kTileM + first_row;
     const int c_column = tile / p.block_rows * kTileN + first_column;
     if (c_column >= p.n) {
       // All columns of this warpgroup lie behind the last one: it hands the stages back.

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":2,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 5da2ba8d865622db9849c1d2b37004d8fef16388df530df8b883f6cecdbd19ed
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3e2d92a76cc429725e405bab6dd9c2db20f3a77e02b3bbe80a93e83db4a29f87
+// seal: sha256 ff122e9da9298cfbc6a8d0eef574efa5887ea06a054a8696a2b5986777fd18c4
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -252,14 +252,23 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_rows;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
 // The blocks [first, end) of a tile's block row; none behind the last tile.
 struct BlockRow {
   int first = 0, end = 0;
 
   __device__ __forceinline__ BlockRow(const Params& p, int tile) {
     if (tile >= p.tiles) return;
-    first = load_index(p, p.crow_indices, tile % p.block_rows);
-    end = load_index(p, p.crow_indices, tile % p.block_rows + 1);
+    const int row = row_of(p, tile);
+    first = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -388,7 +397,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = tile % p.block_rows * kTileM + first_row;
+    const int c_row = row_of(p, tile) * kTileM + first_row;
     const int c_column = tile / p.block_rows * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll

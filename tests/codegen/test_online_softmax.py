@@ -1,4 +1,4 @@
-"""Online softmax of the sm_90a kernels: their own lines, run on the host for two rows of a thread, against float64."""
+"""Online softmax of the WGMMA and mma.sync kernels: their own lines, run on the host for two rows, against float64."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ from codegen.render import render_plan
 DENSE = {"kind": "dense"}
 LISTS = {"kind": "topk", "k": 64, "block": {"q": 128, "kv": 64}}
 CAUSAL = {"kind": "causal"}
-KERNELS = {
-    "few or many steps": (DENSE, "fp16"),
-    "many steps": (LISTS, "fp16"),
-    "first steps mostly hidden": (CAUSAL, "fp16"),
-    "bf16": (DENSE, "bf16"),
+WGMMA: dict[str, Any] = {"arch": "sm_90a", "head_dim": 64, "stages": 2}
+MMA: dict[str, Any] = {"arch": "sm_89", "head_dim": 128, "stages": 2}  # half a step at a time, in groups of 16 keys
+KERNELS: dict[str, dict[str, Any]] = {
+    "few or many steps": {**WGMMA, "pattern": DENSE},
+    "many steps": {**WGMMA, "pattern": LISTS},
+    "first steps mostly hidden": {**WGMMA, "pattern": CAUSAL},
+    "bf16": {**WGMMA, "pattern": DENSE, "dtype": "bf16"},
+    "mma.sync": {**MMA, "pattern": DENSE},
+    "mma.sync, bf16": {**MMA, "pattern": DENSE, "dtype": "bf16"},
+    "mma.sync, whole steps": {**MMA, "pattern": DENSE, "stages": 4},
+    "mma.sync, a step is a group": {**MMA, "pattern": DENSE, "stages": 4, "head_dim": 64},
 }
 KEYS = 64  # of a step
 EPSILON = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # of a rounded weight
 HIDDEN = -math.inf
 # A thread stands for the four that share a row, so it has all of a row's keys: 16 of a step.
-PROGRAM = """\
+COMMON = """\
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -67,24 +73,43 @@ inline float widen(uint32 bits) {
   return bits < 0x400 ? bits / 16777216.0f : __int_as_float((bits << 13) + (112 << 23));
 }
 inline uint32 pack(float low, float high) { return narrow(low) | narrow(high) << 16; }
-inline uint32 multiply_pairs(uint32 x, uint32 y) {
-  return pack(widen(x & 0xFFFF) * widen(y & 0xFFFF), widen(x >> 16) * widen(y >> 16));
-}
 struct Params { int kv_len; float scale_log2; };
-constexpr float kNoShift = -1e30f;
+constexpr float kNoShift = -1e30f, kMinusInfinity = -INFINITY;
 constexpr int kTileN = %(keys)d, kHeadDim = 64;
-%(functions)s
-// Reads steps, keys, the scale, and for each step the scores and the values of this thread's pairs.
-int main(int, char** word) {
+float most = 0.0f;  // of all weights that are multiplied
+// o += weight times value for two pairs of a row.
+void multiply(float* o, uint32 weights, const float* values) {
+  for (int i = 0; i < 2; ++i) {
+    const float weight = widen(weights >> i * 16 & 0xFFFF);
+    most = fmaxf(most, weight);
+    *o += weight * values[i];
+  }
+}
+void tell(const float (&sums)[2], const float (&of_values)[2], const float (&shift)[2], int moves) {
+  for (int row = 0; row < 2; ++row) {
+    std::printf("%%.9g %%.9g ", sums[row] == 0 ? 0 : of_values[row] / sums[row], shift[row] + std::log2(sums[row]));
+  }
+  std::printf("%%d %%.9g", moves, most);
+}
+"""
+# Each reads steps, keys, the scale, and for each step the scores and the values of this thread's pairs.
+READ = """\
   const int count = std::atoi(word[1]);
   const Params p{std::atoi(word[2]), static_cast<float>(std::atof(word[3]))};
   std::vector<float> read(count * kTileN);
   if (std::fread(read.data(), 4, read.size(), stdin) != read.size()) return 1;
+"""
+WGMMA_PROGRAM = """\
+inline uint32 multiply_pairs(uint32 x, uint32 y) {
+  return pack(widen(x & 0xFFFF) * widen(y & 0xFFFF), widen(x >> 16) * widen(y >> 16));
+}
+%(functions)s
+int main(int, char** word) {
+%(read)s
   float o[kHeadDim / 2] = {}, s[kTileN / 2], shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
   uint32 prob[kTileN / 16][4];
   const float room = headroom(p, count);
   int moves = 0;
-  float most = 0.0f;
   for (int i = 0; i < count; ++i) {
     const float* values = read.data() + i * kTileN + kTileN / 2;
     std::memcpy(s, values - kTileN / 2, sizeof s);
@@ -95,35 +120,67 @@ int main(int, char** word) {
 %(lines)s
       moves += shift[0] != before[0] || shift[1] != before[1];
     }
-    for (int j = 0; j < kTileN / 2; ++j) {
-      const float weight = widen(prob[j / 8][j %% 8 / 2] >> j %% 2 * 16 & 0xFFFF);
-      most = fmaxf(most, weight);
-      o[j / 2 %% 2 * 2] += weight * values[j];
+    for (int j = 0; j < kTileN / 4; ++j) multiply(o + j %% 2 * 2, prob[j / 4][j %% 4], values + j * 2);
+  }
+  tell(row_sum, {o[0], o[2]}, shift, moves);
+}
+"""
+MMA_PROGRAM = """\
+constexpr int kRowTiles = 1, kRowBytes = 1, kGroupKeys = %(group)d, kHalfStep = %(half_step)d, kLongRow = %(long_row)d;
+const float* values;  // of a step
+void multiply_group(float (&o)[1][kHeadDim / 8][4], const uint32 (&prob)[1][kGroupKeys / 16][4], uint32 key) {
+  const float* from = values + key / 2;
+  for (int j = 0; j < kGroupKeys / 4; ++j) multiply(&o[0][0][j %% 2 * 2], prob[0][j / 4][j %% 4], from + j * 2);
+}
+%(functions)s
+int main(int, char** word) {
+%(read)s
+  float o[1][kHeadDim / 8][4] = {}, s[1][kTileN / 8][4], shift[1][2] = {{kNoShift, kNoShift}}, row_sum[1][2] = {};
+  int moves = 0;
+  for (int i = 0; i < count; ++i) {
+    values = read.data() + i * kTileN + kTileN / 2;
+    std::memcpy(s, values - kTileN / 2, sizeof s);
+    const float before[2] = {shift[0][0], shift[0][1]};
+    multiply_output<0, kHalfStep>(o, row_sum, shift, s, p, count, p.scale_log2, 0);
+    if (kHalfStep < kTileN / kGroupKeys) {
+      multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, count, p.scale_log2, 0);
     }
+    moves += i > 0 && (shift[0][0] != before[0] || shift[0][1] != before[1]);
   }
-  for (int row = 0; row < 2; ++row) {
-    const float sum = row_sum[row];
-    std::printf("%%.9g %%.9g ", sum == 0 ? 0 : o[row * 2] / sum, shift[row] + std::log2(sum));
-  }
-  std::printf("%%d %%.9g", moves, most);
+  tell(row_sum[0], {o[0][0][0], o[0][0][2]}, shift[0], moves);
 }
 """
 
 
-def build(folder: Path, pattern: dict[str, Any], dtype: str) -> Path:
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "dtype": dtype}
-    source = render_plan(plan_for(find_spec({**fields, "tile": {"m": 128, "n": KEYS}, "stages": 2})))
-    functions = re.search(r"// P: a step's weights.*?\n(?=// What a consumer knows of a piece)", source, re.DOTALL)
-    asked = re.search(r" *bool fits = .*?;\n( *//.*?\n)* *if \(room.*?;\n", source)
-    used = re.search(r" *float sum\[2\];\n *if \(.*?\n        }\n", source[source.index("consume(") :], re.DOTALL)
-    assert functions and used and (asked is None) == (pattern is LISTS)
-    text = PROGRAM % {
-        "half": dtype == "fp16",
-        "keys": KEYS,
-        "functions": functions[0],
-        "lines": (asked[0] if asked else "") + used[0],
-    }
-    (folder / "main.cpp").write_text(text, encoding="utf-8")
+def build(folder: Path, kernel: dict[str, Any]) -> Path:
+    """Compile the host program of a kernel."""
+    fields = {"op": "attention", "tile": {"m": 128, "n": KEYS}, **kernel}
+    plan = plan_for(find_spec(fields))
+    source = render_plan(plan)
+    values: dict[str, Any] = {"half": plan.spec.dtype == "fp16", "keys": KEYS, "read": READ}
+    if kernel["arch"] == "sm_90a":
+        functions = re.search(r"// P: a step's weights.*?\n(?=// What a consumer knows of a piece)", source, re.DOTALL)
+        asked = re.search(r" *bool fits = .*?;\n( *//.*?\n)* *if \(room.*?;\n", source)
+        used = re.search(r" *float sum\[2\];\n *if \(.*?\n        }\n", source[source.index("consume(") :], re.DOTALL)
+        assert functions and used and (asked is None) == (kernel["pattern"] is LISTS)
+        program = WGMMA_PROGRAM
+        values |= {"functions": functions[0], "lines": (asked[0] if asked else "") + used[0]}
+    else:
+        functions = re.search(r"// P of a group of keys.*?\n(?=extern)", source, re.DOTALL)
+        assert functions
+        # Without the products themselves: the program has its own.
+        own = re.sub(r"// o \+= P V for this warp's rows and one group.*?\n}\n", "", functions[0], flags=re.DOTALL)
+        assert "ldmatrix" not in own and "multiply_group(" in own
+        constants = {constant.name: constant.value for constant in plan.constants}
+        group = constants["kGroupKeys"]
+        program = MMA_PROGRAM
+        values |= {
+            "functions": own,
+            "group": group,
+            "half_step": constants.get("kHalfStep", KEYS // int(group)),
+            "long_row": constants["kLongRow"],
+        }
+    (folder / "main.cpp").write_text((COMMON + program) % values, encoding="utf-8")
     options = ("-std=c++17", "-O1", "-Wno-unknown-pragmas")
     subprocess.run(["g++", *options, "main.cpp", "-o", "main"], cwd=folder, check=True)
     return folder / "main"
@@ -175,8 +232,8 @@ class Softmax:
 def softmax(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Softmax:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    pattern, dtype = KERNELS[request.param]
-    return Softmax(build(tmp_path_factory.mktemp("softmax"), pattern, dtype), dtype)
+    kernel = KERNELS[request.param]
+    return Softmax(build(tmp_path_factory.mktemp("softmax"), kernel), kernel.get("dtype", "fp16"))
 
 
 def rows(steps: int, value: Callable[[int, int, int], float]) -> list[list[list[float]]]:
@@ -225,6 +282,16 @@ def test_steps_without_keys_change_nothing(softmax: Softmax, hidden: int) -> Non
     for first in (True, False):
         scores = rows(20, lambda *at, first=first: HIDDEN if (at[0] < hidden) == first else -300.0 + noise(*at))
         softmax.check(scores, rows(20, noise))
+
+
+@pytest.mark.parametrize("step", [0, 1, 7])
+def test_a_row_without_keys_stays_as_it_is_while_the_other_moves(softmax: Softmax, step: int) -> None:
+    def score(*at: int) -> float:
+        if at[0] != step:
+            return noise(*at)
+        return HIDDEN if at[1] == 0 else 30.0 + noise(*at)
+
+    softmax.check(rows(20, score), rows(20, noise))
 
 
 def test_few_keys_that_are_listed_again_count_as_a_short_row(softmax: Softmax) -> None:

@@ -100,7 +100,8 @@ def test_layout_of_the_text(named: NamedSpec) -> None:
     assert not re.search(r"[ \t]\n|\t|\r", source)
     assert source.endswith("}\n")
     assert not re.search(r"\{[{%#] | [}%#]\}", CODE.sub("", source))
-    body = source.partition("\n\n")[2]
+    # The kernel has the name of its spec's file, which is as long as its author likes.
+    body = source.partition("\n\n")[2].replace(named.stem, "kernel")
     assert max(map(len, body.splitlines())) <= 120
 
 

@@ -1,0 +1,66 @@
+"""How many thread blocks a launch has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from codegen.library import find_spec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from runtime.launch import thread_blocks
+
+
+def plan_of(name: str) -> Plan:
+    return plan_for(find_spec(name))
+
+
+STATIC = plan_of("h100_bsr_spmm_b128")
+
+
+@given(tiles=st.integers(1, 10_000), slots=st.integers(1, 200))
+@example(tiles=2048, slots=132)
+@example(tiles=1, slots=132)
+def test_as_few_as_take_no_more_rounds(tiles: int, slots: int) -> None:
+    grid = thread_blocks(STATIC, tiles, slots)
+    rounds = -(-tiles // slots)
+    assert 1 <= grid <= min(tiles, slots)
+    assert -(-tiles // grid) == rounds
+    assert grid == 1 or -(-tiles // (grid - 1)) > rounds
+
+
+def test_sixteen_rounds_of_128_instead_of_132() -> None:
+    assert thread_blocks(STATIC, 2048, 132) == 128
+
+
+@given(clusters=st.integers(1, 2000), slots=st.integers(2, 200))
+def test_clusters_stay_whole(clusters: int, slots: int) -> None:
+    plan = plan_of("h100_bsr_spmm_b128_cluster")
+    assert plan.cluster == 2
+    grid = thread_blocks(plan, clusters * 2, slots)
+    assert grid % 2 == 0 and 2 <= grid <= slots
+    assert -(-clusters // (grid // 2)) == -(-clusters // (slots // 2))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h100_bsr_spmm_b128_balanced",  # tiles are handed out
+        "h100_causal",  # likewise
+        "h100_topk32",  # the last round's tiles are divided
+        "h100_bsr_spmm_b16",  # two thread blocks share an SM
+    ],
+)
+def test_all_slots_where_thread_blocks_do_not_take_turns(name: str) -> None:
+    assert thread_blocks(plan_of(name), 2048, 132) == 132
+    assert thread_blocks(plan_of(name), 100, 132) == 100
+
+
+def test_a_thread_block_for_each_tile_of_other_kernels() -> None:
+    assert thread_blocks(plan_of("l4_dense"), 2048, 132) == 2048
+    assert thread_blocks(replace(STATIC, persistent=False), 2048, 132) == 2048

@@ -147,7 +147,7 @@ class Plan:
         template: main template, relative to ``templates/``.
         threads: threads of a block.
         blocks_per_sm: thread blocks an SM must be able to hold (second argument of ``__launch_bounds__``).
-        persistent: whether the grid is one block per SM slot and each block loops over tiles.
+        persistent: whether the grid is one block per SM slot at most and each block loops over tiles.
         shared: shared-memory map.
         registers: register budget.
         params: fields of the kernel's parameter struct, in order.

@@ -152,8 +152,8 @@ class MapEncoder:
 def thread_blocks(plan: Plan, tiles: int, slots: int) -> int:
     """Return how many thread blocks a launch has.
 
-    Where each has every so-manieth tile, none has more than ceil(tiles / slots) of them. As few are launched as that
-    takes: further ones would end no launch sooner, but draw power and share the L2's bandwidth meanwhile.
+    Thread blocks that take their tiles by number, every n-th of n thread blocks, have ceil(tiles / slots) tiles at most.
+    As few are launched as that takes: more would not end sooner, but draw power and share the L2's bandwidth meanwhile.
 
     Args:
         plan: of the kernel.
@@ -163,9 +163,9 @@ def thread_blocks(plan: Plan, tiles: int, slots: int) -> int:
     if not plan.persistent:
         return tiles
     clusters, most = tiles // plan.cluster, slots // plan.cluster
-    # Two thread blocks of an SM overlap. Handed out or divided tiles go to whoever is free.
-    takes_turns = plan.blocks_per_sm == 1 and plan.split is None and all(p.name != "scheduler" for p in plan.params)
-    if takes_turns and clusters > most:
+    # Tiles that are handed out, or divided, go to whoever is free; and two thread blocks of an SM overlap.
+    by_number = plan.split is None and all(param.name != "scheduler" for param in plan.params)
+    if by_number and plan.blocks_per_sm == 1 and clusters > most:
         most = -(-clusters // -(-clusters // most))
     return min(clusters, most) * plan.cluster
 

@@ -56,7 +56,7 @@ def test_clusters_stay_whole(clusters: int, slots: int) -> None:
         "h100_bsr_spmm_b16",  # two thread blocks share an SM
     ],
 )
-def test_all_slots_where_thread_blocks_do_not_take_turns(name: str) -> None:
+def test_all_slots_where_tiles_are_not_taken_by_number_or_thread_blocks_overlap(name: str) -> None:
     assert thread_blocks(plan_of(name), 2048, 132) == 132
     assert thread_blocks(plan_of(name), 100, 132) == 100
 

@@ -152,7 +152,7 @@ class MapEncoder:
 def thread_blocks(plan: Plan, tiles: int, slots: int) -> int:
     """Return how many thread blocks a launch has.
 
-    Thread blocks that take their tiles by number, every n-th of n thread blocks, have ceil(tiles / slots) tiles at most.
+    Thread blocks that take their tiles by number, each of n every n-th, have ceil(tiles / slots) of them at most.
     As few are launched as that takes: more would not end sooner, but draw power and share the L2's bandwidth meanwhile.
 
     Args:

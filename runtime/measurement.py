@@ -87,6 +87,9 @@ def workload(kernel: Kernel) -> Workload:
 
 def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     """Time a kernel on its reference workload, beside its peers."""
+    # FlexAttention is compiled for each kernel anew. After eight times torch would run it unfused, which takes memory
+    # for every pair.
+    torch._dynamo.reset()
     with torch.no_grad():
         load = workload(kernel)
         own = kernel.compiled.named.stem

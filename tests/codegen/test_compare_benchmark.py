@@ -1,0 +1,144 @@
+"""The comparison of variants, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from codegen.library import TEMPLATES, find_spec  # noqa: E402
+from codegen.render import render  # noqa: E402
+from codegen.spec import Spec  # noqa: E402
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "compare.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
+        spec = importlib.util.spec_from_file_location("compare_benchmark", SCRIPT)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_a_variant_is_fields_and_templates(script: ModuleType, tmp_path: Path) -> None:
+    variant = script.Variant.parse(f"tile.n=64,stages=4,schedule=cooperative,split_tail=false,templates={tmp_path}")
+    assert variant.fields == {"tile.n": 64, "stages": 4, "schedule": "cooperative", "split_tail": False}
+    assert variant.templates == tmp_path
+    before = {"tile": {"m": 128, "n": 128}, "stages": 2, "lse": True}
+    assert variant.applied(before) == {
+        "tile": {"m": 128, "n": 64},
+        "stages": 4,
+        "lse": True,
+        "schedule": "cooperative",
+        "split_tail": False,
+    }
+    assert before["tile"] == {"m": 128, "n": 128}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stages", "'stages': a variant is"),
+        ("=4", "a variant is"),
+        ("stages=", "a variant is"),
+        ("templates=/no/where", "no folder"),
+    ],
+)
+def test_what_is_no_variant_is_refused(script: ModuleType, text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        script.Variant.parse(text)
+
+
+def test_rows_of_both_benchmarks(script: ModuleType) -> None:
+    assert script.parse_arguments(["topk32", "stages=3"]).variants == [script.Variant("stages=3", {"stages": 3})]
+    assert {"topk32", "ada_dense", "spmm_b64", "spgemm_b128_balanced"} <= set(script.ROWS)
+    with pytest.raises(SystemExit):
+        script.parse_arguments(["nothing"])
+
+
+def test_other_templates_are_used_for_a_while(script: ModuleType, tmp_path: Path) -> None:
+    shutil.copytree(TEMPLATES, tmp_path / "templates")
+    changed = tmp_path / "templates" / "attention" / "sm89.cu.j2"
+    changed.write_text(changed.read_text(encoding="utf-8") + "// another\n", encoding="utf-8")
+    named = find_spec("l4_dense")
+    before = render(named)
+    with script.rendered_from(tmp_path / "templates"):
+        assert render(named).endswith("// another\n")
+    assert render(named) == before
+    with script.rendered_from(None):
+        assert render(named) == before
+
+
+class Event:
+    """A CUDA event on a clock that each call moves on by what it takes."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at - self.at
+
+
+@dataclass(frozen=True)
+class Problem:
+    spec: Spec
+
+
+def test_variants_are_checked_and_timed_in_turns(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(script, "median_milliseconds", lambda calls: dict.fromkeys(calls, 2.0))
+    order = []
+
+    def ours(problem: Problem) -> dict[str, Any]:
+        stages = problem.spec.stages
+        if stages == 5:
+            raise ValueError("does not fit\nat all")
+
+        def call() -> int:
+            order.append(stages)
+            Event.now += stages
+            return stages
+
+        return {"ours": call}
+
+    module = SimpleNamespace(ours=ours)
+    monkeypatch.setitem(script.ROWS, "a_row", (module, None))
+    spec = find_spec("h100_topk32_d64").spec
+    error_of = lambda problem, out: 1.0 if problem.spec.stages == 6 else 1e-4  # noqa: E731
+    monkeypatch.setattr(script, "problem_of", lambda name: (Problem(spec), 4e12, error_of))
+    variants = [
+        script.Variant("as it is", {}),
+        *map(script.Variant.parse, ("stages=2", "stages=5", "stages=6", "lse=3")),
+    ]
+    lines = script.compare("a_row", variants)
+    own = spec.stages
+    assert lines[:2] == [f"as it is: {4000 / own:.0f} (2000)", "stages=2: 2000 (2000)"]
+    assert lines[2] == "stages=5: no time: ValueError: does not fit"
+    assert lines[3] == "stages=6: no time: wrong result: off by 1.0e+00 of the largest element"
+    assert lines[4].startswith("lse=3: no time: SpecError: lse")
+    turns = [value for i, value in enumerate(order) if i == 0 or value != order[i - 1]]
+    assert turns[-2 * script.ROUNDS :] == [own, 2] * script.ROUNDS

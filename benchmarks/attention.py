@@ -184,7 +184,7 @@ OVERLAP_ROWS = tuple(
 
 
 def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
-    """Return the spec of a kernel for sm_89 with a tile that docs/ada.md found best on an H200."""
+    """Return the spec of a kernel for sm_89 with a tile that docs/ladder-attention.md found best on an H200."""
     return {**fields(head_dim, pattern, tile, stages), "arch": "sm_89", "warp_rows": warp_rows}
 
 

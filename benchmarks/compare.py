@@ -23,7 +23,7 @@ from unittest.mock import patch
 import attention
 import bsr
 import torch
-from harness import OURS, TOLERANCE, Fields, free_memory, reason
+from harness import OURS, TOLERANCE, Fields, reason
 
 import codegen.render
 from codegen.spec import AttentionSpec, parse_spec
@@ -167,7 +167,6 @@ def main() -> None:
     print(f"{options.row} on {torch.cuda.get_device_name()}: TFLOPS of long runs (call by call)")
     for line in compare(options.row, [Variant("as it is", {}), *options.variants]):
         print(f"  {line}")
-    free_memory()
 
 
 if __name__ == "__main__":

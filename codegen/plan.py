@@ -194,6 +194,25 @@ class Plan:
         """Return the element type's row."""
         return DTYPES[self.spec.dtype]
 
+    def thread_blocks(self, tiles: int, slots: int) -> int:
+        """Return how many thread blocks a launch has.
+
+        Thread blocks that take their tiles by number, each of n every n-th, have ceil(tiles / slots) of them at most.
+        As few are launched as that takes: more would not end sooner, but draw power and share the L2's bandwidth.
+
+        Args:
+            tiles: tiles of work, or parts of them if these are more; whole clusters.
+            slots: thread blocks that run at once.
+        """
+        if not self.persistent:
+            return tiles
+        clusters, most = tiles // self.cluster, slots // self.cluster
+        # Tiles that are handed out, or divided, go to whoever is free; and two thread blocks of an SM overlap.
+        by_number = self.split is None and all(param.name != "scheduler" for param in self.params)
+        if by_number and self.blocks_per_sm == 1 and clusters > most:
+            most = -(-clusters // -(-clusters // most))
+        return min(clusters, most) * self.cluster
+
 
 def check_budget(spec: Spec, shared_bytes: int, registers: Registers) -> None:
     """Refuse a plan that does not fit its architecture.

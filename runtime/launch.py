@@ -149,27 +149,6 @@ class MapEncoder:
         return ctypes.string_at(int(tensor_map.getPtr()), 128)
 
 
-def thread_blocks(plan: Plan, tiles: int, slots: int) -> int:
-    """Return how many thread blocks a launch has.
-
-    Thread blocks that take their tiles by number, each of n every n-th, have ceil(tiles / slots) of them at most.
-    As few are launched as that takes: more would not end sooner, but draw power and share the L2's bandwidth meanwhile.
-
-    Args:
-        plan: of the kernel.
-        tiles: tiles of work, or parts of them if these are more; whole clusters.
-        slots: thread blocks that run at once.
-    """
-    if not plan.persistent:
-        return tiles
-    clusters, most = tiles // plan.cluster, slots // plan.cluster
-    # Tiles that are handed out, or divided, go to whoever is free; and two thread blocks of an SM overlap.
-    by_number = plan.split is None and all(param.name != "scheduler" for param in plan.params)
-    if by_number and plan.blocks_per_sm == 1 and clusters > most:
-        most = -(-clusters // -(-clusters // most))
-    return min(clusters, most) * plan.cluster
-
-
 class LoadedKernel:
     """A kernel in the driver, ready to be launched on any device of its architecture."""
 
@@ -235,7 +214,7 @@ class LoadedKernel:
                 if kind == "pointer"
             ),
             maps=tuple(maps),
-            grid=thread_blocks(self.plan, tiles, slots),
+            grid=self.plan.thread_blocks(tiles, slots),
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
         )

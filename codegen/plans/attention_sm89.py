@@ -80,7 +80,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     q_bytes, slot_bytes = m * row_bytes, n * row_bytes
 
     scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, d // 2))
-    fragments = 2 * 4 * row_tiles  # probabilities of 16 keys, and of 16 more
+    # Weights of 16 keys, and of 16 more. Where a group has more keys, its weights take the places of their scores.
+    fragments = 2 * 4 * row_tiles
     # Q stays in registers if these last.
     kept = scores + output + queries + fragments
     overhead = REGISTER_OVERHEAD + MASK_OVERHEAD * pattern.masks_pairs + LOAD_OVERHEAD * (n // load_keys - 1)

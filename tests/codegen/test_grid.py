@@ -8,12 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from runtime.launch import thread_blocks
 
 
 def plan_of(name: str) -> Plan:
@@ -27,7 +24,7 @@ STATIC = plan_of("h100_bsr_spmm_b128")
 @example(tiles=2048, slots=132)
 @example(tiles=1, slots=132)
 def test_as_few_as_take_no_more_rounds(tiles: int, slots: int) -> None:
-    grid = thread_blocks(STATIC, tiles, slots)
+    grid = STATIC.thread_blocks(tiles, slots)
     rounds = -(-tiles // slots)
     assert 1 <= grid <= min(tiles, slots)
     assert -(-tiles // grid) == rounds
@@ -35,14 +32,14 @@ def test_as_few_as_take_no_more_rounds(tiles: int, slots: int) -> None:
 
 
 def test_sixteen_rounds_of_128_instead_of_132() -> None:
-    assert thread_blocks(STATIC, 2048, 132) == 128
+    assert STATIC.thread_blocks(2048, 132) == 128
 
 
 @given(clusters=st.integers(1, 2000), slots=st.integers(2, 200))
 def test_clusters_stay_whole(clusters: int, slots: int) -> None:
     plan = plan_of("h100_bsr_spmm_b128_cluster")
     assert plan.cluster == 2
-    grid = thread_blocks(plan, clusters * 2, slots)
+    grid = plan.thread_blocks(clusters * 2, slots)
     assert grid % 2 == 0 and 2 <= grid <= slots
     assert -(-clusters // (grid // 2)) == -(-clusters // (slots // 2))
 
@@ -57,10 +54,10 @@ def test_clusters_stay_whole(clusters: int, slots: int) -> None:
     ],
 )
 def test_all_slots_where_tiles_are_not_taken_by_number_or_thread_blocks_overlap(name: str) -> None:
-    assert thread_blocks(plan_of(name), 2048, 132) == 132
-    assert thread_blocks(plan_of(name), 100, 132) == 100
+    assert plan_of(name).thread_blocks(2048, 132) == 132
+    assert plan_of(name).thread_blocks(100, 132) == 100
 
 
 def test_a_thread_block_for_each_tile_of_other_kernels() -> None:
-    assert thread_blocks(plan_of("l4_dense"), 2048, 132) == 2048
-    assert thread_blocks(replace(STATIC, persistent=False), 2048, 132) == 2048
+    assert plan_of("l4_dense").thread_blocks(2048, 132) == 2048
+    assert replace(STATIC, persistent=False).thread_blocks(2048, 132) == 2048

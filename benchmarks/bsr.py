@@ -116,9 +116,7 @@ MAIN_ROWS = (
 UNEVEN_ROWS = tuple(
     Row(
         f"spmm_b{block}_uneven" + ("" if balanced else "_static"),
-        # Tiles of blocks of 64 are smaller where they are handed out; others are the same.
-        f"{spmm(block)}_balanced" if (block, balanced) == (64, True) else spmm(block),
-        *(block, 8192, ("cublas", "triton") if balanced else ()),
+        *(spmm(block), block, 8192, ("cublas", "triton") if balanced else ()),
         groups=("uneven",),
         pattern="power_law",
         even=f"spmm_b{block}",

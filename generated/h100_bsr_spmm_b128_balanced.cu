@@ -3,20 +3,22 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5f802028aa368b4d6347cb01a2ce797b113dffa96d376b58717d3966aa58b04b
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1330b7499394d3417bdfb33303afd9a7539b67db662d0b80d6873e927b811c60
+// seal: sha256 51d30a87e52b0e50c91228d3f38bec8e94b71ac7893fd035f47619dd4e73fbb7
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
 // Tiles are handed out, those of the longest block rows first, so that the thread blocks end at about the same time.
 //
 // Who does what
-//   warpgroup 0      producer. Its first warp reads the block columns and fills the ring by TMA; the others rest.
+//   warpgroup 0      producer. Its first warp fills the ring by TMA. The second, the scheduler, finds out which tile is
+//                    next, and its first block columns. The others rest.
 //   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   tile_full[i], tile_empty[i]  the producer has announced a tile; every consumer warp has read it
+//   tile_full[i], tile_empty[i]  the scheduler has announced a tile; every other warp has read it
+//   tile_wanted                  producer -> scheduler: what is left of the tile fits the ring
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
@@ -57,19 +59,21 @@ constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kQueue = 2;  // tiles announced to the consumers
+constexpr int kQueue = 2;  // tiles announced by the scheduler
+constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
 
-// Dynamic shared memory: 229504 bytes. Byte offsets:
+// Dynamic shared memory: 229776 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
-constexpr int kQueueOffset = 229472;  // 32 bytes: announced tiles: number, block row, its first block, its end
+constexpr int kBarriersOffset = 229376;  // 104 bytes: mbarriers: full, then empty, then tile_wanted, _full and _empty
+constexpr int kQueueOffset = 229488;  // 288 bytes: announced tiles, and the first of their block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kTileFullBarrier = kQueueOffset - 8 * 2 * kQueue;  // the last barriers; the queue follows them
-constexpr int kTileEmptyBarrier = kQueueOffset - 8 * kQueue;
+constexpr int kTileWantedBarrier = kEmptyBarrier + 8 * kStages;
+constexpr int kTileFullBarrier = kTileWantedBarrier + 8;
+constexpr int kTileEmptyBarrier = kTileFullBarrier + 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
@@ -86,7 +90,7 @@ struct Params {
   const int* row_order;  // block rows of A, longest first
   int block_rows;  // block rows of A
   int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
+  int group_tiles;  // of these, how many are worked on at once
   int tiles;  // block_rows * column_tiles
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
 };
@@ -297,15 +301,19 @@ struct TilePlace {
   }
 };
 
-// The blocks [first, end) of a tile's block row; none behind the last tile.
-struct BlockRow {
-  int index = 0, first = 0, end = 0;
+// A tile, and the blocks [first, end) of its block row.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 behind the last tile
+  int row = 0, first = 0, end = 0;
 
-  __device__ __forceinline__ BlockRow(const Params& p, int tile) {
-    if (tile >= p.tiles) return;
-    index = __ldg(p.row_order + TilePlace(p, tile).rank);
-    first = load_index(p, p.crow_indices, index);
-    end = load_index(p, p.crow_indices, index + 1);
+  Tile() = default;
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = __ldg(p.row_order + place.rank);
+    first = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -326,14 +334,13 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that gives its place
 // back, so that the barrier orders the two.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The tiles of a thread block: the first has its own number, each further one is the next that nobody has. The producer
-// takes it and announces it, with its block row, to the consumers: through one of two entries in turn.
+// A position in the queue: the entry, and the parity of the pass over the queue.
 struct QueuePosition {
   int entry = 0, parity = 0;
 
@@ -343,31 +350,12 @@ struct QueuePosition {
   }
 };
 
-// Producer, one lane: the next tile.
-__device__ __forceinline__ int take_tile(const Params& p) {
-  return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
-}
-
-// Producer, one lane: tells the consumers.
-__device__ __forceinline__ void announce(uint32 base, int4* queue, QueuePosition position, int tile,
-    const BlockRow& row) {
-  mbarrier_wait(base + kTileEmptyBarrier + 8 * position.entry, position.parity ^ 1);
-  queue[position.entry] = make_int4(tile, row.index, row.first, row.end);
-  mbarrier_arrive(base + kTileFullBarrier + 8 * position.entry);
-}
-
-// Consumer, the whole warp: the next tile, and its block row.
-__device__ __forceinline__ int announced(uint32 base, const int4* queue, QueuePosition position, BlockRow& row,
-    bool warp_leader) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const int* entry = &queue[position.entry].x;
-  const int tile = read_by_leader(entry);
-  row.index = read_by_leader(entry + 1);
-  row.first = read_by_leader(entry + 2);
-  row.end = read_by_leader(entry + 3);
-  if (warp_leader) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  return tile;
-}
+// An entry of the queue: what the thread block works on next, and the first of its block columns.
+struct Announcement {
+  Tile tile;
+  int columns[32];
+};
+static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "the queue is as the plan has it");
 
 // The last thread block to end leaves the counters at 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
@@ -376,6 +364,56 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
     p.scheduler[0] = 0;
     p.scheduler[1] = 0;
   }
+}
+
+// Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
+// takes, each of which needs what the one before brought. The first tile of a thread block has its own number, each
+// further one is the next that nobody has, taken when the producer asks for it.
+__device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
+  const bool leader = threadIdx.x % 32 == 0;
+  QueuePosition position;
+  int parity = 0;
+  for (int number = blockIdx.x;;) {
+    const Tile tile(p, number);
+    const int columns = tile.load_columns(p, tile.first);
+    mbarrier_wait(base + kTileEmptyBarrier + 8 * position.entry, position.parity ^ 1);
+    queue[position.entry].columns[threadIdx.x % 32] = columns;
+    if (leader) queue[position.entry].tile = tile;
+    // Each lane has written a part of the entry, so each arrives.
+    mbarrier_arrive(base + kTileFullBarrier + 8 * position.entry);
+    if (tile.column < 0) break;
+    position.advance();
+    mbarrier_wait(base + kTileWantedBarrier, parity);
+    parity ^= 1;
+    const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
+    number = __shfl_sync(0xFFFFFFFF, taken, 0);
+  }
+  if (leader) release_scheduler(p);
+}
+
+// Producer, the whole warp: the next tile, and the first of its block columns, one a lane.
+__device__ __forceinline__ Tile take_tile(uint32 base, const Announcement* queue, QueuePosition& position,
+    int& columns) {
+  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
+  const Tile tile = queue[position.entry].tile;
+  columns = queue[position.entry].columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return tile;
+}
+
+// Consumer, the whole warp: the next tile.
+__device__ __forceinline__ Tile read_tile(uint32 base, const Announcement* queue, QueuePosition& position) {
+  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
+  const Tile& next = queue[position.entry].tile;
+  Tile tile;
+  tile.column = read_by_leader(&next.column);
+  tile.row = read_by_leader(&next.row);
+  tile.first = read_by_leader(&next.first);
+  tile.end = read_by_leader(&next.end);
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return tile;
 }
 
 // Copies the rows of B from `row` on, a step of them, to a stage of the ring.
@@ -401,25 +439,29 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int4* queue) {
+__device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
   const bool leader = threadIdx.x == 0;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-  int next_columns = row.load_columns(p, row.first);
-
   QueuePosition queue_position;
-  for (int tile = blockIdx.x; tile < p.tiles;) {
-    // Ask for the next tile and, below, for the next columns well before they are needed.
-    const int taken = leader ? take_tile(p) : 0;
-    const int b_column = TilePlace(p, tile).column * kTileN;
+
+  while (true) {
+    int next_columns;
+    const Tile tile = take_tile(base, queue, queue_position, next_columns);
+    if (tile.column < 0) break;
+    bool has_asked = false;  // for the next tile
+    const int b_column = tile.column * kTileN;
     int columns = 0;
 
 #pragma unroll 1
-    for (int block = row.first; block < row.end; ++block) {
-      const int i = (block - row.first) % 32;
+    for (int block = tile.first; block < tile.end; ++block) {
+      const int i = (block - tile.first) % 32;
       if (i == 0) {
         columns = next_columns;
-        next_columns = row.load_columns(p, block + 32);
+        next_columns = tile.load_columns(p, block + 32);
+      }
+      if (!has_asked && (tile.end - block) * (kBlockCols / kTileK) <= kStages) {
+        has_asked = true;
+        if (leader) mbarrier_arrive(base + kTileWantedBarrier);
       }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
 #pragma unroll
@@ -429,13 +471,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int4* queu
       }
       __syncwarp();
     }
-    tile = __shfl_sync(0xFFFFFFFF, taken, 0);
-    row = BlockRow(p, tile);
-    if (leader) announce(base, queue, queue_position, tile, row);
-    queue_position.advance();
-    next_columns = row.load_columns(p, row.first);
+    if (!has_asked && leader) mbarrier_arrive(base + kTileWantedBarrier);
   }
-  if (leader) release_scheduler(p);
 }
 
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
@@ -454,7 +491,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
 }
 
 // Consumer: one warpgroup computes its part of the C tile, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, uint32 base, const int4* queue, int warpgroup) {
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const Announcement* queue, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
@@ -463,11 +500,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
       wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-
   QueuePosition queue_position;
-  for (int tile = blockIdx.x; tile < p.tiles;) {
-    const int steps = (row.end - row.first) * (kBlockCols / kTileK);
+
+  while (true) {
+    const Tile tile = read_tile(base, queue, queue_position);
+    if (tile.column < 0) break;
+    const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kAccumulators];
 #pragma unroll
@@ -490,8 +528,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = row.index * kTileM + first_row;
-    const int c_column = TilePlace(p, tile).column * kTileN + first_column;
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -514,8 +552,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
         tma_store_commit();
       }
     }
-    tile = announced(base, queue, queue_position, row, warp_leader);
-    queue_position.advance();
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();
@@ -525,7 +561,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_balanced(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  int4* const queue = reinterpret_cast<int4*>(shared + kQueueOffset);
+  Announcement* const queue = reinterpret_cast<Announcement*>(shared + kQueueOffset);
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
@@ -535,9 +571,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
     for (int i = 0; i < kQueue; ++i) {
-      mbarrier_init(base + kTileFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kTileEmptyBarrier + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kTileFullBarrier + 8 * i, 32);  // lanes of the scheduler
+      mbarrier_init(base + kTileEmptyBarrier + 8 * i, 32 + kConsumerWarps);  // lanes of the producer
     }
+    mbarrier_init(base + kTileWantedBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
     prefetch_tensormap(&p.b_map);
@@ -547,7 +584,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x < 32) produce(p, base, queue);
+    if (threadIdx.x < 32) {
+      produce(p, base, queue);
+    } else if (threadIdx.x < 64) {
+      schedule(p, base, queue);
+    }
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, base, queue, warpgroup - 1);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 73f810119a7c8e2535a23c26d29013f92abcf61fe8c300cd7a77efc5329feeab
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9b547950a592253707be3f9cbbef89cd5f7e3019403a77db710cffc4817be8da
+// seal: sha256 7828437598854269eea6c188fc08752e3bfd98fbb731bb1c6ec99f4d5067663e
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -17,12 +17,14 @@
 //
 // Who does what
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
-//   the last warp    producer. It reads the block columns and fills the ring by TMA.
+//   the next warp    producer. It fills the ring by TMA.
+//   the last warp    scheduler. It finds out which unit is next, and its first block columns.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   unit_full[i], unit_empty[i]  the producer has announced a unit; every consumer warp has read it
+//   unit_full[i], unit_empty[i]  the scheduler has announced a unit; every other warp has read it
+//   unit_wanted                  producer -> scheduler: what is left of the unit fits the ring
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around parts of C
 //   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
 //
@@ -52,7 +54,7 @@ constexpr int kTileM = 32;  // rows of a C tile: one block row
 constexpr int kTileN = 512;  // columns of a C tile
 constexpr int kTileK = 32;  // depth of one step: the columns of a stored block of A
 constexpr int kStages = 6;  // depth of the ring of A and B tiles
-constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kThreads = 320;  // warpgroups that consume, then one warp that produces, one that schedules
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kTileGroups = 8;  // column groups of a tile
@@ -63,21 +65,23 @@ constexpr int kABytes = 2048;  // bytes of a block of A
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of C
-constexpr int kQueue = 2;  // units announced to the consumers
+constexpr int kQueue = 2;  // units announced by the scheduler
+constexpr int kAnnouncementBytes = 152;  // bytes of an announcement
 constexpr int kPartFloats = 8192;  // floats that a warpgroup leaves of a chunk
 
-// Dynamic shared memory: 225424 bytes. Byte offsets:
+// Dynamic shared memory: 225736 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 12288 bytes: ring of blocks of A, 32 rows of 64 bytes
 constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
 constexpr int kCOffset = 208896;  // 16384 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 225280;  // 128 bytes: mbarriers: full, then empty, then unit_full, then unit_empty
-constexpr int kQueueOffset = 225408;  // 8 bytes: numbers of announced units
-constexpr int kIsLastOffset = 225416;  // 8 bytes: whether a warpgroup's chunk came last
+constexpr int kBarriersOffset = 225280;  // 136 bytes: mbarriers: full, then empty, then unit_wanted, _full and _empty
+constexpr int kQueueOffset = 225424;  // 304 bytes: announced units, and the first of their block columns
+constexpr int kIsLastOffset = 225728;  // 8 bytes: whether a warpgroup's chunk came last
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kUnitFullBarrier = kQueueOffset - 8 * 2 * kQueue;  // the last barriers; the queue follows them
-constexpr int kUnitEmptyBarrier = kQueueOffset - 8 * kQueue;
+constexpr int kUnitWantedBarrier = kEmptyBarrier + 8 * kStages;
+constexpr int kUnitFullBarrier = kUnitWantedBarrier + 8;
+constexpr int kUnitEmptyBarrier = kUnitFullBarrier + 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
@@ -263,6 +267,7 @@ struct Unit {
   int row = 0, first = 0, end = 0;  // block row, and the blocks [first, end) of the chunk
   int chunk = 0, first_chunk = -1;  // number of the chunk, and of the first one of its row; -1 if it is the only one
 
+  Unit() = default;
   __device__ __forceinline__ Unit(const Params& p, int unit) {
     const int chunks = __ldg(p.chunk_count);
     if (unit >= chunks * p.column_tiles) return;
@@ -295,14 +300,13 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that gives its place
 // back, so that the barrier orders the two.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The units of a thread block: the first has its own number, each further one is the next that nobody has. The producer
-// takes it and announces its number to the consumers: through one of two entries in turn.
+// A position in the queue: the entry, and the parity of the pass over the queue.
 struct QueuePosition {
   int entry = 0, parity = 0;
 
@@ -312,26 +316,12 @@ struct QueuePosition {
   }
 };
 
-// Producer, one lane: the number of the next unit.
-__device__ __forceinline__ int take_unit(const Params& p) {
-  return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
-}
-
-// Producer, one lane: tells the consumers.
-__device__ __forceinline__ void announce(uint32 base, int* queue, QueuePosition position, int unit) {
-  mbarrier_wait(base + kUnitEmptyBarrier + 8 * position.entry, position.parity ^ 1);
-  queue[position.entry] = unit;
-  mbarrier_arrive(base + kUnitFullBarrier + 8 * position.entry);
-}
-
-// Consumer, the whole warp: the number of the next unit.
-__device__ __forceinline__ int announced(uint32 base, const int* queue, QueuePosition& position, bool warp_leader) {
-  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
-  const int unit = read_by_leader(&queue[position.entry]);
-  if (warp_leader) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
-  position.advance();
-  return unit;
-}
+// An entry of the queue: what the thread block works on next, and the first of its block columns.
+struct Announcement {
+  Unit unit;
+  int columns[32];
+};
+static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "the queue is as the plan has it");
 
 // The last thread block to end leaves the counters at 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
@@ -340,6 +330,58 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
     p.scheduler[0] = 0;
     p.scheduler[1] = 0;
   }
+}
+
+// Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
+// takes, each of which needs what the one before brought. The first unit of a thread block has its own number, each
+// further one is the next that nobody has, taken when the producer asks for it.
+__device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
+  const bool leader = threadIdx.x % 32 == 0;
+  QueuePosition position;
+  int parity = 0;
+  for (int number = blockIdx.x;;) {
+    const Unit unit(p, number);
+    const int columns = unit.load_columns(p, unit.first);
+    mbarrier_wait(base + kUnitEmptyBarrier + 8 * position.entry, position.parity ^ 1);
+    queue[position.entry].columns[threadIdx.x % 32] = columns;
+    if (leader) queue[position.entry].unit = unit;
+    // Each lane has written a part of the entry, so each arrives.
+    mbarrier_arrive(base + kUnitFullBarrier + 8 * position.entry);
+    if (unit.column < 0) break;
+    position.advance();
+    mbarrier_wait(base + kUnitWantedBarrier, parity);
+    parity ^= 1;
+    const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
+    number = __shfl_sync(0xFFFFFFFF, taken, 0);
+  }
+  if (leader) release_scheduler(p);
+}
+
+// Producer, the whole warp: the next unit, and the first of its block columns, one a lane.
+__device__ __forceinline__ Unit take_unit(uint32 base, const Announcement* queue, QueuePosition& position,
+    int& columns) {
+  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
+  const Unit unit = queue[position.entry].unit;
+  columns = queue[position.entry].columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return unit;
+}
+
+// Consumer, the whole warp: the next unit.
+__device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue, QueuePosition& position) {
+  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
+  const Unit& next = queue[position.entry].unit;
+  Unit unit;
+  unit.column = read_by_leader(&next.column);
+  unit.row = read_by_leader(&next.row);
+  unit.first = read_by_leader(&next.first);
+  unit.end = read_by_leader(&next.end);
+  unit.chunk = read_by_leader(&next.chunk);
+  unit.first_chunk = read_by_leader(&next.first_chunk);
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return unit;
 }
 
 // Copies the rows of B from `row` on, a step of them, to a stage of the ring.
@@ -365,17 +407,17 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
 }
 
 // Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int* queue) {
+__device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
   const bool leader = threadIdx.x % 32 == 0;
   RingPosition position;
-  Unit unit(p, blockIdx.x);
-  int next_columns = unit.load_columns(p, unit.first);
-
   QueuePosition queue_position;
-  while (unit.column >= 0) {
-    // Ask for the next unit and, below, for the next columns well before they are needed.
-    const int taken = leader ? take_unit(p) : 0;
+
+  while (true) {
+    int next_columns;
+    const Unit unit = take_unit(base, queue, queue_position, next_columns);
+    if (unit.column < 0) break;
     const int b_column = unit.column * kTileN;
+    bool has_asked = false;  // for the next unit
     int columns = 0;
 
 #pragma unroll 1
@@ -385,18 +427,17 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* queue
         columns = next_columns;
         next_columns = unit.load_columns(p, block + 32);
       }
+      if (!has_asked && unit.end - block <= kStages) {
+        has_asked = true;
+        if (leader) mbarrier_arrive(base + kUnitWantedBarrier);
+      }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
       if (leader) load_step(p, base, position, block, b_row, b_column);
       position.advance();
       __syncwarp();
     }
-    const int next = __shfl_sync(0xFFFFFFFF, taken, 0);
-    unit = Unit(p, next);
-    if (leader) announce(base, queue, queue_position, next);
-    queue_position.advance();
-    next_columns = unit.load_columns(p, unit.first);
+    if (!has_asked && leader) mbarrier_arrive(base + kUnitWantedBarrier);
   }
-  if (leader) release_scheduler(p);
 }
 
 // accumulators += B^T A^T for this warpgroup's column groups of one step (asynchronous).
@@ -479,7 +520,8 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, in
 }
 
 // Consumer: one warpgroup computes its part of the C tile, unit after unit.
-__device__ __forceinline__ void consume(const Params& p, uint32 base, const int* queue, int* is_last, int warpgroup) {
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const Announcement* queue, int* is_last,
+    int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int first_group = warpgroup * kWarpgroupGroups;
@@ -489,8 +531,9 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   RingPosition position;
   QueuePosition queue_position;
 
-  for (Unit unit(p, blockIdx.x); unit.column >= 0;
-       unit = Unit(p, announced(base, queue, queue_position, warp_leader))) {
+  while (true) {
+    const Unit unit = read_unit(base, queue, queue_position);
+    if (unit.column < 0) break;
     const int steps = unit.end - unit.first;
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kWarpgroupGroups][kAccumulators];
@@ -556,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b32_balanced(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  int* const queue = reinterpret_cast<int*>(shared + kQueueOffset);
+  Announcement* const queue = reinterpret_cast<Announcement*>(shared + kQueueOffset);
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
   if (threadIdx.x == 0) {
@@ -565,9 +608,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
     for (int i = 0; i < kQueue; ++i) {
-      mbarrier_init(base + kUnitFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kUnitFullBarrier + 8 * i, 32);  // lanes of the scheduler
+      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, 32 + kConsumerWarps);  // lanes of the producer
     }
+    mbarrier_init(base + kUnitWantedBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
     prefetch_tensormap(&p.b_map);
@@ -577,6 +621,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (threadIdx.x / 32 == kConsumerWarps) {
     produce(p, base, queue);
+  } else if (threadIdx.x / 32 == kConsumerWarps + 1) {
+    schedule(p, base, queue);
   } else {
     const int warpgroup = threadIdx.x / kWarpgroupThreads;
     consume(p, base, queue, reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup, warpgroup);

@@ -1,22 +1,24 @@
 // Generated from specs/h100_bsr_spmm_b64_balanced.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64_balanced.yaml
-// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
-// spec hash: 7eb94368ddc480b4185118fca7770b38420d2fa5994d718e4060eb0a4f5e6a24
+// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
+// spec hash: 90e520fca36187c2894bc4d501fe024861bca64e13bbcfe73ce284aac67e3a9d
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 63c1e473c45f1151aef8333b67da2587bd439514d2468ea0f402c7aadb93f90c
+// seal: sha256 4e308b49a419f6332a0bb61bfbcc23d8e8277f5232e1cd5e260c9464c86a373b
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
 // Tiles are handed out, those of the longest block rows first, so that the thread blocks end at about the same time.
 //
 // Who does what
-//   warpgroup 0      producer. Its first warp reads the block columns and fills the ring by TMA; the others rest.
+//   warpgroup 0      producer. Its first warp fills the ring by TMA. The second, the scheduler, finds out which tile is
+//                    next, and its first block columns. The others rest.
 //   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   tile_full[i], tile_empty[i]  the producer has announced a tile; every consumer warp has read it
+//   tile_full[i], tile_empty[i]  the scheduler has announced a tile; every other warp has read it
+//   tile_wanted                  producer -> scheduler: what is left of the tile fits the ring
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
@@ -38,40 +40,43 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kTileM = 64;  // rows of a C tile: one block row
-constexpr int kTileN = 256;  // columns of a C tile
-constexpr int kTileK = 64;  // depth of one step
+constexpr int kTileN = 512;  // columns of a C tile
+constexpr int kTileK = 32;  // depth of one step
 constexpr int kBlockCols = 64;  // columns of a stored block of A
-constexpr int kStages = 4;  // depth of the ring of A and B tiles
+constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kTileGroups = 4;  // column groups of a tile
+constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupRows = 0;  // rows from one warpgroup's part to the next
-constexpr int kWarpgroupColumns = 128;  // columns from one part to the next
-constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
+constexpr int kWarpgroupColumns = 256;  // columns from one part to the next
+constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
-constexpr int kAccumulators = 64;  // accumulators of a thread
-constexpr int kABytes = 8192;  // bytes of an A tile
+constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
-constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
+constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kQueue = 2;  // tiles announced to the consumers
+constexpr int kQueue = 2;  // tiles announced by the scheduler
+constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
 
-// Dynamic shared memory: 196736 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 32768 bytes: ring of A tiles, 64 rows of 128 bytes
-constexpr int kBOffset = 32768;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
-constexpr int kCOffset = 163840;  // 32768 bytes: 2 C column groups of each warpgroup
-constexpr int kBarriersOffset = 196608;  // 96 bytes: mbarriers: full, then empty, then tile_full, then tile_empty
-constexpr int kQueueOffset = 196704;  // 32 bytes: announced tiles: number, block row, its first block, its end
+// Dynamic shared memory: 217504 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 20480 bytes: ring of A tiles, 64 rows of 64 bytes
+constexpr int kBOffset = 20480;  // 163840 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
+constexpr int kCOffset = 184320;  // 32768 bytes: 2 C column groups of each warpgroup
+constexpr int kBarriersOffset = 217088;  // 120 bytes: mbarriers: full, then empty, then tile_wanted, _full and _empty
+constexpr int kQueueOffset = 217216;  // 288 bytes: announced tiles, and the first of their block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kTileFullBarrier = kQueueOffset - 8 * 2 * kQueue;  // the last barriers; the queue follows them
-constexpr int kTileEmptyBarrier = kQueueOffset - 8 * kQueue;
+constexpr int kTileWantedBarrier = kEmptyBarrier + 8 * kStages;
+constexpr int kTileFullBarrier = kTileWantedBarrier + 8;
+constexpr int kTileEmptyBarrier = kTileFullBarrier + 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kARowBytes = 64;  // of an A tile there
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
@@ -86,7 +91,7 @@ struct Params {
   const int* row_order;  // block rows of A, longest first
   int block_rows;  // block rows of A
   int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
+  int group_tiles;  // of these, how many are worked on at once
   int tiles;  // block_rows * column_tiles
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
 };
@@ -206,18 +211,22 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B mn_major
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
+// the next 8.
+constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
+
+// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, K-major, narrow rows, B mn_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
+    float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %130, 0;\n"
+      "mov.b64 a, { %128, %132 };\n"
+      "mov.b64 b, { %129, %131 };\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -225,7 +234,15 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
       "%32, %33, %34, %35, %36, %37, %38, %39, "
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "%56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, "
+      "%72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, "
+      "%88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, "
+      "%104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, "
+      "%120, %121, %122, %123, %124, %125, %126, %127"
       "}, a, b, p, 1, 1, 0, 1;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -235,8 +252,16 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+        "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
@@ -281,15 +306,19 @@ struct TilePlace {
   }
 };
 
-// The blocks [first, end) of a tile's block row; none behind the last tile.
-struct BlockRow {
-  int index = 0, first = 0, end = 0;
+// A tile, and the blocks [first, end) of its block row.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 behind the last tile
+  int row = 0, first = 0, end = 0;
 
-  __device__ __forceinline__ BlockRow(const Params& p, int tile) {
-    if (tile >= p.tiles) return;
-    index = __ldg(p.row_order + TilePlace(p, tile).rank);
-    first = load_index(p, p.crow_indices, index);
-    end = load_index(p, p.crow_indices, index + 1);
+  Tile() = default;
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = __ldg(p.row_order + place.rank);
+    first = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
   }
   // Block columns of 32 blocks from `block` on, one a lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
@@ -310,14 +339,13 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that gives its place
 // back, so that the barrier orders the two.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The tiles of a thread block: the first has its own number, each further one is the next that nobody has. The producer
-// takes it and announces it, with its block row, to the consumers: through one of two entries in turn.
+// A position in the queue: the entry, and the parity of the pass over the queue.
 struct QueuePosition {
   int entry = 0, parity = 0;
 
@@ -327,31 +355,12 @@ struct QueuePosition {
   }
 };
 
-// Producer, one lane: the next tile.
-__device__ __forceinline__ int take_tile(const Params& p) {
-  return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
-}
-
-// Producer, one lane: tells the consumers.
-__device__ __forceinline__ void announce(uint32 base, int4* queue, QueuePosition position, int tile,
-    const BlockRow& row) {
-  mbarrier_wait(base + kTileEmptyBarrier + 8 * position.entry, position.parity ^ 1);
-  queue[position.entry] = make_int4(tile, row.index, row.first, row.end);
-  mbarrier_arrive(base + kTileFullBarrier + 8 * position.entry);
-}
-
-// Consumer, the whole warp: the next tile, and its block row.
-__device__ __forceinline__ int announced(uint32 base, const int4* queue, QueuePosition position, BlockRow& row,
-    bool warp_leader) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const int* entry = &queue[position.entry].x;
-  const int tile = read_by_leader(entry);
-  row.index = read_by_leader(entry + 1);
-  row.first = read_by_leader(entry + 2);
-  row.end = read_by_leader(entry + 3);
-  if (warp_leader) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  return tile;
-}
+// An entry of the queue: what the thread block works on next, and the first of its block columns.
+struct Announcement {
+  Tile tile;
+  int columns[32];
+};
+static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "the queue is as the plan has it");
 
 // The last thread block to end leaves the counters at 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
@@ -360,6 +369,56 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
     p.scheduler[0] = 0;
     p.scheduler[1] = 0;
   }
+}
+
+// Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
+// takes, each of which needs what the one before brought. The first tile of a thread block has its own number, each
+// further one is the next that nobody has, taken when the producer asks for it.
+__device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
+  const bool leader = threadIdx.x % 32 == 0;
+  QueuePosition position;
+  int parity = 0;
+  for (int number = blockIdx.x;;) {
+    const Tile tile(p, number);
+    const int columns = tile.load_columns(p, tile.first);
+    mbarrier_wait(base + kTileEmptyBarrier + 8 * position.entry, position.parity ^ 1);
+    queue[position.entry].columns[threadIdx.x % 32] = columns;
+    if (leader) queue[position.entry].tile = tile;
+    // Each lane has written a part of the entry, so each arrives.
+    mbarrier_arrive(base + kTileFullBarrier + 8 * position.entry);
+    if (tile.column < 0) break;
+    position.advance();
+    mbarrier_wait(base + kTileWantedBarrier, parity);
+    parity ^= 1;
+    const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
+    number = __shfl_sync(0xFFFFFFFF, taken, 0);
+  }
+  if (leader) release_scheduler(p);
+}
+
+// Producer, the whole warp: the next tile, and the first of its block columns, one a lane.
+__device__ __forceinline__ Tile take_tile(uint32 base, const Announcement* queue, QueuePosition& position,
+    int& columns) {
+  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
+  const Tile tile = queue[position.entry].tile;
+  columns = queue[position.entry].columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return tile;
+}
+
+// Consumer, the whole warp: the next tile.
+__device__ __forceinline__ Tile read_tile(uint32 base, const Announcement* queue, QueuePosition& position) {
+  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
+  const Tile& next = queue[position.entry].tile;
+  Tile tile;
+  tile.column = read_by_leader(&next.column);
+  tile.row = read_by_leader(&next.row);
+  tile.first = read_by_leader(&next.first);
+  tile.end = read_by_leader(&next.end);
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
+  position.advance();
+  return tile;
 }
 
 // Copies the rows of B from `row` on, a step of them, to a stage of the ring.
@@ -385,25 +444,29 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int4* queue) {
+__device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
   const bool leader = threadIdx.x == 0;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-  int next_columns = row.load_columns(p, row.first);
-
   QueuePosition queue_position;
-  for (int tile = blockIdx.x; tile < p.tiles;) {
-    // Ask for the next tile and, below, for the next columns well before they are needed.
-    const int taken = leader ? take_tile(p) : 0;
-    const int b_column = TilePlace(p, tile).column * kTileN;
+
+  while (true) {
+    int next_columns;
+    const Tile tile = take_tile(base, queue, queue_position, next_columns);
+    if (tile.column < 0) break;
+    bool has_asked = false;  // for the next tile
+    const int b_column = tile.column * kTileN;
     int columns = 0;
 
 #pragma unroll 1
-    for (int block = row.first; block < row.end; ++block) {
-      const int i = (block - row.first) % 32;
+    for (int block = tile.first; block < tile.end; ++block) {
+      const int i = (block - tile.first) % 32;
       if (i == 0) {
         columns = next_columns;
-        next_columns = row.load_columns(p, block + 32);
+        next_columns = tile.load_columns(p, block + 32);
+      }
+      if (!has_asked && (tile.end - block) * (kBlockCols / kTileK) <= kStages) {
+        has_asked = true;
+        if (leader) mbarrier_arrive(base + kTileWantedBarrier);
       }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
 #pragma unroll
@@ -413,13 +476,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int4* queu
       }
       __syncwarp();
     }
-    tile = __shfl_sync(0xFFFFFFFF, taken, 0);
-    row = BlockRow(p, tile);
-    if (leader) announce(base, queue, queue_position, tile, row);
-    queue_position.advance();
-    next_columns = row.load_columns(p, row.first);
+    if (!has_asked && leader) mbarrier_arrive(base + kTileWantedBarrier);
   }
-  if (leader) release_scheduler(p);
 }
 
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
@@ -429,8 +487,8 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
-    wgmma_m64n128k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
+    // 16 columns of A are 32 bytes of its rows, 16 rows of B are 16 rows of 128 bytes.
+    wgmma_m64n256k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
@@ -438,20 +496,21 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
 }
 
 // Consumer: one warpgroup computes its part of the C tile, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, uint32 base, const int4* queue, int warpgroup) {
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const Announcement* queue, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
-  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kARowBytes, 0);
   const uint32 b_descriptor =
       wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-
   QueuePosition queue_position;
-  for (int tile = blockIdx.x; tile < p.tiles;) {
-    const int steps = (row.end - row.first) * (kBlockCols / kTileK);
+
+  while (true) {
+    const Tile tile = read_tile(base, queue, queue_position);
+    if (tile.column < 0) break;
+    const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kAccumulators];
 #pragma unroll
@@ -474,8 +533,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = row.index * kTileM + first_row;
-    const int c_column = TilePlace(p, tile).column * kTileN + first_column;
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -498,8 +557,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int4
         tma_store_commit();
       }
     }
-    tile = announced(base, queue, queue_position, row, warp_leader);
-    queue_position.advance();
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();
@@ -509,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b64_balanced(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  int4* const queue = reinterpret_cast<int4*>(shared + kQueueOffset);
+  Announcement* const queue = reinterpret_cast<Announcement*>(shared + kQueueOffset);
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
@@ -519,9 +576,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
     for (int i = 0; i < kQueue; ++i) {
-      mbarrier_init(base + kTileFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kTileEmptyBarrier + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kTileFullBarrier + 8 * i, 32);  // lanes of the scheduler
+      mbarrier_init(base + kTileEmptyBarrier + 8 * i, 32 + kConsumerWarps);  // lanes of the producer
     }
+    mbarrier_init(base + kTileWantedBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
     prefetch_tensormap(&p.b_map);
@@ -531,7 +589,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x < 32) produce(p, base, queue);
+    if (threadIdx.x < 32) {
+      produce(p, base, queue);
+    } else if (threadIdx.x < 64) {
+      schedule(p, base, queue);
+    }
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, base, queue, warpgroup - 1);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 756b6a0fbb91f6de3f99cb77ad392cf08ed8caebf0e3dd503f2bbf495bc4161a
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4a9748bef1be1fabd469b2035f8b8fa3f710ef71c5477a90f1786ce23f04693f
+// seal: sha256 d54fd92210273b9cd446513c3aa7c128c62c2ea6452a1aef085de40f029fae1c
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -16,8 +16,7 @@
 //   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
 //
 // Symbols
-//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//            thread blocks at work share columns of B, which then come from the L2
+//   tile     kTileM x kTileN of C: one block row, kTileN columns
 //   step     kTileK columns of one block of A, kTileK rows of B; a slice of it: 16 of them, the depth of one product
 //   chunk    16 bytes, 8 elements. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
 //   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
@@ -71,6 +70,8 @@ struct Params {
   int block_rows;  // block rows of A
   int n;  // columns of B and C, a multiple of 8
   int tiles;  // block_rows * column_tiles: the grid
+  int group_rows;  // block rows whose blocks are meant to be in the L2 at once
+  int column_tiles;  // tiles of a block row
 };
 
 using Element = unsigned short;  // the bits of one fp16
@@ -117,6 +118,19 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+
+// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2, and of these
+// block rows first. Thread blocks at work then share columns of B, and come back to the same blocks of A.
+struct TilePlace {
+  int row, column;  // block row, number of the column tile
+
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const int first = tile / (p.group_rows * p.column_tiles) * p.group_rows;
+    const int in_group = tile - first * p.column_tiles, rows = min(p.group_rows, p.block_rows - first);
+    row = first + in_group % rows;
+    column = in_group / rows;
+  }
+};
 
 // Element i of an index tensor, int32 or the low half of an int64.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
@@ -265,7 +279,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
-  const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
+  const TilePlace tile(p, blockIdx.x);
+  const int row = tile.row, first_column = tile.column * kTileN;
   // Lanes 8 i to 8 i + 7 address matrix i: rows 0 to 7, rows 8 to 15, then both again one chunk further along the row.
   const uint32 a_lane = base + kAOffset + a_offset(part_row + lane % 16, lane / 16);
   const uint32 b_lane = base + kBOffset + b_offset(lane % 16, part_column / kCopy + lane / 16);

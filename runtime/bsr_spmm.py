@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.plans.balance import cuts_rows, group_tiles
+from codegen.plans.bsr_spmm_mma import group_rows
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import (
@@ -386,6 +387,7 @@ class BsrSpmmKernel:
             "row_pairs": tile_rows,
             "column_tiles": column_tiles,
             "group_tiles": min(group_tiles(self.spec, b.shape[0]), column_tiles),
+            "group_rows": group_rows(self.spec, block_rows, a.values().shape[0]),
             "tiles": tiles,
             "chunk_blocks": 0 if cut is None else cut.limit,
             "n": columns,

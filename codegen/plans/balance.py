@@ -7,7 +7,9 @@ from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
 QUEUE = 2  # tiles announced: while one is worked on, the next is known
+WARP = 32  # block columns of an announcement, one a lane
 L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
+HIGH_BLOCK = 128  # rows: such blocks do most with what they load; handed out, they are faster with twice that
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 
 
@@ -16,37 +18,62 @@ def cuts_rows(spec: BsrSpmmSpec) -> bool:
     return spec.balanced and spec.block.rows < 64
 
 
+def announcement_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of what the scheduler tells of a tile, or of a unit, which has two words more."""
+    return 4 * ((6 if cuts_rows(spec) else 4) + WARP)
+
+
 def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
-    """Return the bytes of the queue between producer and consumers, and what it holds."""
-    if cuts_rows(spec):
-        return 4 * QUEUE, "numbers of announced units"
-    return 16 * QUEUE, "announced tiles: number, block row, its first block, its end"
+    """Return the bytes of the queue from the scheduler to the others, and what it holds."""
+    work = "units" if cuts_rows(spec) else "tiles"
+    return QUEUE * announcement_bytes(spec), f"announced {work}, and the first of their block columns"
+
+
+def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
+    """Return the constants of the queue."""
+    work = "units" if cuts_rows(spec) else "tiles"
+    return (
+        Constant("kQueue", QUEUE, f"{work} announced by the scheduler"),
+        Constant("kAnnouncementBytes", announcement_bytes(spec), "bytes of an announcement"),
+    )
 
 
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
-    """Return how many column tiles have their part of B, ``depth`` rows of it, in the L2 at once: one at least."""
-    return max(1, L2_BYTES // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
+    """Return how many column tiles, or clusters of them, are worked on at once: one at least.
+
+    As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, those of lower
+    blocks come one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
+    """
+    high = spec.block.rows == HIGH_BLOCK
+    if not (spec.balanced or high):
+        return 1
+    l2_bytes = L2_BYTES * (2 if spec.balanced and high else 1)
+    return max(1, l2_bytes // (depth * spec.tile.n * spec.cluster * DTYPES[spec.dtype].bytes))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
-    column_tiles = "column_tiles" if spec.cluster == 1 else "clusters of column tiles"
-    tiles = i32("tiles", f"block_rows * {column_tiles}")
-    if not spec.balanced:
-        return (i32("block_rows", "block rows of A"), tiles)
-    return (
-        pointer("row_order", "int", "block rows of A, longest first"),
+    of_a_row = "tiles of a block row" if spec.cluster == 1 else "clusters of tiles of a block row"
+    place = (
         i32("block_rows", "block rows of A"),
-        i32("column_tiles", "tiles of a block row"),
-        i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
-        tiles,
-        pointer("scheduler", "int", SCHEDULER, writes=True),
+        i32("column_tiles", of_a_row),
+        i32("group_tiles", "of these, how many are worked on at once"),
+        i32("tiles", "block_rows * column_tiles"),
     )
+    if not spec.balanced:
+        return place
+    order = pointer("row_order", "int", "block rows of A, longest first")
+    return (order, *place, pointer("scheduler", "int", SCHEDULER, writes=True))
 
 
 def order_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue of tiles, if there is one."""
-    return (Constant("kQueue", QUEUE, "tiles announced to the consumers"),) if spec.balanced else ()
+    return queue_constants(spec) if spec.balanced else ()
+
+
+def producers(spec: BsrSpmmSpec) -> str:
+    """Return the warps beside the consumers, for ``explain``."""
+    return "a scheduler warp, one producer warp" if spec.balanced else "one producer warp"
 
 
 def order_summary(spec: BsrSpmmSpec) -> tuple[str, str]:
@@ -54,4 +81,6 @@ def order_summary(spec: BsrSpmmSpec) -> tuple[str, str]:
     blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
     if spec.balanced:
         return ("grid", f"{blocks}; tiles are handed out, a few of the longest block rows first")
+    if spec.block.rows == HIGH_BLOCK:
+        return ("grid", f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time")
     return ("grid", f"{blocks}, looping over tiles (persistent), block rows fastest")

@@ -11,6 +11,7 @@ from codegen.plan import (
     SharedLayout,
     SharedRegion,
     check_budget,
+    i32,
     require,
 )
 from codegen.plans.bsr_spmm_wmma import warp_level_params
@@ -25,6 +26,11 @@ LOW_ROWS = 32  # of a tile that may be 512 columns wide
 WARP_ROWS = 64  # or all rows of a tile that has fewer
 WARP_COLUMNS = 64
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+L2_BYTES = 16 << 20  # of A at once: a third of the L2, through which B and C go too
+GROUP_PARAMS = (
+    i32("group_rows", "block rows whose blocks are meant to be in the L2 at once"),
+    i32("column_tiles", "tiles of a block row"),
+)
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -97,7 +103,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
         registers=registers,
-        params=warp_level_params("unsigned short"),
+        params=(*warp_level_params("unsigned short"), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
         values={"one_slice": k == MMA_DEPTH, "some_copy_a": some_copy_a},
@@ -106,11 +112,22 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {WARP_COLUMNS}"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             ("pipeline", f"ring of {spec.stages} pairs of tiles; fragments of one slice ahead in registers"),
-            ("grid", f"one thread block per tile, {blocks_per_sm} at a time on an SM, block rows fastest"),
+            (
+                "grid",
+                f"one thread block per tile, {blocks_per_sm} at a time on an SM, block rows fastest among "
+                f"{L2_BYTES >> 20} MB of them",
+            ),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
     )
+
+
+def group_rows(spec: BsrSpmmSpec, block_rows: int, blocks: int) -> int:
+    """Return how many block rows, of ``block_rows`` with ``blocks`` in all, have their part of A in the L2 at once."""
+    a_bytes = blocks * spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
+    groups = max(1, -(-a_bytes // L2_BYTES))
+    return max(1, -(-block_rows // groups))
 
 
 def _check(spec: BsrSpmmSpec) -> None:

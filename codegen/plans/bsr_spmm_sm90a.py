@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, TensorMap, check_budget, require
-from codegen.plans.balance import order_constants, order_params, order_summary
+from codegen.plans.balance import order_constants, order_params, order_summary, producers
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
@@ -121,7 +121,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {part.columns}"),
-            ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
             order_summary(spec),

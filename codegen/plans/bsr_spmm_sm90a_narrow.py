@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, require
-from codegen.plans.balance import order_params, order_summary
+from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, i32, require
+from codegen.plans.balance import WARP, order_summary, producers
 from codegen.plans.bsr_parts import (
     COLUMNS_PARAM,
     CONSUMERS,
@@ -36,6 +36,7 @@ WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512, 1024)  # columns of a tile
 STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
+TILES_PARAM = i32("tiles", "block_rows * column_tiles")
 REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 
 
@@ -61,7 +62,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     shared = spmm_shared(spec, a_bytes, a_doc, c_group_bytes, step_blocks)
     if spec.balanced:
         shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk came last", align=4)
-    threads, resident = CONSUMERS * WARPGROUP + 32, spec.blocks_per_sm
+    workers = "one warp that produces" + (", one that schedules" if spec.balanced else "")
+    threads, resident = CONSUMERS * WARPGROUP + (2 if spec.balanced else 1) * WARP, spec.blocks_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
@@ -73,7 +75,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kTileN", n, "columns of a C tile"),
         *_depth(spec, step_blocks),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
-        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
+        Constant("kThreads", threads, f"warpgroups that consume, then {workers}"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
         Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
@@ -113,7 +115,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
                 f"{m} x {n} of C, computed transposed, {'a block' if step_blocks == 1 else f'{step_blocks} blocks'} a "
                 f"step; each warpgroup has {groups} groups of 64",
             ),
-            ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
             *(chunk_summary(spec) if spec.balanced else (order_summary(spec),)),
@@ -125,7 +127,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say what a thread block computes."""
-    return chunk_params() if spec.balanced else order_params(spec)
+    return chunk_params() if spec.balanced else (i32("block_rows", "block rows of A"), TILES_PARAM)
 
 
 def _check_shared_memory(spec: BsrSpmmSpec, size: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, i32, pointer
-from codegen.plans.balance import QUEUE
+from codegen.plans.balance import queue_constants
 from codegen.plans.bsr_parts import CONSUMERS
 from codegen.spec import BsrSpmmSpec
 
@@ -79,7 +79,7 @@ def chunk_params() -> tuple[Param, ...]:
 def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue of units, and of a part."""
     return (
-        Constant("kQueue", QUEUE, "units announced to the consumers"),
+        *queue_constants(spec),
         Constant("kPartFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats that a warpgroup leaves of a chunk"),
     )
 

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":2,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 5da2ba8d865622db9849c1d2b37004d8fef16388df530df8b883f6cecdbd19ed
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ff122e9da9298cfbc6a8d0eef574efa5887ea06a054a8696a2b5986777fd18c4
+// seal: sha256 019e4dda9b664bd7505c4f4f5c1de1b1dbe28e61f168bf33f105fd36799b9dde
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -20,8 +20,7 @@
 // never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//                thread blocks at work share columns of B, which then come from the L2
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
 //   step         kTileK columns of one block of A, kTileK rows of B
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
@@ -78,6 +77,8 @@ struct Params {
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
   int block_rows;  // block rows of A
+  int column_tiles;  // tiles of a block row
+  int group_tiles;  // of these, how many are worked on at once
   int tiles;  // block_rows * column_tiles
 };
 
@@ -252,21 +253,32 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
-// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
-// else have the same row in each column, and no short row would make up for a long one.
-__device__ __forceinline__ int row_of(const Params& p, int tile) {
-  const uint32 rows = p.block_rows;
-  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
-}
+// Which tile comes when: groups of p.group_tiles column tiles, in each of which those of a block row come one after the
+// other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each group begins with
+// another row: a thread block has every gridDim.x-th tile, and where that number suits a group it would else have the
+// same rows in each group, and no short row would make up for a long one.
+struct TilePlace {
+  int row, column;
 
-// The blocks [first, end) of a tile's block row; none behind the last tile.
-struct BlockRow {
-  int first = 0, end = 0;
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const uint32 rows = p.block_rows, columns = p.column_tiles, group = p.group_tiles;
+    const uint32 number = tile / (rows * group), first = number * group, in_group = tile - first * rows;
+    const uint32 width = min(group, columns - first);
+    row = (in_group / width + number * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_group % width;
+  }
+};
 
-  __device__ __forceinline__ BlockRow(const Params& p, int tile) {
-    if (tile >= p.tiles) return;
-    const int row = row_of(p, tile);
+// A tile, and the blocks [first, end) of its block row.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 behind the last tile
+  int row = 0, first = 0, end = 0;
+
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = place.row;
     first = load_index(p, p.crow_indices, row);
     end = load_index(p, p.crow_indices, row + 1);
   }
@@ -315,21 +327,21 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x == 0;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
-  int next_columns = row.load_columns(p, row.first);
+  Tile tile(p, blockIdx.x);
+  int next_columns = tile.load_columns(p, tile.first);
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block row and, below, for the next columns well before they are needed.
-    const BlockRow next_row(p, tile + gridDim.x);
-    const int b_column = tile / p.block_rows * kTileN;
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile and, below, for the next columns well before they are needed.
+    const Tile next_tile(p, number + gridDim.x);
+    const int b_column = tile.column * kTileN;
     int columns = 0;
 
 #pragma unroll 1
-    for (int block = row.first; block < row.end; ++block) {
-      const int i = (block - row.first) % 32;
+    for (int block = tile.first; block < tile.end; ++block) {
+      const int i = (block - tile.first) % 32;
       if (i == 0) {
         columns = next_columns;
-        next_columns = row.load_columns(p, block + 32);
+        next_columns = tile.load_columns(p, block + 32);
       }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
 #pragma unroll
@@ -339,8 +351,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
       }
       __syncwarp();
     }
-    row = next_row;
-    next_columns = row.load_columns(p, row.first);
+    tile = next_tile;
+    next_columns = tile.load_columns(p, tile.first);
   }
 }
 
@@ -369,12 +381,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   RingPosition position;
-  BlockRow row(p, blockIdx.x);
+  Tile tile(p, blockIdx.x);
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block row now, so that the next tile starts without waiting for it.
-    const BlockRow next_row(p, tile + gridDim.x);
-    const int steps = (row.end - row.first) * (kBlockCols / kTileK);
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile now, so that it starts without waiting for its block row.
+    const Tile next_tile(p, number + gridDim.x);
+    const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kAccumulators];
 #pragma unroll
@@ -397,8 +409,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = row_of(p, tile) * kTileM + first_row;
-    const int c_column = tile / p.block_rows * kTileN + first_column;
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -421,7 +433,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
         tma_store_commit();
       }
     }
-    row = next_row;
+    tile = next_tile;
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from codegen.plans.balance import cuts_rows
+from codegen.plans.balance import cuts_rows, group_tiles
 from codegen.plans.row_chunks import RowCut
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES
@@ -99,7 +99,15 @@ CUT_CASES = (
 
 def cases_of(spec: BsrSpmmSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel."""
-    return CASES + CUT_CASES if cuts_rows(spec) else CASES
+    if cuts_rows(spec):
+        return CASES + CUT_CASES
+    if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
+        return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
+    group = group_tiles(spec, 8192)
+    if spec.mma == "wgmma" and group > 1 and not spec.transpose_a:  # column tiles in groups: two, and a narrower one
+        columns = 2 * group * spec.cluster * spec.tile.n + 8
+        return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
+    return CASES
 
 
 def row_counts(spec: BsrSpmmSpec, case: Case, random: torch.Generator, device: torch.device) -> torch.Tensor:

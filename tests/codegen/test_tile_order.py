@@ -1,6 +1,7 @@
 """Which tile comes when: the kernels' own formulas, run on the host, give every tile once.
 
-Tiles that are handed out begin with the long rows; others begin each column tile with another row.
+Tiles that are handed out begin with the long rows; others begin each column tile, or group of these, with another row,
+or, one for each thread block, come group by group of rows.
 """
 
 from __future__ import annotations
@@ -8,16 +9,22 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from codegen.library import find_spec
+from codegen.plans.balance import group_tiles
+from codegen.plans.bsr_spmm_mma import group_rows
 from codegen.render import render
+from codegen.spec import BsrSpmmSpec
 
-BALANCED, STATIC = "h100_bsr_spmm_b128_balanced", "h100_bsr_spmm_b128"
+BALANCED, STATIC, COLUMNS = "h100_bsr_spmm_b128_balanced", "h100_bsr_spmm_b32", "h100_bsr_spmm_b128"
+ROWS = "l4_bsr_spmm_b128"
 PROGRAM = """\
 #include <algorithm>
 #define __device__
@@ -25,7 +32,7 @@ PROGRAM = """\
 using std::min;
 using uint32 = unsigned;
 struct { int x; } gridDim;
-struct Params { int block_rows, column_tiles, group_tiles; };
+struct Params { int block_rows, column_tiles, group_tiles, group_rows; };
 %s
 extern "C" void place(const Params* p, int grid, int tile, int* rank, int* column) {
   gridDim.x = grid;
@@ -34,11 +41,21 @@ extern "C" void place(const Params* p, int grid, int tile, int* rank, int* colum
   *column = found.column;
 }
 extern "C" int row_of_tile(const Params* p, int tile) { return row_of(*p, tile); }
+extern "C" void place_in_columns(const Params* p, int tile, int* row, int* column) {
+  const columns::TilePlace found(*p, tile);
+  *row = found.row;
+  *column = found.column;
+}
+extern "C" void place_in_rows(const Params* p, int tile, int* row, int* column) {
+  const rows::TilePlace found(*p, tile);
+  *row = found.row;
+  *column = found.column;
+}
 """
 
 
 class Params(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int) for name in ("block_rows", "column_tiles", "group_tiles"))
+    _fields_ = tuple((name, ctypes.c_int) for name in ("block_rows", "column_tiles", "group_tiles", "group_rows"))
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +64,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("no g++ to compile the host program with")
     folder = tmp_path_factory.mktemp("order")
     code = ""
-    parts = ((BALANCED, "struct TilePlace", "};"), (STATIC, "__device__ __forceinline__ int row_of", "\n}"))
-    for name, what, end in parts:
+    parts = (
+        (BALANCED, "struct TilePlace", "};", "%s"),
+        (STATIC, "__device__ __forceinline__ int row_of", "\n}", "%s"),
+        (COLUMNS, "struct TilePlace", "};", "namespace columns { %s }"),
+        (ROWS, "struct TilePlace", "};", "namespace rows { %s }"),
+    )
+    for name, what, end, place in parts:
         source = render(find_spec(name))
         begin = source.index(what)
-        code += source[begin : source.index(end, begin) + 2] + "\n"
+        code += place % source[begin : source.index(end, begin) + 2] + "\n"
     (folder / "main.cpp").write_text(PROGRAM % code, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "main.cpp", "-o", "main.so"]
     subprocess.run(command, cwd=folder, check=True)
@@ -72,6 +94,90 @@ def test_every_tile_comes_once_and_long_rows_first(
     assert sorted(tiles) == [(i, j) for i in range(rows) for j in range(columns)]
     many = min(rows, -(-grid // columns))  # long rows
     assert tiles == sorted(tiles, key=lambda tile: (tile[0] >= many, tile[1] // group, *tile))
+
+
+def places(place: Any, params: Params, tiles: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the block rows and column tiles of tiles."""
+    row, column, found = ctypes.c_int(), ctypes.c_int(), []
+    for tile in tiles:
+        place(ctypes.byref(params), tile, ctypes.byref(row), ctypes.byref(column))
+        found.append((row.value, column.value))
+    return found
+
+
+@given(rows=st.integers(1, 70), columns=st.integers(1, 40), group=st.integers(1, 80))
+@example(rows=64, columns=64, group=32)
+def test_tiles_come_group_by_group_of_rows(program: ctypes.CDLL, rows: int, columns: int, group: int) -> None:
+    tiles = places(program.place_in_rows, Params(rows, columns, 1, group), range(rows * columns))
+    every = [(i, j) for i in range(rows) for j in range(columns)]
+    assert tiles == sorted(every, key=lambda tile: (tile[0] // group, tile[1], tile[0]))
+
+
+@given(rows=st.integers(1, 70), columns=st.integers(1, 40), group=st.integers(1, 50))
+@example(rows=64, columns=32, group=4)
+@example(rows=64, columns=32, group=1)
+def test_tiles_come_group_by_group_of_columns(program: ctypes.CDLL, rows: int, columns: int, group: int) -> None:
+    tiles = places(program.place_in_columns, Params(rows, columns, min(group, columns)), range(rows * columns))
+    assert sorted(tiles) == [(i, j) for i in range(rows) for j in range(columns)]
+    assert [tile[1] // group for tile in tiles] == sorted(tile[1] // group for tile in tiles)
+    for begin in range(0, columns, group):  # in a group: one row after the other, from some row on, its columns rising
+        width = min(group, columns - begin)
+        part = tiles[begin * rows : (begin + width) * rows]
+        first = part[0][0]
+        assert part == [((first + i) % rows, begin + j) for i in range(rows) for j in range(width)]
+
+
+@pytest.mark.parametrize("rows", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("grid", [64, 128])
+def test_a_thread_block_has_other_rows_in_each_group(program: ctypes.CDLL, rows: int, group: int, grid: int) -> None:
+    tiles = range(5, 64 * rows, grid)
+    found = places(program.place_in_columns, Params(rows, 64, group), tiles)
+    assert len({row for row, _ in found}) >= min(rows, len(tiles)) // 4
+
+
+def test_places_of_many_tiles_do_not_overflow(program: ctypes.CDLL) -> None:
+    for rows, columns in ((1, 2**31 - 1), (1 << 20, 2047), (3, 700_000_000)):
+        last = rows * columns - 1
+        ((row, column),) = places(program.place_in_columns, Params(rows, columns, 4), [last])
+        assert (row, column) == ((rows - 1 + (columns - 1) // 4 * (rows * 5 // 8 | 1)) % rows, columns - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("b128", 4),
+        ("b128x64", 4),
+        ("b128_cluster", 2),
+        ("b128_balanced", 8),
+        ("b64", 1),
+        ("b64_balanced", 2),
+        ("b32_balanced", 2),
+        ("b16_balanced", 2),
+    ],
+)
+def test_column_tiles_at_once(name: str, wanted: int) -> None:
+    spec = find_spec(f"h100_bsr_spmm_{name}").spec
+    assert isinstance(spec, BsrSpmmSpec)
+    assert group_tiles(spec, 8192) == wanted and group_tiles(spec, 1 << 20) == 1
+
+
+@pytest.mark.parametrize(
+    ("block", "rows", "blocks", "wanted"),
+    [
+        (128, 64, 1024, 32),
+        (128, 64, 512, 64),
+        (128, 64, 513, 32),
+        (128, 65, 1024, 33),
+        (128, 2, 1 << 20, 1),
+        (64, 128, 2048, 128),
+        (16, 5, 0, 5),
+    ],
+)
+def test_groups_have_their_blocks_in_the_l2(block: int, rows: int, blocks: int, wanted: int) -> None:
+    spec = find_spec(f"l4_bsr_spmm_b{block}").spec
+    assert isinstance(spec, BsrSpmmSpec)
+    assert group_rows(spec, rows, blocks) == wanted
 
 
 @given(rows=st.integers(1, 300), columns=st.integers(1, 40))

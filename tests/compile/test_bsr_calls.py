@@ -104,6 +104,9 @@ def test_a_call_hands_over_what_the_kernel_reads(make: Make, arch: str, size: in
     assert signature["numbers"]["index_words"] == (1 if index == torch.int32 else 2)
     assert signature["tiles"] == 3 * -(-1000 // kernel.spec.tile.n)
     assert launch["crow_indices"] == a.crow_indices().data_ptr() and launch["c"] == out.data_ptr()
+    if arch == "sm_89":
+        assert signature["numbers"]["group_rows"] == 3
+        assert signature["numbers"]["column_tiles"] == -(-1000 // kernel.spec.tile.n)
     kernel(a, b, out=out)
     kernel(a, b, out=out)
     assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 3
@@ -340,7 +343,8 @@ def test_tiles_of_clusters_are_counted_whole(make: Make, columns: int, clusters:
     kernel = make(cluster=2)
     kernel(A, dense(192, columns))
     (signature,) = kernel._loaded.signatures
-    assert signature["numbers"] == {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters, "n": columns}
+    numbers = {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters, "n": columns}
+    assert signature["numbers"] == numbers | {"column_tiles": clusters, "group_tiles": 1}
     assert signature["tiles"] == 2 * 3 * clusters
 
 

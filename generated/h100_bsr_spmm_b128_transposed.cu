@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
 // templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 86aa6bcb9aaa3bd18efa84b38bf34035308f1cf40de24ad73b7932dda58d7296
+// seal: sha256 7ce5d5c4598933b881d217ab633d0f46bda070b59a374763bae2284b55ea4e38
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -23,8 +23,7 @@
 // never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//                thread blocks at work share columns of B, which then come from the L2
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
 //   step         kTileK rows of one block of A, kTileK rows of B
 //   group        64 columns of A, B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
@@ -80,6 +79,8 @@ struct Params {
   const int* column_starts;  // first entry of each block column, and one more
   const int2* entries;  // stored block and its block row, in the order of block columns
   int block_columns;  // block columns of A
+  int column_tiles;  // tiles of a block row
+  int group_tiles;  // of these, how many are worked on at once
   int tiles;  // block_columns * column_tiles
   int n;  // columns of B and C
 };
@@ -266,23 +267,35 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Which of the p.block_columns rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
-// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
-// else have the same row in each column, and no short row would make up for a long one.
-__device__ __forceinline__ int row_of(const Params& p, int tile) {
-  const uint32 rows = p.block_columns;
-  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
-}
+// Which tile comes when: groups of p.group_tiles column tiles, in each of which those of a block row come one after the
+// other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each group begins with
+// another row: a thread block has every gridDim.x-th tile, and where that number suits a group it would else have the
+// same rows in each group, and no short row would make up for a long one.
+struct TilePlace {
+  int row, column;
 
-// The entries [first, end) of the index that belong to a tile's block column of A; none behind the last tile.
-struct BlockColumn {
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const uint32 rows = p.block_columns, columns = p.column_tiles, group = p.group_tiles;
+    const uint32 number = tile / (rows * group), first = number * group, in_group = tile - first * rows;
+    const uint32 width = min(group, columns - first);
+    row = (in_group / width + number * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_group % width;
+  }
+};
+
+// A tile, and the entries [first, end) of the index that belong to its block column of A.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 behind the last tile
+  int row = 0;      // block row of C, which is a block column of A
   int first = 0, end = 0;
 
-  __device__ __forceinline__ BlockColumn(const Params& p, int tile) {
-    if (tile >= p.tiles) return;
-    const int column = row_of(p, tile);  // of A, a block row of C
-    first = __ldg(p.column_starts + column);
-    end = __ldg(p.column_starts + column + 1);
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = place.row;
+    first = __ldg(p.column_starts + row);
+    end = __ldg(p.column_starts + row + 1);
   }
   // 32 entries from `entry` on, one a lane.
   __device__ __forceinline__ int2 load_entries(const Params& p, int entry) const {
@@ -333,21 +346,21 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x == 0;
   RingPosition position;
-  BlockColumn column(p, blockIdx.x);
-  int2 next_entries = column.load_entries(p, column.first);
+  Tile tile(p, blockIdx.x);
+  int2 next_entries = tile.load_entries(p, tile.first);
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block column and, below, for the next entries well before they are needed.
-    const BlockColumn next_column(p, tile + gridDim.x);
-    const int b_column = tile / p.block_columns * kTileN;
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile and, below, for the next entries well before they are needed.
+    const Tile next_tile(p, number + gridDim.x);
+    const int b_column = tile.column * kTileN;
     int2 entries = make_int2(0, 0);
 
 #pragma unroll 1
-    for (int entry = column.first; entry < column.end; ++entry) {
-      const int i = (entry - column.first) % 32;
+    for (int entry = tile.first; entry < tile.end; ++entry) {
+      const int i = (entry - tile.first) % 32;
       if (i == 0) {
         entries = next_entries;
-        next_entries = column.load_entries(p, entry + 32);
+        next_entries = tile.load_entries(p, entry + 32);
       }
       const int block = __shfl_sync(0xFFFFFFFF, entries.x, i);
       const int b_row = __shfl_sync(0xFFFFFFFF, entries.y, i) * kBlockRows;
@@ -358,8 +371,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
       }
       __syncwarp();
     }
-    column = next_column;
-    next_entries = column.load_entries(p, column.first);
+    tile = next_tile;
+    next_entries = tile.load_entries(p, tile.first);
   }
 }
 
@@ -388,12 +401,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kGroupBytes, kGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   RingPosition position;
-  BlockColumn column(p, blockIdx.x);
+  Tile tile(p, blockIdx.x);
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block column now, so that the next tile starts without waiting for it.
-    const BlockColumn next_column(p, tile + gridDim.x);
-    const int steps = (column.end - column.first) * (kBlockRows / kTileK);
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile now, so that it starts without waiting for its block column.
+    const Tile next_tile(p, number + gridDim.x);
+    const int steps = (tile.end - tile.first) * (kBlockRows / kTileK);
     // An empty block column has no step: its zeros are what is stored.
     float accumulators[kAccumulators];
 #pragma unroll
@@ -416,8 +429,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and of C clip the store.
-    const int c_row = row_of(p, tile) * kTileM + first_row;
-    const int c_column = tile / p.block_columns * kTileN + first_column;
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -440,7 +453,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
         tma_store_commit();
       }
     }
-    column = next_column;
+    tile = next_tile;
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();

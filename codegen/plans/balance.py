@@ -9,7 +9,11 @@ from codegen.spec import BsrSpmmSpec
 QUEUE = 2  # tiles announced: while one is worked on, the next is known
 WARP = 32  # block columns of an announcement, one a lane
 L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
-HIGH_BLOCK = 128  # rows: such blocks do most with what they load; handed out, they are faster with twice that
+HIGH_TILE = 128  # rows: such tiles do most with what they load; handed out, they are faster with twice that
+PLACE_PARAMS = (
+    i32("column_tiles", "tiles of a block row"),
+    i32("group_tiles", "of these, how many are worked on at once"),
+)
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 
 
@@ -38,28 +42,29 @@ def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     )
 
 
+def _is_high(spec: BsrSpmmSpec) -> bool:
+    """Return whether a tile has 128 rows, all of one block."""
+    return spec.tile.m == HIGH_TILE == (spec.block.cols if spec.transpose_a else spec.block.rows)
+
+
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     """Return how many column tiles, or clusters of them, are worked on at once: one at least.
 
-    As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, those of lower
-    blocks come one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
+    As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, lower ones come
+    one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
     """
-    high = spec.block.rows == HIGH_BLOCK
-    if not (spec.balanced or high):
+    if not (spec.balanced or _is_high(spec)):
         return 1
-    l2_bytes = L2_BYTES * (2 if spec.balanced and high else 1)
+    l2_bytes = L2_BYTES * (2 if spec.balanced and _is_high(spec) else 1)
     return max(1, l2_bytes // (depth * spec.tile.n * spec.cluster * DTYPES[spec.dtype].bytes))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
-    of_a_row = "tiles of a block row" if spec.cluster == 1 else "clusters of tiles of a block row"
-    place = (
-        i32("block_rows", "block rows of A"),
-        i32("column_tiles", of_a_row),
-        i32("group_tiles", "of these, how many are worked on at once"),
-        i32("tiles", "block_rows * column_tiles"),
-    )
+    columns = PLACE_PARAMS
+    if spec.cluster > 1:
+        columns = (i32("column_tiles", "clusters of tiles of a block row"), *PLACE_PARAMS[1:])
+    place = (i32("block_rows", "block rows of A"), *columns, i32("tiles", "block_rows * column_tiles"))
     if not spec.balanced:
         return place
     order = pointer("row_order", "int", "block rows of A, longest first")
@@ -81,6 +86,6 @@ def order_summary(spec: BsrSpmmSpec) -> tuple[str, str]:
     blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
     if spec.balanced:
         return ("grid", f"{blocks}; tiles are handed out, a few of the longest block rows first")
-    if spec.block.rows == HIGH_BLOCK:
+    if _is_high(spec):
         return ("grid", f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time")
     return ("grid", f"{blocks}, looping over tiles (persistent), block rows fastest")

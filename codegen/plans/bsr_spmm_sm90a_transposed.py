@@ -21,6 +21,7 @@ from codegen.plans.bsr_parts import (
     spmm_staging_groups,
     warpgroup_constants,
 )
+from codegen.plans.balance import PLACE_PARAMS, order_summary
 from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 
@@ -69,6 +70,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         pointer("column_starts", "int", "first entry of each block column, and one more"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
         i32("block_columns", "block columns of A"),
+        *PLACE_PARAMS,
         i32("tiles", "block_columns * column_tiles"),
         COLUMNS_PARAM,
         *epilogue_params(spec),
@@ -97,7 +99,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
-            ("grid", "one thread block per SM, looping over tiles (persistent), block columns of A fastest"),
+            order_summary(spec),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,

@@ -361,7 +361,13 @@ def test_blocks_are_listed_by_column(make: Make) -> None:
     given, *found = kernel._loaded.launches
     assert (given["column_starts"], given["entries"]) == tuple(tensor.data_ptr() for tensor in index)
     assert len(found) == 2 and len({launch["entries"] for launch in found}) == 1
-    assert kernel._loaded.signatures[0]["numbers"] == {"tiles": 8, "block_columns": 4, "n": 304}
+    assert kernel._loaded.signatures[0]["numbers"] == {
+        "tiles": 8,
+        "block_columns": 4,
+        "column_tiles": 2,
+        "group_tiles": 1,
+        "n": 304,
+    }
     assert kernel(matrix([0, 0, 0, 0], [], columns=4), dense(192, 8)).tolist() == [[0.0] * 8] * 256
 
 

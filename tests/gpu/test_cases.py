@@ -15,6 +15,7 @@ from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
+from runtime.bsr_spmm import BsrSpmmKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.verification import attention, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.verification.common import summary  # noqa: E402
@@ -30,6 +31,7 @@ def cases_of(name: str) -> tuple[Any, ...]:
     return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else MODULES[spec.op].CASES
 
 
+BSR = {"op": "bsr_spmm", "arch": "sm_90a"}
 PAIRS = [(name, case) for name in shipped_names() for case in cases_of(name)]
 
 
@@ -60,6 +62,30 @@ def test_random_shapes(name: str) -> None:
     shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
     outcome = summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
+
+
+# BSR x dense that no shipped spec is: handed out with other rings than shipped ones have, and with what is added.
+UNSHIPPED_BSR: list[dict[str, Any]] = [
+    {"block": {"rows": size, "cols": size}, "balanced": True, **more}
+    for size, more in (
+        (128, {"tile": {"m": 128, "n": 256, "k": 32}, "stages": 2}),  # the ring does not hold a block: asks at the end
+        (128, {"accumulate": True, "stages": 3}),
+        (64, {"tile": {"m": 64, "n": 256, "k": 64}, "stages": 4, "epilogue": {"bias": True, "activation": "silu"}}),
+        (32, {"tile": {"m": 32, "n": 256, "k": 128}, "stages": 2, "accumulate": True}),
+        (16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
+    )
+]
+
+
+@pytest.mark.parametrize("fields", UNSHIPPED_BSR, ids=lambda fields: find_spec(BSR | fields).stem)
+def test_unshipped_bsr(fields: dict[str, Any]) -> None:
+    named, device = find_spec(BSR | fields), torch.device("cuda", 0)
+    skip_if_newer_than_the_device(named)
+    kernel = load_kernel(BSR | fields)
+    assert isinstance(kernel, BsrSpmmKernel)
+    outcomes = [bsr_spmm.run_case(kernel, case, device) for case in bsr_spmm.cases_of(kernel.spec)]
+    wrong = [outcome for outcome in outcomes if not outcome.passed]
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 # Tiles that no shipped spec has: their cases run here, not by `codegen verify`.

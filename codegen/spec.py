@@ -224,7 +224,7 @@ def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"m": rows if rows in (16, 32) else 64, "n": 64 if head_dim == 64 else 32}
 
 
-NARROW_64 = ("accumulate", "balanced", "transpose_a")
+NARROW_64 = ("accumulate", "transpose_a")
 """What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, tiles
 that are handed out had better be small, and the transposed kernel has none."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, tensor_map
+from codegen.plans.balance import PLACE_PARAMS, order_summary
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
@@ -21,7 +22,6 @@ from codegen.plans.bsr_parts import (
     spmm_staging_groups,
     warpgroup_constants,
 )
-from codegen.plans.balance import PLACE_PARAMS, order_summary
 from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 

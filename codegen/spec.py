@@ -225,12 +225,18 @@ def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NARROW_64 = ("accumulate", "transpose_a")
-"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, tiles
-that are handed out had better be small, and the transposed kernel has none."""
+"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, and the
+transposed kernel has none. Nor has that for B stored by columns."""
+
+
+def _may_be_wide(data: Mapping[str, Any]) -> bool:
+    """Return whether the tile of a spec for blocks of 64 rows is 512 columns wide where it has none."""
+    plain = data.get("cluster", 1) == 1 and data.get("b_layout", "row_major") == "row_major"
+    return plain and not any(data.get(option) for option in NARROW_64)
 
 
 class BsrSpmmSpec(SpecBase):
-    """C = A @ B with A in block-sparse rows (BSR) and B dense, row-major."""
+    """C = A @ B with A in block-sparse rows (BSR) and B dense."""
 
     op: Literal["bsr_spmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A")
@@ -254,6 +260,11 @@ class BsrSpmmSpec(SpecBase):
     transpose_a: bool = Field(
         default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
     )
+    b_layout: Literal["row_major", "column_major"] = Field(
+        default="row_major",
+        description="whether the rows of B are contiguous, or its columns: these with wgmma only, and blocks of 64 and "
+        "128 rows",
+    )
     blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
         default=1,
         description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 "
@@ -265,6 +276,7 @@ class BsrSpmmSpec(SpecBase):
         "balanced",
         "cluster",
         "transpose_a",
+        "b_layout",
         "blocks_per_sm",
     )
 
@@ -285,7 +297,7 @@ class BsrSpmmSpec(SpecBase):
             stages = 3 if rows == 128 or depth == 16 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
-        elif rows == 64 and data.get("cluster", 1) == 1 and not any(data.get(option) for option in NARROW_64):
+        elif rows == 64 and _may_be_wide(data):
             # Bound by loads too.
             tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages
         else:

@@ -110,9 +110,11 @@ class BsrSpmmKernel:
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed.
-            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes. Or (batch, K, N): every
-                entry is such a matrix and has a launch of its own; c and out then have a batch dimension too.
-            c: (M, N), same rules as b, what is added, if and only if the spec accumulates. May be ``out`` itself.
+            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; where the spec has b_layout
+                column_major, b.mT is that. Or (batch, K, N): every entry is such a matrix and has a launch of its
+                own; c and out then have a batch dimension too.
+            c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
+                May be ``out`` itself.
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
             bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
@@ -122,7 +124,7 @@ class BsrSpmmKernel:
                 takes a few small kernels. Its content is trusted: it must be that of this matrix; ``validate`` finds
                 out. With blocks of 16 and 32 rows, long block rows are divided between thread blocks, whose parts
                 take a place in device memory of at most the bytes of C, or of 128 block rows in fp32 if these are more.
-            out: (M, N) to write into, same rules as b.
+            out: (M, N) to write into, same rules as c.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
         Returns:
@@ -360,6 +362,18 @@ class BsrSpmmKernel:
         if not bias.is_contiguous():
             raise ArgumentError("bias", f"has stride {bias.stride(0)}, expected a contiguous tensor")
 
+    def _check_layout(self, b: torch.Tensor, by_columns: bool) -> None:
+        """Check that the rows of B, or its columns, are contiguous and begin where copies may."""
+        wanted, other = ("column_major", "row_major") if by_columns else ("row_major", "column_major")
+        kept = b.mT if by_columns else b
+        if kept.shape[1] > 1 and kept.stride(1) != 1 and kept.stride(0) == 1:
+            raise ArgumentError(
+                "b",
+                f"has strides {b.stride()}: it is {other}, and {self.compiled.named.stem} is for b_layout {wanted}; "
+                f"pass a copy stored so, or use a spec with b_layout: {other}",
+            )
+        check_strides("b", kept)
+
     def _check(self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
@@ -368,7 +382,8 @@ class BsrSpmmKernel:
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-        check_strides("b", b)
+        by_columns = self.spec.b_layout == "column_major"
+        self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
         stride = -(-columns // STORE) * STORE
@@ -402,7 +417,7 @@ class BsrSpmmKernel:
         tensors = {
             **added,
             "a": (tuple(values.shape), values.stride()),
-            "b": (tuple(b.shape), b.stride()),
+            "b": (tuple(b.mT.shape), b.mT.stride()) if by_columns else (tuple(b.shape), b.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
         whole = self.compiled.plan.tensor_maps.get("b_groups_map")

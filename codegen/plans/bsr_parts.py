@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Registers, SharedLayout, TensorMap, i32, pointer, tensor_map
+from codegen.plan import Constant, Registers, SharedLayout, TensorMap, i32, pointer, require, tensor_map
 from codegen.plans.balance import queue
 from codegen.plans.epilogue import barriers
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
@@ -38,6 +38,12 @@ RUN_PARAMS = (
     i32("column_blocks", "block columns of C"),
     i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
     i32("runs", "block rows of C * row_runs"),
+)
+COLUMN_MAJOR_PARAMS = (
+    tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
+    tensor_map("b_map", "B, by columns (K, N)"),
+    tensor_map("c_map", "C (N, M)"),
+    *INDEX_PARAMS,
 )
 SPMM_PARAMS = (
     tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
@@ -106,6 +112,11 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
     )
 
 
+def require_rows_of_b(spec: BsrSpmmSpec, where: str) -> None:
+    """Refuse B stored by columns: it is allowed to be stored by rows only."""
+    require(spec.b_layout == "row_major", "b_layout", f"is {spec.b_layout}; allowed {where}: row_major")
+
+
 def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
     """Return the column groups of C that a warpgroup has places for in shared memory."""
     # One is filled while the other is stored; more would cost a stage of the ring. What is added comes all at once.
@@ -126,6 +137,8 @@ def spmm_shared(
     shared.add("A", spec.stages * a_bytes, a_doc)
     times = f"{step_blocks} x " if step_blocks > 1 else ""
     b_doc = f"ring of B tiles, {times}{groups} column groups of {k // step_blocks} rows of 128 bytes"
+    if spec.b_layout == "column_major":
+        b_doc = f"ring of B tiles, {spec.tile.n} columns of 128 bytes"
     shared.add("B", spec.stages * b_bytes, b_doc)
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
@@ -135,11 +148,13 @@ def spmm_shared(
 
 
 def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]:
-    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole.
+    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole. By columns always so.
 
     One copy brings the rows that one of a step's ``step_blocks`` blocks of A meets.
     """
     columns, rows = group_columns(spec), spec.tile.k // step_blocks
+    if spec.b_layout == "column_major":
+        return {"b_map": TensorMap((rows, spec.tile.n), SWIZZLE)}
     return {
         "b_map": TensorMap((columns, rows), SWIZZLE),
         "b_groups_map": TensorMap((columns, rows, spec.tile.n // columns), SWIZZLE),

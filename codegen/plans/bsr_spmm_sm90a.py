@@ -8,6 +8,7 @@ from codegen.plan import Constant, Plan, TensorMap, check_budget, require
 from codegen.plans.balance import order_constants, order_params, order_summary, producers
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
+    COLUMN_MAJOR_PARAMS,
     COLUMNS_PARAM,
     CONSUMERS,
     SPMM_PARAMS,
@@ -33,6 +34,7 @@ from codegen.spec import BsrSpmmSpec
 # Columns of a tile: registers hold the accumulators of 64 rows and 256 columns of a warpgroup. Of a tile 64 rows high
 # each warpgroup has half the columns.
 WIDTHS = {64: (128, 256, 512), 128: (128, 256)}
+MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -53,6 +55,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         "tile.k",
         f"is {k}; a step is one swizzled row of A deep, 64 or 128 bytes: {depths[0]}, {depths[1]}",
     )
+    by_columns = spec.b_layout == "column_major"
+    allowed = not by_columns or (n <= MOST_BOX and k == columns)
+    require(allowed, "b_layout", f"is {spec.b_layout}; where tile.n is {n} and tile.k {k}: row_major")
     allowed = spec.cluster == 1 or (n <= 256 and k == columns)
     require(allowed, "cluster", f"is {spec.cluster}; where tile.n is {n} and tile.k {k}: 1")
     allowed = spec.cluster == 1 or not spec.balanced
@@ -72,11 +77,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kTileK", k, "depth of one step"),
         Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
         *warpgroup_constants(spec),
-        Constant("kTileGroups", n // columns, "column groups of a tile"),
+        *(() if by_columns else (Constant("kTileGroups", n // columns, "column groups of a tile"),)),
         *part.constants(spmm_staging_groups(spec)),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
+        *(() if by_columns else (Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),)),
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
         *epilogue_constants(spec, part.groups * C_GROUP_BYTES),
         *order_constants(spec),
@@ -101,7 +106,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=(*SPMM_PARAMS, COLUMNS_PARAM, *order_params(spec), *epilogue_params(spec)),
+        params=(
+            *(COLUMN_MAJOR_PARAMS if by_columns else (*SPMM_PARAMS, COLUMNS_PARAM)),
+            *order_params(spec),
+            *epilogue_params(spec),
+        ),
         tensor_maps={
             "a_map": TensorMap((k, m // spec.cluster, 1), a_row_bytes),
             **spmm_b_maps(spec),
@@ -112,10 +121,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         values={
             "mma_n": part.columns,
             "a_row_bytes": a_row_bytes,
+            "by_columns": by_columns,
             # Where a tile reaches beyond B: whether columns that are not there are neither loaded nor, by a warpgroup
             # that has no others, multiplied. One that has others multiplies what its stage had there before, and the
             # store of C leaves it out. Tiles that are handed out do without: with it they were slower.
-            "clips": not (part.by_rows or spec.balanced) and spec.cluster == 1,
+            "clips": not (part.by_rows or spec.balanced or by_columns) and spec.cluster == 1,
             **epilogue_values(spec),
         },
         summary=(

@@ -18,6 +18,7 @@ from codegen.plans.bsr_parts import (
     SWIZZLE,
     WARPGROUP,
     Part,
+    require_rows_of_b,
     spmm_b_maps,
     spmm_shared,
     spmm_staging_groups,
@@ -53,6 +54,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     allowed = ", ".join(str(depth) for depth in depths)
     require(k in depths, "tile.k", f"is {k}; a step is 1, 2 or 4 blocks of A, block.cols is {cols}: {allowed}")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where block.rows is {rows}: 1")
+    require_rows_of_b(spec, f"where block.rows is {rows}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     groups, step_blocks, row_bytes = Part.of(spec).groups, k // cols, cols * dtype.bytes

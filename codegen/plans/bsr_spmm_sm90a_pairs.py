@@ -18,6 +18,7 @@ from codegen.plans.bsr_parts import (
     WARPGROUP_ROWS,
     Part,
     group_columns,
+    require_rows_of_b,
     spmm_b_maps,
     spmm_shared,
     spmm_staging_groups,
@@ -40,6 +41,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where tile.m is two block rows: 1")
+    require_rows_of_b(spec, "where tile.m is two block rows")
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS} of block rows of 64")
 

@@ -17,6 +17,7 @@ from codegen.plans.bsr_parts import (
     WARPGROUP_ROWS,
     Part,
     group_columns,
+    require_rows_of_b,
     spmm_b_maps,
     spmm_shared,
     spmm_staging_groups,
@@ -41,6 +42,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, "is true, but not written for transpose_a; allowed: false")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed with transpose_a: 1")
+    require_rows_of_b(spec, "with transpose_a")
 
     part = Part.of(spec)
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes

@@ -168,6 +168,10 @@ def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[to
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     batch = () if case.batch is None else (case.batch,)
     rows_of_b = size[0] if spec.transpose_a else size[1]
+    if spec.b_layout == "column_major":
+        width = rows_of_b + (64 if case.strided else 0)
+        b = torch.randn((*batch, case.n, width), generator=random, device=device).to(dtype)[..., :rows_of_b].mT
+        return a, dense.transpose(1, 2).reshape(size), b
     b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
     return a, dense.transpose(1, 2).reshape(size), b
 

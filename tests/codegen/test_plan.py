@@ -754,6 +754,38 @@ def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: boo
     assert "scheduler" not in render_plan(plain)
 
 
+@pytest.mark.parametrize(("rows", "cols", "more"), [(128, 128, {}), (64, 64, {}), (64, 128, {"balanced": True})])
+def test_columns_of_b_are_copied_as_a_whole(rows: int, cols: int, more: dict[str, Any]) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, **more}
+    plan = plan_of(fields | {"b_layout": "column_major"})
+    plain = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": 64}})
+    assert plan.spec.tile == plain.spec.tile and plan.shared_bytes == plain.shared_bytes
+    assert plan.tensor_maps["b_map"].box == (64, 256) and "b_groups_map" not in plan.tensor_maps
+    assert {param.name for param in plain.params} - {param.name for param in plan.params} == {"b_groups_map", "n"}
+    source = render_plan(plan)
+    assert "k16_shared_k_major(" in source and "load_b(" not in source and "kBGroupBytes" not in source
+    assert "b_layout" not in plain.spec.canonical_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block": {"rows": 32, "cols": 32}}, "allowed where block.rows is 32: row_major"),
+        ({"arch": "sm_89"}, "is not written for sm_89 with mma"),
+        ({"arch": "sm_89", "mma": "wmma"}, "is not written for sm_89 with wmma"),
+        ({"transpose_a": True}, "allowed with transpose_a: row_major"),
+        ({"block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}}, "two block rows: row_major"),
+        ({"block": {"rows": 64, "cols": 64}, "tile": {"m": 64, "n": 512, "k": 32}}, "tile.n is 512 and tile.k 32"),
+        ({"tile": {"m": 128, "n": 256, "k": 32}}, "where tile.n is 256 and tile.k 32: row_major"),
+    ],
+)
+def test_where_b_is_stored_by_rows_only(change: dict[str, Any], reason: str) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "b_layout": "column_major"}
+    with pytest.raises(SpecError, match=reason) as caught:
+        plan_of(fields | change)
+    assert caught.value.field == "b_layout"
+
+
 def test_tiles_are_not_handed_out_on_sm_89() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "balanced": True}
     with pytest.raises(SpecError, match=r"^balanced: is not written for sm_89"):

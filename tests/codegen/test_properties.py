@@ -81,6 +81,7 @@ spmm = st.fixed_dictionaries(
         "balanced": st.booleans(),
         "cluster": st.sampled_from([1, 2]),
         "transpose_a": st.booleans(),
+        "b_layout": st.sampled_from(["row_major", "column_major"]),
         "blocks_per_sm": st.sampled_from([1, 2, 3]),
     },
 )

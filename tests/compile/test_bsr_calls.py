@@ -134,6 +134,22 @@ def test_blocks_need_not_be_square(make: Make, arch: str, rows: int, cols: int) 
         kernel(uneven, dense(4 * cols - 16, 304))
 
 
+def test_columns_of_b_may_be_what_is_contiguous(make: Make) -> None:
+    kernel = make(size=128, b_layout="column_major")
+    a, b = matrix([0, 1, 1, 3], [2, 0, 1], size=128), dense(304, 384).mT
+    assert kernel(a, b).shape == (384, 304) and kernel(a, b).is_contiguous()
+    assert kernel(a, dense(2, 304, 384).mT).shape == (2, 384, 304)
+    (launch, *_), (signature, *_) = kernel._loaded.launches, kernel._loaded.signatures
+    assert launch["b"] == b.data_ptr() and signature["tensors"]["b"] == ((304, 384), (384, 1))
+    for stored, of, layout in (("row_major", kernel, "column_major"), ("column_major", make(size=128), "row_major")):
+        wrong = dense(384, 304) if stored == "row_major" else b
+        message = rf"b: has strides .*: it is {stored}, .* is for b_layout {layout}; .* a spec with b_layout: {stored}"
+        with pytest.raises(ArgumentError, match=message):
+            of(a, wrong)
+    with pytest.raises(ArgumentError, match="b: has stride 388 in dimension 0; strides must be multiples of 8"):
+        kernel(a, dense(304, 388)[:, :384].mT)
+
+
 def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
     kernel = make(accumulate=True)
     b, c = dense(4, 192, 77 + 3)[:, :, :77], dense(4, 192, 80)[:, :, :77]
@@ -252,7 +268,7 @@ def test_block_rows_are_ordered_by_length(make: Make) -> None:
     given, *found = kernel._loaded.launches
     assert given["row_order"] == order.data_ptr()
     assert len(found) == 3 and len({launch["row_order"] for launch in found}) == 1
-    assert {signature["numbers"]["column_tiles"] for signature in kernel._loaded.signatures} == {2}
+    assert {signature["numbers"]["column_tiles"] for signature in kernel._loaded.signatures} == {1}
 
 
 @pytest.mark.parametrize(

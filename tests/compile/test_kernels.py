@@ -362,6 +362,11 @@ OTHERS = [
         "transpose_a": True,
         "epilogue": {"bias": True},
     },
+    # B stored by columns.
+    *(
+        {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": 128}, "b_layout": "column_major", **more}
+        for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}), (128, {"cluster": 2}))
+    ),
     {
         "op": "bsr_spmm",
         "arch": "sm_90a",

@@ -42,7 +42,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         rows, depth = reversed(a.shape) if spec.transpose_a else a.shape
         more = {"c": draw(rows, COLUMNS)} if spec.accumulate else {}
         biased = spec.epilogue is not None and spec.epilogue.bias
-        return [a, draw(depth, COLUMNS)], more | ({"bias": draw(rows)} if biased else {})
+        b = draw(COLUMNS, depth).mT if spec.b_layout == "column_major" else draw(depth, COLUMNS)
+        return [a, b], more | ({"bias": draw(rows)} if biased else {})
     if isinstance(spec, BsrSddmmSpec):
         pattern = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
         return [draw(pattern.shape[0], COLUMNS), draw(pattern.shape[1], COLUMNS), pattern], {}

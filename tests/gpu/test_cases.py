@@ -64,16 +64,29 @@ def test_random_shapes(name: str) -> None:
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
 
 
-# BSR x dense that no shipped spec is: handed out with other rings than shipped ones have, and with what is added.
+# BSR x dense that no shipped spec is: B stored by columns; handed out with other rings than shipped ones have, and with
+# what is added.
 UNSHIPPED_BSR: list[dict[str, Any]] = [
-    {"block": {"rows": size, "cols": size}, "balanced": True, **more}
-    for size, more in (
-        (128, {"tile": {"m": 128, "n": 256, "k": 32}, "stages": 2}),  # the ring does not hold a block: asks at the end
-        (128, {"accumulate": True, "stages": 3}),
-        (64, {"tile": {"m": 64, "n": 256, "k": 64}, "stages": 4, "epilogue": {"bias": True, "activation": "silu"}}),
-        (32, {"tile": {"m": 32, "n": 256, "k": 128}, "stages": 2, "accumulate": True}),
-        (16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
-    )
+    *(
+        {"block": {"rows": rows, "cols": cols}, "b_layout": "column_major", **more}
+        for rows, cols, more in (
+            (128, 128, {}),
+            (64, 64, {"dtype": "bf16"}),
+            (64, 128, {"tile": {"m": 64, "n": 128, "k": 64}, "epilogue": {"bias": True}}),
+            (128, 64, {"balanced": True, "accumulate": True, "stages": 3}),
+            (128, 128, {"cluster": 2}),
+        )
+    ),
+    *(
+        {"block": {"rows": size, "cols": size}, "balanced": True, **more}
+        for size, more in (
+            (128, {"tile": {"m": 128, "n": 256, "k": 32}, "stages": 2}),  # the ring holds no block: asks at the end
+            (128, {"accumulate": True, "stages": 3}),
+            (64, {"tile": {"m": 64, "n": 256, "k": 64}, "stages": 4, "epilogue": {"bias": True, "activation": "silu"}}),
+            (32, {"tile": {"m": 32, "n": 256, "k": 128}, "stages": 2, "accumulate": True}),
+            (16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
+        )
+    ),
 ]
 
 

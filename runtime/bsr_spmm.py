@@ -110,9 +110,9 @@ class BsrSpmmKernel:
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed.
-            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; where the spec has b_layout
-                column_major, b.mT is that. Or (batch, K, N): every entry is such a matrix and has a launch of its
-                own; c and out then have a batch dimension too.
+            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
+                column_major, b.mT is that. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
+                c and out then have a batch dimension too.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.

@@ -18,6 +18,7 @@ THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
 SWIZZLE = 128  # bytes: width of one column group in shared memory
+MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
 C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # of one column group of a warpgroup's C
 
 INDEX_PARAMS = (
@@ -138,7 +139,8 @@ def spmm_shared(
     times = f"{step_blocks} x " if step_blocks > 1 else ""
     b_doc = f"ring of B tiles, {times}{groups} column groups of {k // step_blocks} rows of 128 bytes"
     if spec.b_layout == "column_major":
-        b_doc = f"ring of B tiles, {spec.tile.n} columns of 128 bytes"
+        depth = k // step_blocks * DTYPES[spec.dtype].bytes
+        b_doc = f"ring of B tiles, {times}{spec.tile.n} columns of {depth} bytes"
     shared.add("B", spec.stages * b_bytes, b_doc)
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
@@ -154,7 +156,7 @@ def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]
     """
     columns, rows = group_columns(spec), spec.tile.k // step_blocks
     if spec.b_layout == "column_major":
-        return {"b_map": TensorMap((rows, spec.tile.n), SWIZZLE)}
+        return {"b_map": TensorMap((rows, min(spec.tile.n, MOST_BOX)), rows * DTYPES[spec.dtype].bytes)}
     return {
         "b_map": TensorMap((columns, rows), SWIZZLE),
         "b_groups_map": TensorMap((columns, rows, spec.tile.n // columns), SWIZZLE),

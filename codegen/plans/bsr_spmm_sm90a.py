@@ -11,6 +11,7 @@ from codegen.plans.bsr_parts import (
     COLUMN_MAJOR_PARAMS,
     COLUMNS_PARAM,
     CONSUMERS,
+    MOST_BOX,
     SPMM_PARAMS,
     SWIZZLE,
     THREADS,
@@ -34,7 +35,6 @@ from codegen.spec import BsrSpmmSpec
 # Columns of a tile: registers hold the accumulators of 64 rows and 256 columns of a warpgroup. Of a tile 64 rows high
 # each warpgroup has half the columns.
 WIDTHS = {64: (128, 256, 512), 128: (128, 256)}
-MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:

@@ -12,13 +12,14 @@ from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, i32, require
 from codegen.plans.balance import WARP, order_summary, producers
 from codegen.plans.bsr_parts import (
+    COLUMN_MAJOR_PARAMS,
     COLUMNS_PARAM,
     CONSUMERS,
+    MOST_BOX,
     SPMM_PARAMS,
     SWIZZLE,
     WARPGROUP,
     Part,
-    require_rows_of_b,
     spmm_b_maps,
     spmm_shared,
     spmm_staging_groups,
@@ -54,7 +55,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     allowed = ", ".join(str(depth) for depth in depths)
     require(k in depths, "tile.k", f"is {k}; a step is 1, 2 or 4 blocks of A, block.cols is {cols}: {allowed}")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where block.rows is {rows}: 1")
-    require_rows_of_b(spec, f"where block.rows is {rows}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     groups, step_blocks, row_bytes = Part.of(spec).groups, k // cols, cols * dtype.bytes
@@ -66,7 +66,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk came last", align=4)
     workers = "one warp that produces" + (", one that schedules" if spec.balanced else "")
     threads, resident = CONSUMERS * WARPGROUP + (2 if spec.balanced else 1) * WARP, spec.blocks_per_sm
-    accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
+    accumulators, by_columns = m * WARPGROUP_COLUMNS // WARPGROUP, spec.b_layout == "column_major"
     limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
     check_budget(spec, shared.size, registers)
@@ -80,7 +80,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kThreads", threads, f"warpgroups that consume, then {workers}"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
-        Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
+        (
+            Constant("kBCopyColumns", min(n, MOST_BOX), "columns of B that one copy brings")
+            if by_columns
+            else Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile")
+        ),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
@@ -101,7 +105,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=(*SPMM_PARAMS, COLUMNS_PARAM, *_work_params(spec), *epilogue_params(spec)),
+        params=(
+            *(COLUMN_MAJOR_PARAMS if by_columns else (*SPMM_PARAMS, COLUMNS_PARAM)),
+            *_work_params(spec),
+            *epilogue_params(spec),
+        ),
         tensor_maps={
             "a_map": TensorMap((cols, m, step_blocks), row_bytes),
             **spmm_b_maps(spec, step_blocks),
@@ -109,7 +117,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        values={"mma_n": m, "a_row_bytes": row_bytes, "step_blocks": step_blocks, **epilogue_values(spec)},
+        values={
+            "mma_n": m,
+            "a_row_bytes": row_bytes,
+            "step_blocks": step_blocks,
+            "by_columns": by_columns,
+            **epilogue_values(spec),
+        },
         summary=(
             ("blocks of A", f"{rows} x {cols}"),
             (

@@ -768,9 +768,24 @@ def test_columns_of_b_are_copied_as_a_whole(rows: int, cols: int, more: dict[str
 
 
 @pytest.mark.parametrize(
+    ("rows", "cols", "n", "copies"), [(32, 32, 512, 2), (16, 16, 512, 2), (16, 32, 128, 1), (32, 16, 1024, 4)]
+)
+def test_columns_of_b_as_deep_as_a_small_block(rows: int, cols: int, n: int, copies: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "stages": 3}
+    fields |= {"tile": {"m": rows, "n": n, "k": cols}}
+    plain, plan = plan_of(fields), plan_of(fields | {"b_layout": "column_major"})
+    assert plan.tensor_maps["b_map"].box == (cols, n // copies) and plan.tensor_maps["b_map"].swizzle == 2 * cols
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kBCopyColumns"] * copies == n and plan.shared_bytes == plain.shared_bytes
+    # A group of 64 columns takes as many bytes either way.
+    assert values["kBGroupBytes"] == 64 * cols * 2
+    source = render_plan(plan)
+    assert "k16_k_major_narrow(" in source and "m_major" not in source and "b_groups_map" not in source
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"block": {"rows": 32, "cols": 32}}, "allowed where block.rows is 32: row_major"),
         ({"arch": "sm_89"}, "is not written for sm_89 with mma"),
         ({"arch": "sm_89", "mma": "wmma"}, "is not written for sm_89 with wmma"),
         ({"transpose_a": True}, "allowed with transpose_a: row_major"),

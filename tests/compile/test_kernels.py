@@ -367,6 +367,13 @@ OTHERS = [
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": 128}, "b_layout": "column_major", **more}
         for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}), (128, {"cluster": 2}))
     ),
+    *(
+        {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "b_layout": "column_major", **more}
+        for rows, cols, more in (
+            (32, 32, {"balanced": True}),
+            (16, 16, {"tile": {"m": 16, "n": 256, "k": 32}, "dtype": "bf16"}),
+        )
+    ),
     {
         "op": "bsr_spmm",
         "arch": "sm_90a",

@@ -226,7 +226,7 @@ def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
 
 NARROW_64 = ("accumulate", "transpose_a")
 """What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, and the
-transposed kernel has none. Nor has that for B stored by columns."""
+transposed kernel has no such tiles. Nor has the one for B stored by columns."""
 
 
 def _may_be_wide(data: Mapping[str, Any]) -> bool:

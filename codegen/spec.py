@@ -122,6 +122,14 @@ def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[st
     return {**{key: value for key, value in defaults.items() if value is not None}, **data}
 
 
+def _by_mma_if_small(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Name mma.sync where nothing is said and blocks of a product are too small for a wgmma, which has 64 rows."""
+    block = data.get("block")
+    small = isinstance(block, Mapping) and block.get("rows") in (16, 32)
+    unsaid = data.get("arch") == "sm_90a" and not any(key in data for key in COMBINED)
+    return {**data, "mma": "mma"} if small and unsaid else dict(data)
+
+
 class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
@@ -316,6 +324,7 @@ class BsrSddmmSpec(SpecBase):
     def _defaults(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
+        data = _by_mma_if_small(data)
         block = data.get("block")
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
         choice = _combination(data, "bsr_sddmm")
@@ -324,7 +333,7 @@ class BsrSddmmSpec(SpecBase):
             wide = choice.mma == "mma" and rows in (32, 64)
             tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
             stages = 3 if rows == 128 and choice.mma == "mma" else 2
-        return _fill(dict(data), "bsr_sddmm", {"tile": tile, "stages": stages})
+        return _fill(data, "bsr_sddmm", {"tile": tile, "stages": stages})
 
 
 class BsrSpgemmSpec(SpecBase):
@@ -348,6 +357,7 @@ class BsrSpgemmSpec(SpecBase):
     def _defaults(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
+        data = _by_mma_if_small(data)
         block = data.get("block")
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
         choice = _combination(data, "bsr_spgemm")
@@ -356,7 +366,7 @@ class BsrSpgemmSpec(SpecBase):
         if choice is not None and choice.mma != "wgmma":
             k = 16 if rows == 16 else 32
             stages = 3 if choice.mma == "mma" and rows != 32 else 2
-        return _fill(dict(data), "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": k}, "stages": stages})
+        return _fill(data, "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": k}, "stages": stages})
 
 
 class TileCopySpec(SpecBase):

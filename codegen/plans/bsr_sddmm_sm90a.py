@@ -28,7 +28,9 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = group_columns(spec)
     for name, size in (("rows", rows), ("cols", cols)):
-        require(size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name}: 64, 128")
+        require(
+            size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name} with wgmma: 64, 128"
+        )
     require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row deep: {columns}")

@@ -39,7 +39,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     block = spec.block.rows
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = SWIZZLE // dtype.bytes
-    require(block in (64, 128), "block.rows", f"is {block}; allowed on {arch.name}: 64, 128")
+    require(block in (64, 128), "block.rows", f"is {block}; allowed on {arch.name} with wgmma: 64, 128")
     require(spec.block.cols == block, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {block}")
     require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
     require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")

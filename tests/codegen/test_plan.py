@@ -801,6 +801,19 @@ def test_where_b_is_stored_by_rows_only(change: dict[str, Any], reason: str) -> 
     assert caught.value.field == "b_layout"
 
 
+@pytest.mark.parametrize("op", ["bsr_sddmm", "bsr_spgemm"])
+@pytest.mark.parametrize("size", [16, 32])
+def test_small_blocks_are_multiplied_by_mma_sync(op: str, size: int) -> None:
+    fields = {"op": op, "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    plan = plan_of(fields)
+    assert (plan.spec.mma, plan.spec.copy_, plan.spec.schedule) == ("mma", "cp_async", "multistage")
+    assert plan_of(fields | {"arch": "sm_89"}).spec.tile == plan.spec.tile
+    with pytest.raises(SpecError, match=rf"^block.rows: is {size}; allowed on sm_90a with wgmma: 64, 128"):
+        plan_of(fields | {"mma": "wgmma"})
+    large = plan_of({"op": op, "arch": "sm_90a", "block": {"rows": 64, "cols": 64}})
+    assert large.spec.mma == "wgmma"
+
+
 def test_tiles_are_not_handed_out_on_sm_89() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "balanced": True}
     with pytest.raises(SpecError, match=r"^balanced: is not written for sm_89"):

@@ -298,6 +298,15 @@ OTHERS = [
         )
     ),
     {"op": "bsr_sddmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 64}},
+    *(
+        {"op": op, "arch": "sm_90a", "dtype": dtype, "block": {"rows": size, "cols": size}}
+        for op, size, dtype in (
+            ("bsr_sddmm", 32, "fp16"),
+            ("bsr_sddmm", 16, "bf16"),
+            ("bsr_spgemm", 32, "bf16"),
+            ("bsr_spgemm", 16, "fp16"),
+        )
+    ),
     {
         "op": "bsr_sddmm",
         "arch": "sm_90a",

@@ -13,17 +13,15 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
+from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
-from runtime.bsr_spmm import BsrSpmmKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.verification import attention, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.verification.common import summary  # noqa: E402
 from runtime.verification.run import MODULES  # noqa: E402
 
 
-def cases_of(name: str) -> tuple[Any, ...]:
-    spec = find_spec(name).spec
+def cases_of(spec: Spec) -> tuple[Any, ...]:
     if isinstance(spec, BsrSpgemmSpec):
         return bsr_spgemm.cases_of(spec)
     if isinstance(spec, BsrSpmmSpec):
@@ -32,7 +30,7 @@ def cases_of(name: str) -> tuple[Any, ...]:
 
 
 BSR = {"op": "bsr_spmm", "arch": "sm_90a"}
-PAIRS = [(name, case) for name in shipped_names() for case in cases_of(name)]
+PAIRS = [(name, case) for name in shipped_names() for case in cases_of(find_spec(name).spec)]
 
 
 @cache
@@ -64,9 +62,18 @@ def test_random_shapes(name: str) -> None:
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
 
 
-# BSR x dense that no shipped spec is: B stored by columns; handed out with other rings than shipped ones have, and with
-# what is added.
+# What no shipped spec is: small blocks by mma.sync on sm_90a; BSR x dense with B stored by columns, and handed out with
+# other rings than shipped ones have, and with what is added.
 UNSHIPPED_BSR: list[dict[str, Any]] = [
+    *(
+        {"op": op, "block": {"rows": size, "cols": size}, "dtype": dtype}
+        for op, size, dtype in (
+            ("bsr_sddmm", 32, "fp16"),
+            ("bsr_sddmm", 16, "bf16"),
+            ("bsr_spgemm", 32, "bf16"),
+            ("bsr_spgemm", 16, "fp16"),
+        )
+    ),
     *(
         {"block": {"rows": rows, "cols": cols}, "b_layout": "column_major", **more}
         for rows, cols, more in (
@@ -99,8 +106,7 @@ def test_unshipped_bsr(fields: dict[str, Any]) -> None:
     named, device = find_spec(BSR | fields), torch.device("cuda", 0)
     skip_if_newer_than_the_device(named)
     kernel = load_kernel(BSR | fields)
-    assert isinstance(kernel, BsrSpmmKernel)
-    outcomes = [bsr_spmm.run_case(kernel, case, device) for case in bsr_spmm.cases_of(kernel.spec)]
+    outcomes = [MODULES[named.spec.op].run_case(kernel, case, device) for case in cases_of(named.spec)]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert not wrong, "\n".join(map(str, wrong))
 

@@ -1,4 +1,4 @@
-"""What handing work out, longest block rows first, brings into the plans of BSR x dense kernels."""
+"""Which tile of BSR x dense on sm_90a comes when, and what handing tiles out brings into the plans."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
 QUEUE = 2  # tiles announced: while one is worked on, the next is known
-WARP = 32  # block columns of an announcement, one a lane
+WARP = 32  # threads; an announcement has a block column for each lane of one
 L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
 HIGH_TILE = 128  # rows: such tiles do most with what they load; handed out, they are faster with twice that
 PLACE_PARAMS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Registers, SharedLayout, TensorMap, i32, pointer, require, tensor_map
+from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i32, pointer, require, tensor_map
 from codegen.plans.balance import queue
 from codegen.plans.epilogue import barriers
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
@@ -40,19 +40,7 @@ RUN_PARAMS = (
     i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
     i32("runs", "block rows of C * row_runs"),
 )
-COLUMN_MAJOR_PARAMS = (
-    tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-    tensor_map("b_map", "B, by columns (K, N)"),
-    tensor_map("c_map", "C (N, M)"),
-    *INDEX_PARAMS,
-)
-SPMM_PARAMS = (
-    tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-    tensor_map("b_map", "B (N, K)"),
-    tensor_map("b_groups_map", "B's whole column groups (columns of one, K, groups)"),
-    tensor_map("c_map", "C (N, M)"),
-    *INDEX_PARAMS,
-)
+A_MAP, C_MAP = tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"), tensor_map("c_map", "C (N, M)")
 COLUMNS_PARAM = i32("n", "columns of B and C")
 
 
@@ -111,6 +99,14 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
         Constant("kGroupColumns", group_columns(spec), "columns of a group: one 128-byte swizzled row"),
     )
+
+
+def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
+    """Return the parameters that say where A, B and C are."""
+    if spec.b_layout == "column_major":
+        return (A_MAP, tensor_map("b_map", "B, by columns (K, N)"), C_MAP, *INDEX_PARAMS)
+    groups = tensor_map("b_groups_map", "B's whole column groups (columns of one, K, groups)")
+    return (A_MAP, tensor_map("b_map", "B (N, K)"), groups, C_MAP, *INDEX_PARAMS)
 
 
 def require_rows_of_b(spec: BsrSpmmSpec, where: str) -> None:

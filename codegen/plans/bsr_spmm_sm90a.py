@@ -8,17 +8,16 @@ from codegen.plan import Constant, Plan, TensorMap, check_budget, require
 from codegen.plans.balance import order_constants, order_params, order_summary, producers
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
-    COLUMN_MAJOR_PARAMS,
     COLUMNS_PARAM,
     CONSUMERS,
     MOST_BOX,
-    SPMM_PARAMS,
     SWIZZLE,
     THREADS,
     WARPGROUP_ROWS,
     Part,
     group_columns,
     spmm_b_maps,
+    spmm_params,
     spmm_shared,
     spmm_staging_groups,
     warpgroup_constants,
@@ -107,7 +106,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared_bytes=shared.size,
         registers=registers,
         params=(
-            *(COLUMN_MAJOR_PARAMS if by_columns else (*SPMM_PARAMS, COLUMNS_PARAM)),
+            *spmm_params(spec),
+            *(() if by_columns else (COLUMNS_PARAM,)),
             *order_params(spec),
             *epilogue_params(spec),
         ),

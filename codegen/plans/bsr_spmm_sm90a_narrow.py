@@ -12,15 +12,14 @@ from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, i32, require
 from codegen.plans.balance import WARP, order_summary, producers
 from codegen.plans.bsr_parts import (
-    COLUMN_MAJOR_PARAMS,
     COLUMNS_PARAM,
     CONSUMERS,
     MOST_BOX,
-    SPMM_PARAMS,
     SWIZZLE,
     WARPGROUP,
     Part,
     spmm_b_maps,
+    spmm_params,
     spmm_shared,
     spmm_staging_groups,
 )
@@ -106,7 +105,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared_bytes=shared.size,
         registers=registers,
         params=(
-            *(COLUMN_MAJOR_PARAMS if by_columns else (*SPMM_PARAMS, COLUMNS_PARAM)),
+            *spmm_params(spec),
+            *(() if by_columns else (COLUMNS_PARAM,)),
             *_work_params(spec),
             *epilogue_params(spec),
         ),

@@ -12,7 +12,6 @@ from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
     CONSUMERS,
-    SPMM_PARAMS,
     SWIZZLE,
     THREADS,
     WARPGROUP_ROWS,
@@ -20,6 +19,7 @@ from codegen.plans.bsr_parts import (
     group_columns,
     require_rows_of_b,
     spmm_b_maps,
+    spmm_params,
     spmm_shared,
     spmm_staging_groups,
     warpgroup_constants,
@@ -66,7 +66,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
-        *SPMM_PARAMS,
+        *spmm_params(spec),
         i32("block_rows", "block rows of A"),
         i32("row_pairs", "half of them, rounded up"),
         i32("tiles", "row_pairs * column_tiles"),

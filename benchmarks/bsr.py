@@ -7,7 +7,8 @@
 
 Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
 lengths follow a power law, beside rows of equal length and the same number of blocks; "rectangular", blocks that are
-not square; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
+not square; "column_major", B stored by columns; "small", sampled products and BSR x BSR with smaller blocks; "ada",
+the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, three block rows of its result are compared with the float64 product; a call that fails or
 computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -145,6 +146,19 @@ RECTANGULAR_ROWS = tuple(
     )
     for block, columns in ((64, 128), (128, 64))
 )
+COLUMN_MAJOR_ROWS = tuple(
+    Row(
+        f"spmm_b{block}_column_major",
+        *(f"{spmm(block)}_column_major", block, 8192, SPMM_PEERS),
+        groups=("column_major",),
+    )
+    for block in (128, 64, 32, 16)
+)
+SMALL_ROWS = tuple(
+    Row(f"{op}_b{block}", f"h100_bsr_{op}_b{block}", block, 8192, ("cublas",), groups=("small",))
+    for op in ("sddmm", "spgemm")
+    for block in (64, 32, 16)
+)
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
 ADA_ROWS = (
     *(
@@ -160,8 +174,8 @@ ADA_ROWS = (
         )
     ),
 )
-ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + ADA_ROWS
-GROUPS = ("main", "crossover", "uneven", "rectangular", "ada")
+ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + COLUMN_MAJOR_ROWS + SMALL_ROWS + ADA_ROWS
+GROUPS = ("main", "crossover", "uneven", "rectangular", "column_major", "small", "ada")
 MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
 
 
@@ -228,7 +242,7 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
     if isinstance(spec, BsrSpgemmSpec):
         b, shown = sparse(size, row.columns), sparse(size, row.columns) if spec.output == "bsr" else None
         return Problem(spec, a, b, shown, (dense(size, size), dense(size, row.columns)))
-    b = dense(size, row.columns)
+    b = dense(row.columns, size).T if spec.b_layout == "column_major" else dense(size, row.columns)
     return Problem(spec, a, b, None, (dense(size, size), b))
 
 

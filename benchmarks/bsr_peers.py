@@ -114,7 +114,7 @@ def blocked_ell(problem: Problem) -> dict[str, Call]:
 class CuSparse:
     """The few functions of cuSPARSE's generic interface that a Blocked-ELL product in fp16 needs."""
 
-    HALF, FLOAT, INT32, ROW_MAJOR, BASE_ZERO, BLOCKED_ELL_ALGORITHM = 2, 0, 2, 2, 0, 13
+    HALF, FLOAT, INT32, COLUMN_MAJOR, ROW_MAJOR, BASE_ZERO, BLOCKED_ELL_ALGORITHM = 2, 0, 2, 1, 2, 0, 13
 
     def __init__(self) -> None:
         torch.cuda.current_blas_handle()  # loads the libraries
@@ -132,11 +132,12 @@ class CuSparse:
             raise RuntimeError(f"{name} failed: status {status}")
 
     def dense(self, matrix: torch.Tensor) -> ctypes.c_void_p:
-        """Describe a row-major fp16 matrix."""
+        """Describe an fp16 matrix stored by rows or by columns."""
         described = ctypes.c_void_p()
-        sizes = map(ctypes.c_int64, (*matrix.shape, matrix.stride(0)))
+        order = self.ROW_MAJOR if matrix.stride(1) == 1 else self.COLUMN_MAJOR
+        sizes = map(ctypes.c_int64, (*matrix.shape, max(matrix.stride())))
         address = ctypes.c_void_p(matrix.data_ptr())
-        self.call("cusparseCreateDnMat", ctypes.byref(described), *sizes, address, self.HALF, self.ROW_MAJOR)
+        self.call("cusparseCreateDnMat", ctypes.byref(described), *sizes, address, self.HALF, order)
         return described
 
     def blocked_ell_product(

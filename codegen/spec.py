@@ -332,7 +332,7 @@ class BsrSddmmSpec(SpecBase):
         if choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
             wide = choice.mma == "mma" and rows in (32, 64)
             tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
-            stages = 3 if rows == 128 and choice.mma == "mma" else 2
+            stages = 3 if choice.mma == "mma" and (rows == 128 or data.get("arch") == "sm_90a") else 2
         return _fill(data, "bsr_sddmm", {"tile": tile, "stages": stages})
 
 
@@ -365,7 +365,8 @@ class BsrSpgemmSpec(SpecBase):
         k, stages = 64, 4 if rows == 64 else 3
         if choice is not None and choice.mma != "wgmma":
             k = 16 if rows == 16 else 32
-            stages = 3 if choice.mma == "mma" and rows != 32 else 2
+            few = rows == 32 or (rows == 16 and data.get("arch") == "sm_90a")
+            stages = 3 if choice.mma == "mma" and not few else 2
         return _fill(data, "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": k}, "stages": stages})
 
 

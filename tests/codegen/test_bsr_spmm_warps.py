@@ -198,7 +198,9 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     spec: Any = named.spec
     depth, height = (a.shape[0], a.shape[1]) if spec.transpose_a else (a.shape[1], a.shape[0])
     c = torch.zeros((height, 1000), dtype=dtype) if spec.accumulate else None
-    kernel._check(a, torch.zeros((depth, 1000), dtype=dtype), c=c, beta=1.0, bias=bias, out=None)
+    by_columns = spec.b_layout == "column_major"
+    b = torch.zeros((1000, depth) if by_columns else (depth, 1000), dtype=dtype)
+    kernel._check(a, b.mT if by_columns else b, c=c, beta=1.0, bias=bias, out=None)
     tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * spec.cluster))
     assert seen["parallel"] == tiles * spec.cluster
     # Where rows are cut, it is the device that knows how many units there are.

@@ -1,0 +1,373 @@
+// Generated from specs/h100_bsr_spgemm_b16.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spgemm_b16.yaml
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
+// spec hash: 9f6364e0c8e19856e521d546662517bc682622b06ed9a4806eff1ca30f32b80c
+// templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 20dcadbefd8b2c651a8d2dda4c0ca7eba59a35f8dddf524c9c1f2d33117af613
+
+// BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
+//
+// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load,
+// all warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
+//
+// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
+// columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
+// that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
+// take several such chunks, which are searched again for each tile.
+//
+// Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead. Lists
+// are short, so several thread blocks share an SM: one multiplies while the others search, load and store.
+//   cp_async_wait   this thread's copies for the step have landed
+//   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
+//
+// Symbols
+//   tile     kBlock x kBlock of C
+//   run      kRunTiles tiles of one block row side by side; runs are numbered along block rows
+//   product  a block of A and the block of B that it meets: their numbers, .x and .y
+//   step     kTileK columns of the one, kTileK rows of the other; a slice of it: 16 of them, the depth of one mma
+//   chunk    16 bytes, 8 elements. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
+//   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
+//            columns 2 (lane % 4) + {0, 1}
+//   strip    16 rows of a warp's part of C, on their way out
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kBlock = 16;  // rows and columns of a stored block, and of a C tile
+constexpr int kTileK = 16;  // depth of one step
+constexpr int kRunTiles = 16;  // C tiles side by side that share a search
+constexpr int kAPassRows = 16;  // rows of an A tile that all threads copy at a time
+constexpr int kBPassRows = 16;  // rows of a B tile that they copy at a time
+constexpr int kStages = 2;  // depth of the ring of A and B tiles
+constexpr int kThreads = 32;  // all load and compute
+constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
+constexpr int kATile = 512;  // bytes of an A tile
+constexpr int kBTile = 512;  // bytes of a B tile
+constexpr int kWarpsN = 1;  // warps side by side along a row of C
+constexpr int kWarpRows = 16;  // rows of C of one warp
+constexpr int kWarpColumns = 16;  // columns of C of one warp
+
+// Dynamic shared memory: 2304 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 1024 bytes: A tiles, 16 rows of 16 elements, swizzled
+constexpr int kBOffset = 1024;  // 1024 bytes: B tiles, 16 rows of 16 elements, swizzled
+constexpr int kListOffset = 2048;  // 256 bytes: products of a tile: block of A, block of B
+constexpr int kStagingOffset = 0;  // 512 bytes: strips of C, one a warp, over the tiles
+constexpr int kCountsOffset = 512;  // 4 bytes: products that each warp found, over the tiles
+
+constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
+constexpr int kSlices = kTileK / kMmaDepth;
+constexpr int kMmasM = kWarpRows / kMmaRows;
+constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two mmas side by side
+constexpr int kProductSteps = kBlock / kTileK;
+constexpr int kChunk = 16;  // bytes
+constexpr int kAChunks = kTileK / kCopy, kBChunks = kBlock / kCopy, kStripChunks = kWarpColumns / kCopy;
+constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk;
+
+struct Params {
+  const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
+  const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous
+  unsigned short* c;  // C (M, N)
+  long long c_row_stride;  // elements from one row of C to the next
+  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_col_indices;  // block column of each block of A
+  const int* b_crow_indices;  // first block of each block row of B, and one more
+  const int* b_col_indices;  // block column of each block of B, rising in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  int b_index_words;  // 32-bit words of an index of B
+  int inner_blocks;  // block columns of A, block rows of B
+  int column_blocks;  // block columns of C
+  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
+  int runs;  // block rows of C * row_runs
+};
+
+using Element = unsigned short;  // the bits of one fp16
+
+// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// The tiles [first, first + count) of one block row.
+struct Run {
+  int block_row, first, count;
+
+  __device__ __forceinline__ Run(const Params& p, int run)
+      : block_row(run / p.row_runs),
+        first(run % p.row_runs * kRunTiles),
+        count(min(kRunTiles, p.column_blocks - first)) {}
+};
+
+// The blocks of one row of B that lie in the columns of a run: a bit for each tile, and the first of the blocks.
+struct Meetings {
+  unsigned tiles = 0;
+  int first_block = 0;
+
+  // Block of B in a tile's column, where the tile's bit is set. Columns rise, so it is the bits below that count.
+  __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
+};
+
+// Looks for what one stored block of A, [block, end) of its row, meets in a run; nothing behind the row's end.
+__device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
+  Meetings found;
+  if (block >= end) return found;
+  const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
+  if (k >= static_cast<unsigned>(p.inner_blocks)) return found;
+  // The first block of row k whose column is not before the run.
+  const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
+  int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (load_index(p.b_col_indices, p.b_index_words, middle) < run.first) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  found.first_block = low;
+  for (; low < row_end; ++low) {
+    const int tile = load_index(p.b_col_indices, p.b_index_words, low) - run.first;
+    if (tile >= kRunTiles) break;
+    found.tiles |= 1u << tile;
+  }
+  return found;
+}
+
+// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
+// returns how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
+__device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool meets = meetings.tiles >> tile & 1;
+  const unsigned hits = __ballot_sync(0xFFFFFFFF, meets);
+  if (lane == 0) counts[warp] = __popc(hits);
+  __syncthreads();
+  int before = 0, products = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i < warp) before += counts[i];
+    products += counts[i];
+  }
+  if (meets) list[before + __popc(hits & ((1u << lane) - 1))] = make_int2(block, meetings.block_of(tile));
+  __syncthreads();
+  return products;
+}
+
+// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
+// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+template <int kChunks>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;
+  return (row * kChunks + (chunk ^ row / kRowsPerLine % kPlaces)) * kChunk;
+}
+
+// What this thread copies of every step: a chunk of each kAPassRows-th row of A, and of each kBPassRows-th row of B.
+struct Loader {
+  const Element *a, *b;  // its first chunks in block 0 of A and of B
+  uint32 a_to, b_to;     // where these go in stage 0
+
+  __device__ __forceinline__ Loader(const Params& p, uint32 base) {
+    const int a_row = threadIdx.x / kAChunks, a_chunk = threadIdx.x % kAChunks;
+    const int b_row = threadIdx.x / kBChunks, b_chunk = threadIdx.x % kBChunks;
+    a = p.a + a_row * kBlock + a_chunk * kCopy;
+    b = p.b + b_row * kBlock + b_chunk * kCopy;
+    a_to = base + kAOffset + swizzled<kAChunks>(a_row, a_chunk);
+    b_to = base + kBOffset + swizzled<kBChunks>(b_row, b_chunk);
+  }
+  // Copies one of a product's steps to a stage. The swizzle is the same in all rows of this thread.
+  __device__ __forceinline__ void load(int2 product, int step, int stage) const {
+    const Element* a_from = a + static_cast<int64>(product.x) * kBlock * kBlock + step * kTileK;
+    const Element* b_from = b + (static_cast<int64>(product.y) * kBlock + step * kTileK) * kBlock;
+#pragma unroll
+    for (int row = 0; row < kBlock; row += kAPassRows) {
+      cp_async_16(a_to + stage * kATile + row * kARowBytes, a_from + row * kBlock, true);
+    }
+#pragma unroll
+    for (int row = 0; row < kTileK; row += kBPassRows) {
+      cp_async_16(b_to + stage * kBTile + row * kBRowBytes, b_from + row * kBlock, true);
+    }
+  }
+};
+
+// A warp's operands of one slice: kMmasM times 16 rows of A, kPairsN times 16 columns of B.
+struct Fragments {
+  uint32 a[kMmasM][4], b[kPairsN][4];
+
+  // `a_address` and `b_address` are the lane's in the first slice of a stage. Going on by pairs of chunks flips bits of
+  // the chunk's number, as the swizzle does: both are exclusive ors.
+  __device__ __forceinline__ void load(uint32 a_address, uint32 b_address, int slice) {
+#pragma unroll
+    for (int i = 0; i < kMmasM; ++i) {
+      ldmatrix_x4(a[i], (a_address ^ slice * 2 * kChunk) + i * kMmaRows * kARowBytes);
+    }
+#pragma unroll
+    for (int j = 0; j < kPairsN; ++j) {
+      ldmatrix_x4_trans(b[j], (b_address ^ j * 2 * kChunk) + slice * kMmaDepth * kBRowBytes);
+    }
+  }
+};
+
+// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// larger operand, which is then read from the registers once.
+__device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
+#pragma unroll
+  for (int i = 0; i < kMmasM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kPairsN; ++j) {
+      mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
+      mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
+    }
+  }
+}
+
+// accumulators += A B for this warp's part of a list of products. Everyone is done with the list and the tiles then.
+__device__ __forceinline__ void multiply_list(float (&accumulators)[kMmasM][2 * kPairsN][4], const int2* list,
+    int products, const Loader& loader, uint32 a_lane, uint32 b_lane) {
+  const int steps = products * kProductSteps;
+  // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < steps) loader.load(list[stage / kProductSteps], stage % kProductSteps, stage);
+    cp_async_commit();
+  }
+  int stage = 0, free_stage = kStages - 1;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    // Wait for this step's tiles, refill the stage of the step before.
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    const int ahead = step + kStages - 1;
+    if (ahead < steps) loader.load(list[ahead / kProductSteps], ahead % kProductSteps, free_stage);
+    cp_async_commit();
+    // Compute.
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      Fragments fragments;
+      fragments.load(a_lane + stage * kATile, b_lane + stage * kBTile, slice);
+      multiply(accumulators, fragments);
+    }
+    free_stage = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  __syncthreads();
+}
+
+// Writes 16 rows of a warp's part of C to its strip.
+__device__ __forceinline__ void stage_strip(unsigned char* strip, const float (&accumulators)[2 * kPairsN][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 2 * kPairsN; ++j) {
+    const float* c = accumulators[j];
+    uint32* upper = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4, j)) + lane % 4;
+    uint32* lower = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4 + 8, j)) + lane % 4;
+    *upper = pack(c[0], c[1]);
+    *lower = pack(c[2], c[3]);
+  }
+}
+
+// Stores a warp's part of C, strip by strip through shared memory, so that whole lines leave.
+__device__ __forceinline__ void store_part(const Params& p, const float (&accumulators)[kMmasM][2 * kPairsN][4],
+    unsigned char* strip, int first_row, int first_column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kMmasM; ++i) {
+    stage_strip(strip, accumulators[i]);
+    __syncwarp();
+#pragma unroll
+    for (int copy = lane; copy < kMmaRows * kStripChunks; copy += 32) {
+      const int row = copy / kStripChunks, chunk = copy % kStripChunks;
+      Element* to = p.c + (first_row + i * kMmaRows + row) * p.c_row_stride + first_column + chunk * kCopy;
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(strip + swizzled<kStripChunks>(row, chunk));
+    }
+    __syncwarp();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 16)
+    h100_bsr_spgemm_b16(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  int2* list = reinterpret_cast<int2*>(shared + kListOffset);
+  int* counts = reinterpret_cast<int*>(shared + kCountsOffset);
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
+  // Lanes 8 i to 8 i + 7 address matrix i: rows 0 to 7, rows 8 to 15, then both again one chunk further along the row.
+  const uint32 a_lane = base + kAOffset + swizzled<kAChunks>(part_row + lane % 16, lane / 16);
+  const uint32 b_lane = base + kBOffset + swizzled<kBChunks>(lane % 16, part_column / kCopy + lane / 16);
+  unsigned char* strip = shared + kStagingOffset + warp * kMmaRows * kWarpColumns * sizeof(Element);
+  const Loader loader(p, base);
+
+  const Run run(p, blockIdx.x);
+  const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
+  const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
+  Meetings meetings = find_meetings(p, run, first + static_cast<int>(threadIdx.x), end);
+  int searched = first;  // chunk that the meetings belong to
+
+#pragma unroll 1
+  for (int tile = 0; tile < run.count; ++tile) {
+    // Where nothing meets, these zeros are what is stored.
+    float accumulators[kMmasM][2 * kPairsN][4];
+#pragma unroll
+    for (int i = 0; i < kMmasM; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * kPairsN; ++j) {
+#pragma unroll
+        for (int element = 0; element < 4; ++element) accumulators[i][j][element] = 0.0f;
+      }
+    }
+#pragma unroll 1
+    for (int chunk = first; chunk < end; chunk += kThreads) {
+      const int block = chunk + static_cast<int>(threadIdx.x);
+      if (chunk != searched) {
+        meetings = find_meetings(p, run, block, end);
+        searched = chunk;
+      }
+      const int products = list_products(meetings, tile, block, list, counts);
+      multiply_list(accumulators, list, products, loader, a_lane, b_lane);
+    }
+    // The staging lies over the tiles. They are filled again once the next list is there, for which everyone waits.
+    store_part(p, accumulators, strip, run.block_row * kBlock + part_row,
+        (run.first + tile) * kBlock + part_column);
+  }
+}

@@ -113,7 +113,7 @@ def _shared(plan: Plan) -> list[RenderableType]:
 
 
 def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
-    tensors = spec.pattern.index_tensors
+    tensors = spec.index_tensors
     title = Text("Pattern tensors", style="bold")
     if not tensors:
         title.append(": none", style="not bold")

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from codegen.arch import ARCHS, Combination
 from codegen.errors import SpecError
-from codegen.patterns import PATTERNS, PatternBase, pattern_union
+from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import Frozen, Integral
 
 if TYPE_CHECKING:
@@ -130,6 +130,11 @@ def _by_mma_if_small(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "mma": "mma"} if small and unsaid else dict(data)
 
 
+QUERY_ORDER = IndexTensor(
+    "query_order", ("batch", "heads", "query_blocks"), "query blocks, those of a tile together", upper="query_blocks"
+)
+
+
 class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
@@ -170,7 +175,20 @@ class AttentionSpec(SpecBase):
         description="whether a key block that several of the two or three query blocks of a tile list is loaded only "
         "once, which pays most where lists of neighbouring query blocks overlap",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "sink", "packed_heads", "split_tail", "warp_rows", "share_kv")
+    query_order: bool = Field(
+        default=False,
+        description="whether the caller says which query blocks form a tile, so that those whose lists overlap share "
+        "what is loaded; with share_kv only",
+    )
+    options: ClassVar[tuple[str, ...]] = (
+        "softcap",
+        "sink",
+        "packed_heads",
+        "split_tail",
+        "warp_rows",
+        "share_kv",
+        "query_order",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -200,6 +218,11 @@ class AttentionSpec(SpecBase):
     def can_split(self) -> bool:
         """Whether there is a kernel with ``split_tail``: it then has that unless the spec says no."""
         return self.arch == "sm_90a" and self.pattern.splits and not self.share_kv
+
+    @property
+    def index_tensors(self) -> tuple[IndexTensor, ...]:
+        """The int32 tensors that a call takes beside q, k and v."""
+        return (*self.pattern.index_tensors, *((QUERY_ORDER,) if self.query_order else ()))
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.
@@ -409,6 +432,8 @@ def parse_spec(data: object) -> Spec:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
     if isinstance(spec, AttentionSpec) and spec.share_kv and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
         raise SpecError("share_kv", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
+    if isinstance(spec, AttentionSpec) and spec.query_order and not spec.share_kv:
+        raise SpecError("query_order", "is true; only tiles that share what is loaded have an order: set share_kv")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
         that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
         raise SpecError("split_tail", f"is true; {that} has no kernel with it: leave it out")

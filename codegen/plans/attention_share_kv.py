@@ -77,6 +77,14 @@ def stream_owns(spec: AttentionSpec) -> str:
     return "list" if spec.share_kv else "key blocks and K/V rings"
 
 
+def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Return what ``explain`` says of loads that lists of a tile share."""
+    if not spec.share_kv:
+        return []
+    order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
+    return [("shared", "key blocks that several lists of a tile have are loaded once"), *order]
+
+
 def producers(spec: AttentionSpec) -> str:
     """Return the warps that bring tiles, in words."""
     return "a warp for K, one for V, one that orders loads" if spec.share_kv else "one producer warp a stream"

@@ -36,6 +36,7 @@ from codegen.plans.attention_share_kv import (
     order_constants,
     producers,
     q_places,
+    shared_summary,
     stream_owns,
 )
 from codegen.spec import AttentionSpec
@@ -198,7 +199,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
-            *([("shared", "key blocks that several lists of a tile have are loaded once")] if spec.share_kv else []),
+            *shared_summary(spec),
             (
                 "grid",
                 f"{('one thread block', 'two thread blocks')[resident - 1]} per SM, looping over tiles (persistent)",

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 from runtime.arguments import TORCH_DTYPES
 from runtime.attention import AttentionKernel
+from runtime.query_order import find_query_order
 from runtime.verification.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 
@@ -235,6 +237,8 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
     lists = _make_lists(spec, case, device, source)
+    if spec.query_order:
+        lists = (*lists, _make_order(spec, case, lists[0], source))
     return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
 
 
@@ -327,6 +331,14 @@ def _make_lists(
         return count(key_blocks), partial
     full = partial[..., half:].contiguous() if key_blocks > 1 else partial
     return count(half), partial[..., :half].contiguous(), count(full.shape[3]), full
+
+
+def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, source: torch.Generator) -> torch.Tensor:
+    """Return the order that is found for lists that overlap, and any for others."""
+    assert lists is not None and spec.pattern.fixed_block is not None
+    if case.overlap is not None:
+        return find_query_order(lists, -(-case.kv_len // spec.pattern.fixed_block.kv), spec.tile.m // WARPGROUP_ROWS)
+    return torch.rand(lists.shape[:3], generator=source, device=lists.device).argsort(-1).to(torch.int32)
 
 
 def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:

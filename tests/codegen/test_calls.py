@@ -79,7 +79,7 @@ def test_each_launch_has_the_numbers_and_addresses_of_its_call(kernel: Any, name
         q, k, v = qkv()
         indices = [
             torch.zeros([rows if n == -1 else n for n in shapes[spec.name]], dtype=torch.int32)
-            for spec in call.spec.pattern.index_tensors
+            for spec in call.spec.index_tensors
             if not spec.optional
         ]
         out, lse = call(q, k, v, *indices, scale=0.25)
@@ -96,7 +96,7 @@ def test_each_launch_has_the_numbers_and_addresses_of_its_call(kernel: Any, name
                 assert field(call, block, name_of_map) == (tensor.data_ptr(),) * 16
             else:
                 assert field(call, block, letter) == (tensor.data_ptr(),)
-        required = [spec for spec in call.spec.pattern.index_tensors if not spec.optional]
+        required = [spec for spec in call.spec.index_tensors if not spec.optional]
         for spec, tensor in zip(required, indices, strict=True):
             assert field(call, block, spec.name) == (tensor.data_ptr(),)
 

@@ -183,7 +183,7 @@ def test_explain(run: Run, named: NamedSpec) -> None:
     assert f"{plan.registers.needed} of {plan.registers.limit}" in out
     assert "FLOP/byte" in out
     if isinstance(named.spec, AttentionSpec):
-        for tensor in named.spec.pattern.index_tensors:
+        for tensor in named.spec.index_tensors:
             heads = "heads" if named.spec.packed_heads == 1 else f"heads / {named.spec.packed_heads}"
             dims = ", ".join(heads if dim == "heads" else str(dim) for dim in tensor.dims)
             assert f"({dims})" in out

@@ -33,7 +33,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     if isinstance(spec, AttentionSpec):
         q, k, v, *indices = positional
         assert q.shape[1] % (k.shape[1] * spec.packed_heads) == 0 and k.shape == v.shape
-        required = [tensor for tensor in spec.pattern.index_tensors if not tensor.optional]
+        required = [tensor for tensor in spec.index_tensors if not tensor.optional]
         assert len(indices) == len(required) and (set(more) == {"sink"}) == spec.sink
         assert all(
             tensor.dtype == torch.int32 and tensor.shape[1] in (1, q.shape[1] // spec.packed_heads)

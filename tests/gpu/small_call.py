@@ -66,7 +66,10 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     lists, rows, columns = packs if spec.packed_heads > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":
         shape = (1, lists, rows, spec.pattern.k)  # type: ignore[attr-defined]
-        return [q, k, v, torch.randint(0, columns, shape, dtype=torch.int32).to(device)], more
+        indices = [torch.randint(0, columns, shape, dtype=torch.int32)]
+        if spec.query_order:
+            indices.append(torch.rand(shape[:3]).argsort(-1).int())
+        return [q, k, v, *(tensor.to(device) for tensor in indices)], more
     counts = torch.full((1, lists, rows), columns, dtype=torch.int32)
     numbers = torch.arange(columns, dtype=torch.int32).expand(1, lists, rows, columns).contiguous()
     return [q, k, v, counts.to(device), numbers.to(device)], more

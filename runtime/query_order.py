@@ -1,0 +1,96 @@
+"""Which query blocks form a tile where tiles share what they load: those whose lists have most in common."""
+
+from __future__ import annotations
+
+import torch
+
+_WEIGHT_BYTES = 1 << 28  # of the matrices of a group of heads, each with 4 bytes for two query blocks
+_TAKEN = -1.0
+
+
+def find_query_order(kv_indices: torch.Tensor, key_blocks: int, tile_blocks: int) -> torch.Tensor:
+    """Put query blocks in an order in which each ``tile_blocks`` of them have many listed key blocks in common.
+
+    Two lists are a pair if neither has more in common with one that is left; the pairs are those of a greedy matching
+    (locally dominant edges: R. Preis, "Linear time 1/2-approximation algorithm for maximum weighted matching in
+    general graphs", STACS 1999), found for all heads at once. For three blocks, the best third of the pairs then get
+    a list each in the same way. The result depends on the lists alone.
+
+    Args:
+        kv_indices: integers (batch, heads, query_blocks, k): lists in any order. Repeated entries count once, those
+            that name no block not at all.
+        key_blocks: key blocks there are.
+        tile_blocks: query blocks of a tile, 2 or 3.
+
+    Returns:
+        int32 (batch, heads, query_blocks): in each row every query block once.
+    """
+    *lead, rows, _ = kv_indices.shape
+    lists = kv_indices.reshape(-1, *kv_indices.shape[2:]).long()
+    together = max(1, _WEIGHT_BYTES // (4 * max(rows, key_blocks + 1) * max(rows, 1)))
+    orders = [_order(group, key_blocks, tile_blocks) for group in lists.split(together)]
+    return torch.cat(orders).reshape(*lead, rows).to(torch.int32)
+
+
+def _order(lists: torch.Tensor, key_blocks: int, tile_blocks: int) -> torch.Tensor:
+    """Return the order of the query blocks of some heads, (heads, query_blocks)."""
+    heads, rows, _ = lists.shape
+    known = (lists >= 0) & (lists < key_blocks)
+    # fp16 products of zeros and ones are exact, and CPUs have none.
+    dtype = torch.float16 if lists.is_cuda else torch.float32
+    listed = torch.zeros((heads, rows, key_blocks + 1), dtype=dtype, device=lists.device)
+    listed.scatter_(2, lists.where(known, key_blocks), 1.0)
+    listed = listed[:, :, :key_blocks]
+    number = torch.arange(rows, device=lists.device).expand(heads, rows)
+
+    common = _untied(listed @ listed.mT)
+    common.diagonal(dim1=1, dim2=2).fill_(_TAKEN)
+    kept = common.clone() if tile_blocks == 3 else common
+    mate = _match(common)
+    # A tile is named by the first of its blocks. What is left over comes last.
+    tile = torch.where(mate < 0, rows, torch.minimum(number, mate))
+    if tile_blocks == 3:
+        tiles = rows // 3
+        weight = kept.gather(2, mate.clamp(min=0)[:, :, None])[:, :, 0].masked_fill(mate <= number, _TAKEN)
+        best = weight.argsort(dim=1, descending=True, stable=True)[:, :tiles]  # the first blocks of the best pairs
+        both = torch.stack([best, mate.gather(1, best).clamp(min=0)], 2)
+        in_pair = torch.zeros_like(number, dtype=torch.bool).scatter_(1, both.flatten(1), True)
+        union = torch.maximum(*(_rows_of(listed, both[:, :, i]) for i in range(2)))
+        third = _match(_untied(union @ listed.mT).masked_fill_(in_pair[:, None], _TAKEN))
+        tile = torch.full_like(number, rows).scatter_(1, both.flatten(1), best.repeat_interleave(2, 1))
+        # Where there is no third (-1), it is written behind the last block, and dropped.
+        tile = torch.nn.functional.pad(tile, (0, 1)).scatter_(1, third.where(third >= 0, rows), best)[:, :rows]
+    return tile.argsort(dim=1, stable=True)
+
+
+def _rows_of(listed: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return listed.gather(1, numbers[:, :, None].expand(-1, -1, listed.shape[2]))
+
+
+def _untied(common: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of common blocks, float32, each with a fraction of its own, the same for (i, j) and (j, i).
+
+    With ties, rows would all choose the same column, and most of them have to choose again.
+    """
+    height, width = common.shape[1:]
+    i, j = torch.arange(height, device=common.device)[:, None], torch.arange(width, device=common.device)
+    mixed = (i + j) * 40503 + (i * j) * 30011 + ((i + j) // 7) * 12289  # any numbers without a pattern
+    return common.float() + (mixed % 65521) / 65536
+
+
+def _match(weights: torch.Tensor) -> torch.Tensor:
+    """Return for each row of each matrix, (heads, rows, columns), its column in a greedy matching, or -1. Negative
+    weights are of pairs that may not be; ``weights`` is used up."""
+    found = torch.full(weights.shape[:2], -1, dtype=torch.int64, device=weights.device)
+    if weights.numel() == 0:
+        return found
+    while True:
+        (weight, column), (most, row) = weights.max(2), weights.max(1)
+        rows = torch.arange(weights.shape[1], device=weights.device)
+        columns = torch.arange(weights.shape[2], device=weights.device)
+        chosen = (row.gather(1, column) == rows) & (weight >= 0)
+        if not bool(chosen.any()):
+            return found
+        found = torch.where(chosen, column, found)
+        weights.masked_fill_(chosen[:, :, None], _TAKEN)
+        weights.masked_fill_(((column.gather(1, row) == columns) & (most >= 0))[:, None], _TAKEN)

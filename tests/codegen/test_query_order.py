@@ -1,0 +1,123 @@
+"""``query_order``: which query blocks form a tile, how an order is found, and what a call wants of one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from codegen.errors import SpecError  # noqa: E402
+from codegen.library import find_spec  # noqa: E402
+from codegen.spec import parse_spec  # noqa: E402
+from runtime.attention import AttentionKernel  # noqa: E402
+from runtime.compiler import plan_for  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+from runtime.query_order import find_query_order  # noqa: E402
+
+NAME = "h100_topk32_b64_ordered"
+
+
+def kernel_of(name: str) -> AttentionKernel:
+    named = find_spec(name)
+    return AttentionKernel(SimpleNamespace(named=named, plan=plan_for(named)), None)  # type: ignore[arg-type]
+
+
+def loads(lists: Any, order: Any, tile_blocks: int) -> int:
+    """Count the loads of all tiles: different key blocks of each."""
+    in_order = lists.gather(2, order.long()[..., None].expand_as(lists))
+    return sum(len(set(tile.flatten().tolist())) for head in in_order.flatten(0, 1) for tile in head.split(tile_blocks))
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 20), st.integers(1, 6)),
+    key_blocks=st.integers(1, 9),
+    tile_blocks=st.sampled_from((2, 3)),
+    seed=st.integers(0, 1 << 30),
+)
+def test_an_order_has_each_query_block_once(
+    sizes: tuple[int, ...], key_blocks: int, tile_blocks: int, seed: int
+) -> None:
+    source = torch.Generator().manual_seed(seed)
+    lists = torch.randint(-2, key_blocks + 3, sizes, generator=source, dtype=torch.int32)
+    order = find_query_order(lists, key_blocks, tile_blocks)
+    assert order.dtype == torch.int32
+    assert torch.equal(order.sort(-1).values, torch.arange(sizes[2], dtype=torch.int32).expand(sizes[:3]))
+    assert torch.equal(order, find_query_order(lists, key_blocks, tile_blocks))
+
+
+@pytest.mark.parametrize("tile_blocks", [2, 3])
+def test_equal_lists_come_together(tile_blocks: int) -> None:
+    kinds = torch.arange(12).reshape(4, 3).repeat(tile_blocks, 1)  # four lists of three blocks, one after the other
+    lists = kinds[torch.randperm(len(kinds), generator=torch.Generator().manual_seed(1))][None, None]
+    assert loads(lists, find_query_order(lists, 12, tile_blocks), tile_blocks) == 12
+
+
+@pytest.mark.parametrize(("tile_blocks", "most"), [(2, 0.91), (3, 0.86)])
+def test_random_lists_need_fewer_loads(tile_blocks: int, most: float) -> None:
+    lists = torch.rand((1, 2, 512, 512), generator=torch.Generator().manual_seed(2)).argsort(-1)[..., :32]
+    order = find_query_order(lists, 512, tile_blocks)
+    assert loads(lists, order, tile_blocks) < most * lists.numel()
+    neighbours = torch.arange(512).expand(order.shape)
+    assert loads(lists, neighbours, tile_blocks) > 0.93 * lists.numel()
+
+
+def test_heads_are_done_in_groups_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = torch.randint(0, 40, (2, 3, 40, 8), generator=torch.Generator().manual_seed(3))
+    together = find_query_order(lists, 40, 3)
+    monkeypatch.setattr("runtime.query_order._WEIGHT_BYTES", 1)
+    assert torch.equal(find_query_order(lists, 40, 3), together)
+
+
+def test_a_kernel_finds_the_order_of_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.attention.check_tensor", lambda *arguments: None)  # lists are on a GPU
+    kernel = kernel_of(NAME)
+    lists = torch.randint(0, 11, (1, 2, 14, 32), dtype=torch.int32)
+    assert torch.equal(kernel.query_order(lists, 700), find_query_order(lists, 11, 3))
+    with pytest.raises(ArgumentError, match=r"kv_len: is 0, expected the number of keys"):
+        kernel.query_order(lists, 0)
+    with pytest.raises(ArgumentError, match=r"kv_indices: has shape .* k 32"):
+        kernel.query_order(lists[..., :31], 700)
+    with pytest.raises(ArgumentError, match=r"query_order: is not an argument of h100_topk32_b64_shared"):
+        kernel_of("h100_topk32_b64_shared").query_order(lists, 700)
+
+
+def test_a_call_wants_an_order_that_fits() -> None:
+    kernel = kernel_of(NAME)
+    q = torch.zeros((1, 2, 700, 128), dtype=torch.float16)
+    lists = torch.zeros((1, 2, 11, 32), dtype=torch.int32)
+    order = torch.arange(11, dtype=torch.int32).expand(1, 1, 11)
+    assert kernel._check_indices(q, (lists, order))["query_order_head_stride"] == 0
+    for wrong, message in (
+        (None, r"query_order: is missing: .* query_order\(kv_indices, kv_len\) finds it"),
+        (order.long(), r"query_order: is torch.int64, expected torch.int32"),
+        (order[..., :10], r"query_order: has shape .* query_blocks 11"),
+        (order[0], r"query_order: has shape"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel._check_indices(q, (lists, *(() if wrong is None else (wrong,))))
+    kernel._check_values(q, q, (lists, order))
+    twice = order.contiguous()
+    twice[0, 0, 3] = 4
+    with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
+        kernel._check_values(q, q, (lists, twice))
+    twice[0, 0, 3] = 11
+    with pytest.raises(ArgumentError, match=r"query_order: is 11 at \(0, 0, 3\), allowed: 0 to 10"):
+        kernel._check_values(q, q, (lists, twice))
+
+
+def test_it_needs_tiles_that_share() -> None:
+    fields = {
+        name: value
+        for name, value in find_spec(NAME).spec.model_dump(mode="json", by_alias=True).items()
+        if name != "share_kv"
+    }
+    with pytest.raises(SpecError) as caught:
+        parse_spec(fields)
+    assert caught.value.field == "query_order"
+    plain = find_spec("h100_topk32_b64_shared").spec
+    assert "query_order" not in plain.canonical_json() and plain.hash != find_spec(NAME).spec.hash

@@ -149,7 +149,7 @@ RECTANGULAR_ROWS = tuple(
 COLUMN_MAJOR_ROWS = tuple(
     Row(
         f"spmm_b{block}_column_major",
-        *(f"{spmm(block)}_column_major", block, 8192, SPMM_PEERS),
+        *(f"{spmm(block)}_column_major", block, 8192, ("copied", *SPMM_PEERS)),
         groups=("column_major",),
     )
     for block in (128, 64, 32, 16)

@@ -11,11 +11,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import Fields, Peer
 
+from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
+from runtime import load_kernel
 from runtime.measurement import Call, median_milliseconds
 
 DENSE = "cuBLAS, dense"
@@ -111,6 +114,14 @@ def blocked_ell(problem: Problem) -> dict[str, Call]:
     return {"cuSPARSE Blocked-ELL": sparse.blocked_ell_product(ell_columns, ell_values, length, problem.b, out)}
 
 
+def copied(problem: Problem) -> dict[str, Call]:
+    """Our kernel for B stored by rows, and the copy of B that it needs where B is stored by columns."""
+    spec = find_spec(f"h100_bsr_spmm_b{problem.spec.block.rows}").spec
+    kernel: Any = load_kernel(spec)
+    out = torch.empty((problem.a.shape[0], problem.b.shape[1]), device=problem.b.device, dtype=problem.b.dtype)
+    return {"ours, B copied by rows": lambda: kernel(problem.a, problem.b.contiguous(), out=out)}
+
+
 class CuSparse:
     """The few functions of cuSPARSE's generic interface that a Blocked-ELL product in fp16 needs."""
 
@@ -174,4 +185,5 @@ PEERS: dict[str, Peer] = {
     "torch": Peer(torch_matmul),
     "triton": Peer(triton, ("triton",)),
     "blocked_ell": Peer(blocked_ell),
+    "copied": Peer(copied),
 }

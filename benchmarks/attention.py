@@ -188,7 +188,7 @@ ORDERED_ROWS = tuple(
         quick=False,
     )
     for row in MAIN_ROWS
-    if row.name in ("topk16_b64", "topk32_b64", "topk64_b64", "topk32_b64_128k")
+    if row.name in ("topk16_b64", "topk32_b64", "topk64_b64")
 )
 OVERLAP_ROWS = tuple(
     Row(name, SHARED, 16, 32768, ("not_shared", *LIST_PEERS), groups=("overlap",), overlap=overlap)

@@ -180,6 +180,11 @@ class AttentionSpec(SpecBase):
         description="whether the caller says which query blocks form a tile, so that those whose lists overlap share "
         "what is loaded; with share_kv only",
     )
+    paced: bool = Field(
+        default=False,
+        description="whether thread blocks that are ahead wait for the others, so that all ask for keys near one "
+        "another, which pays where the L2 does not hold K and V of a head; with share_kv only",
+    )
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
         "sink",
@@ -188,6 +193,7 @@ class AttentionSpec(SpecBase):
         "warp_rows",
         "share_kv",
         "query_order",
+        "paced",
     )
 
     @model_validator(mode="before")
@@ -434,6 +440,8 @@ def parse_spec(data: object) -> Spec:
         raise SpecError("share_kv", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
     if isinstance(spec, AttentionSpec) and spec.query_order and not spec.share_kv:
         raise SpecError("query_order", "is true; only tiles that share what is loaded have an order: set share_kv")
+    if isinstance(spec, AttentionSpec) and spec.paced and not spec.share_kv:
+        raise SpecError("paced", "is true; there are kernels with it only with share_kv: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
         that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
         raise SpecError("split_tail", f"is true; {that} has no kernel with it: leave it out")

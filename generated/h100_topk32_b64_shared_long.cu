@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk32_b64_shared_long.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_shared_long.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":3,"tile":{"m":192,"n":64}}
-// spec hash: 3c1323de8f8a31a8661ac5fb51402d3c3536da19387361de6799e9f6d12be710
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":3,"tile":{"m":192,"n":64}}
+// spec hash: a951e7d48f0e6123bede22df076a7531cf79f64e845ed3cbb01b7fcd3c8bfab1
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 52c486cc54bc6fd850c4b5836c867936c0e6e3a91448db57a62436fb3e80ce14
+// seal: sha256 77d04f107c27e595c203d91cc830e817fdd38caea72201bea52d7fca715be62e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -55,6 +55,9 @@ constexpr int kStages = 3;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
+constexpr int kPaceLoads = 8;  // loads of K between two marks of a thread block
+constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
+constexpr int kPaceEnd = 1024;  // marks that a thread block makes when it ends: more than it can lack
 constexpr int kStreams = 3;  // query blocks in a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
@@ -117,6 +120,7 @@ struct Params {
   long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
   long long kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
+  int* progress;  // marks of all thread blocks, then thread blocks that have ended: 0 between launches
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -603,6 +607,33 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
+// Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
+// then few enough for the L2. Each marks every kPaceLoads-th load; one that is ahead of what all have marked, on
+// average, by more than a mark waits. No result depends on it, so a tile waits kPaceTries times at most: for thread
+// blocks that do not run yet, it would be in vain.
+struct Pace {
+  int loads = 0, marks = 0, tries = 0;
+
+  __device__ __forceinline__ void begin_tile() { tries = kPaceTries; }
+  __device__ __forceinline__ void count_load(const Params& p) {
+    if (++loads % kPaceLoads != 0) return;
+    const int enough = marks++ * static_cast<int>(gridDim.x);
+    for (int all = atomicAdd(p.progress, 1) + 1; all < enough && tries > 0; --tries) {
+      __nanosleep(64);
+      all = *static_cast<volatile int*>(p.progress);
+    }
+  }
+  // Nobody waits for a thread block that has ended. The last one to end leaves the counters at 0 for the next launch.
+  __device__ __forceinline__ void end(const Params& p) {
+    atomicAdd(p.progress, kPaceEnd);
+    __threadfence();
+    if (atomicAdd(p.progress + 1, 1) == gridDim.x - 1) {
+      p.progress[0] = 0;
+      p.progress[1] = 0;
+    }
+  }
+};
+
 // Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
 // one kStages before it, once all have left it who use that.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
@@ -615,11 +646,13 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
   RingPosition<kTileStages> position;
   RingPosition<kStages> place;
+  Pace pace;
   for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
     const Tile tile(p, piece.index);
     const int kv_head = tile.head / p.heads_per_kv_head;
     mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
     const int number = numbers[position.stage];
+    pace.begin_tile();
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
       const uint32 load = loads[position.stage * kEntries + i];
@@ -627,6 +660,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       const uint32 full = full_barriers + 8 * (load % kBarrierRange);
       mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
       if (is_k) slots[place.stage] = slot_of(p, block, false);
+      if (is_k) pace.count_load(p);
       mbarrier_arrive_expect_tx(full, kKvBytes);
       load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
       place.advance();
@@ -634,6 +668,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
     position.advance();
   }
+  if (is_k) pace.end(p);
 }
 
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).

@@ -70,6 +70,7 @@ class AttentionKernel:
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._split = compiled.plan.split
         self._takes_counters = any(param.name == "scheduler" for param in compiled.plan.params)
+        self._is_paced = self.spec.paced
         self._returns_lse = self.spec.lse
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
@@ -188,6 +189,8 @@ class AttentionKernel:
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if self._takes_counters:
             addresses["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS).data_ptr()
+        if self._is_paced:
+            addresses["progress"] = counters(device, stream, SCHEDULER_COUNTERS).data_ptr()
         if self._split is not None:
             needed = signature.extra
             addresses["shares_done"] = counters(device, stream, needed.counters).data_ptr() if needed.counters else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from codegen.patterns.topk import TopK
-from codegen.plan import Constant, SharedLayout, require
+from codegen.plan import Constant, Param, SharedLayout, pointer, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
@@ -14,6 +14,9 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
+PACE_LOADS = 8  # fewer cost more than they gain, more let thread blocks drift apart (docs/ladder-attention.md)
+PACE_TRIES = 32  # of about a microsecond: a tile takes 50
+PACE_END = 1 << 10  # a tile has 3 * LONGEST_LIST loads at most
 
 
 def check_share_kv(spec: AttentionSpec) -> None:
@@ -54,6 +57,23 @@ def order_constants(streams: int) -> list[Constant]:
     ]
 
 
+def pace_constants(spec: AttentionSpec) -> list[Constant]:
+    """Return the constants of ``paced``."""
+    if not spec.paced:
+        return []
+    return [
+        Constant("kPaceLoads", PACE_LOADS, "loads of K between two marks of a thread block"),
+        Constant("kPaceTries", PACE_TRIES, "how often a tile looks whether the other thread blocks have come closer"),
+        Constant("kPaceEnd", PACE_END, "marks that a thread block makes when it ends: more than it can lack"),
+    ]
+
+
+def pace_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of ``paced``."""
+    doc = "marks of all thread blocks, then thread blocks that have ended: 0 between launches"
+    return [pointer("progress", "int", doc, writes=True)] if spec.paced else []
+
+
 def q_places(number: int) -> list[Constant]:
     """Return the constant of the places of Q, where it stays in shared memory."""
     return [Constant("kQPlaces", number, "places for Q of each warpgroup")]
@@ -82,7 +102,12 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     if not spec.share_kv:
         return []
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
-    return [("shared", "key blocks that several lists of a tile have are loaded once"), *order]
+    pace = [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")]
+    return [
+        ("shared", "key blocks that several lists of a tile have are loaded once"),
+        *order,
+        *(pace if spec.paced else []),
+    ]
 
 
 def producers(spec: AttentionSpec) -> str:

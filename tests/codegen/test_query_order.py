@@ -110,14 +110,11 @@ def test_a_call_wants_an_order_that_fits() -> None:
         kernel._check_values(q, q, (lists, twice))
 
 
-def test_it_needs_tiles_that_share() -> None:
-    fields = {
-        name: value
-        for name, value in find_spec(NAME).spec.model_dump(mode="json", by_alias=True).items()
-        if name != "share_kv"
-    }
-    with pytest.raises(SpecError) as caught:
-        parse_spec(fields)
-    assert caught.value.field == "query_order"
+def test_these_options_need_tiles_that_share() -> None:
+    fields = find_spec("h100_topk32_b64").spec.model_dump(mode="json", by_alias=True)
+    for option in ("query_order", "paced"):
+        with pytest.raises(SpecError) as caught:
+            parse_spec({**fields, option: True})
+        assert caught.value.field == option
     plain = find_spec("h100_topk32_b64_shared").spec
     assert "query_order" not in plain.canonical_json() and plain.hash != find_spec(NAME).spec.hash

@@ -125,7 +125,7 @@ FEW_KEY = {  # not even one tile of 128 queries for each SM: a warpgroup a tile
 }
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
 SHARED = topk(128, 32, 64, 64, share_kv=True)
-LONG_SHARED = {**SHARED, "stages": 3, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
+LONG_SHARED = {**SHARED, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
 FLEX = ("flex", "flex_tuned")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")

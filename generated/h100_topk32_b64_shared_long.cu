@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk32_b64_shared_long.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_shared_long.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":3,"tile":{"m":192,"n":64}}
-// spec hash: a951e7d48f0e6123bede22df076a7531cf79f64e845ed3cbb01b7fcd3c8bfab1
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: b72bed779c9ef93f459cc4f84164048861092b447eafc6c311797295cd6e8d72
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 77d04f107c27e595c203d91cc830e817fdd38caea72201bea52d7fca715be62e
+// seal: sha256 32e704f0c84d32a42cecdca8f0bd984aceb131c84073d4c8bdd3ea5fe5818062
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -51,7 +51,7 @@ struct alignas(64) TensorMap {
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a thread block
 constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 3;  // depth of the K ring and of the V ring
+constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
@@ -77,17 +77,17 @@ constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 199372 bytes. Byte offsets:
+// Dynamic shared memory: 232272 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 98304 bytes: Q of each warpgroup, 64 rows in column groups of 64, then O
-constexpr int kKOffset = 98304;  // 49152 bytes: K ring
-constexpr int kVOffset = 147456;  // 49152 bytes: V ring
-constexpr int kBarriersOffset = 196608;  // 440 bytes: mbarriers
-constexpr int kSlotsOffset = 197048;  // 12 bytes: numbers of the loads in the K ring
-constexpr int kLoadsOffset = 197060;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
-constexpr int kStepsOffset = 197828;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
-constexpr int kNumbersOffset = 198596;  // 8 bytes: ring of orders: loads of a tile
-constexpr int kBlocksOffset = 198604;  // 384 bytes: lists of the tile that is put in order
-constexpr int kSetsOffset = 198988;  // 384 bytes: which of these lists each of their entries is loaded for
+constexpr int kKOffset = 98304;  // 65536 bytes: K ring
+constexpr int kVOffset = 163840;  // 65536 bytes: V ring
+constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
+constexpr int kSlotsOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
+constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
+constexpr int kStepsOffset = 230728;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
+constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of orders: loads of a tile
+constexpr int kBlocksOffset = 231504;  // 384 bytes: lists of the tile that is put in order
+constexpr int kSetsOffset = 231888;  // 384 bytes: which of these lists each of their entries is loaded for
 
 constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;

@@ -219,6 +219,56 @@ def test_a_product_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() 
 
 
 @HOPPER
+def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> None:
+    kernel = load_kernel("h100_topk32_b64_ordered")
+    arguments = tensors(q_len=832)  # 13 query blocks: the last tile has one
+    q, k, v, lists = arguments.values()
+    order = kernel.query_order(lists, k.shape[2])
+    found, lse = kernel(q, k, v, lists, order, validate=True)
+    plain, plain_lse = load_kernel("h100_topk32_b64_shared")(q, k, v, lists)
+    assert (found - plain).abs().max() < 2e-3 and (lse - plain_lse).abs().max() < 1e-4
+    broadcast = torch.arange(13, device="cuda", dtype=torch.int32).flip(0)[None, None]
+    turned, _ = kernel(q, k, v, lists, query_order=broadcast)
+    assert (turned - plain).abs().max() < 2e-3
+    with pytest.raises(ArgumentError, match=r"query_order: is missing"):
+        kernel(q, k, v, lists)
+
+    # What is not in the order is not written; numbers of no query block are passed over.
+    order = torch.tensor([12, -1, 3, 13, 2**31 - 1, 0, *[-7] * 7], device="cuda", dtype=torch.int32)[None, None]
+    with pytest.raises(ArgumentError, match=r"query_order: is -1 at \(0, 0, 1\)"):
+        kernel(q, k, v, lists, order, validate=True)
+    out = torch.full_like(q, float("nan"))
+    kernel(q, k, v, lists, order, out=out)
+    by_block = out.unflatten(2, (13, 64))
+    assert (by_block[:, :, [0, 3, 12]] - plain.unflatten(2, (13, 64))[:, :, [0, 3, 12]]).abs().max() < 2e-3
+    assert by_block[:, :, [1, 2, *range(4, 12)]].isnan().all()
+
+
+@HOPPER
+def test_paced_launches_of_several_streams_and_a_graph_go_on_without_each_other() -> None:
+    kernel = load_kernel("h100_topk32_b64_shared_long")
+    q, k, v = (torch.randn(1, 4, 16384, 128, device="cuda", dtype=torch.float16) for _ in range(3))
+    lists = torch.randint(0, 256, (1, 4, 256, 32), device="cuda", dtype=torch.int32).sort(-1).values
+    expected, _ = kernel(q, k, v, lists)
+    torch.cuda.synchronize()
+    graph, captured = torch.cuda.CUDAGraph(), torch.empty_like(q)
+    with torch.cuda.graph(graph):
+        kernel(q, k, v, lists, out=captured)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs = [torch.full_like(q, float("nan")) for _ in streams]
+    captured.fill_(float("nan"))
+    torch.cuda.synchronize()
+    for _ in range(5):
+        graph.replay()
+        for stream, out in zip(streams, outs, strict=True):
+            with torch.cuda.stream(stream):
+                kernel(q, k, v, lists, out=out)
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in (captured, *outs))
+    assert torch.equal(kernel(q, k, v, lists)[0], expected)
+
+
+@HOPPER
 def test_the_two_lists_of_block_lists_come_in_pairs() -> None:
     kernel = load_kernel(LISTS)
     q = torch.randn(1, 2, 256, 128, device="cuda", dtype=torch.float16)

@@ -162,7 +162,7 @@ def list_command() -> None:
 
 @app.command("explain")
 def explain_command(spec: SpecArgument) -> None:
-    """Print the plan of a kernel: tiles, pipeline, shared-memory map, registers, FLOPs, pattern tensors.
+    """Print the plan of a kernel: tiles, pipeline, shared-memory map, registers, FLOPs, index tensors.
 
     [bold]Examples[/bold]
       codegen explain h100_topk32

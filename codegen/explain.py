@@ -114,7 +114,7 @@ def _shared(plan: Plan) -> list[RenderableType]:
 
 def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
     tensors = spec.index_tensors
-    title = Text("Pattern tensors", style="bold")
+    title = Text("Index tensors", style="bold")
     if not tensors:
         title.append(": none", style="not bold")
         return [title]

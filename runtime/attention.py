@@ -181,7 +181,7 @@ class AttentionKernel:
         check_shape("kv_indices", kv_indices.shape, sizes)
         if not isinstance(kv_len, int) or kv_len < 1:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
-        return find_query_order(kv_indices, -(-kv_len // block.kv), self.spec.tile.m // block.q)
+        return find_query_order(kv_indices, -(-kv_len // block.kv), int(self.compiled.plan.values["streams"]))
 
     def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
         """Launch on torch's current stream of the current device."""

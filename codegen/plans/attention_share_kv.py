@@ -14,9 +14,9 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
-PACE_LOADS = 8  # fewer cost more than they gain, more let thread blocks drift apart (docs/ladder-attention.md)
-PACE_TRIES = 32  # of about a microsecond: a tile takes 50
-PACE_END = 1 << 10  # a tile has 3 * LONGEST_LIST loads at most
+PACE_LOADS = 8  # docs/ladder-attention.md has others
+PACE_TRIES = 32  # keeps a thread block from waiting for long for others that are not there
+PACE_END = 1 << 10  # marks of 21 tiles of the longest lists; a thread block has one tile less than others at most
 
 
 def check_share_kv(spec: AttentionSpec) -> None:

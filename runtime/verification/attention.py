@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 from runtime.arguments import TORCH_DTYPES
 from runtime.attention import AttentionKernel
@@ -335,9 +334,10 @@ def _make_lists(
 
 def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, source: torch.Generator) -> torch.Tensor:
     """Return the order that is found for lists that overlap, and any for others."""
-    assert lists is not None and spec.pattern.fixed_block is not None
+    block = spec.pattern.fixed_block
+    assert lists is not None and block is not None
     if case.overlap is not None:
-        return find_query_order(lists, -(-case.kv_len // spec.pattern.fixed_block.kv), spec.tile.m // WARPGROUP_ROWS)
+        return find_query_order(lists, -(-case.kv_len // block.kv), spec.tile.m // block.q)
     return torch.rand(lists.shape[:3], generator=source, device=lists.device).argsort(-1).to(torch.int32)
 
 

@@ -101,6 +101,19 @@ class SharedRegion:
     doc: str
 
 
+@dataclass(frozen=True)
+class Prologue:
+    """A kernel of the same source that is launched before the main one, with the same parameters.
+
+    Attributes:
+        symbol: its name in the source.
+        threads: threads of a block.
+    """
+
+    symbol: str
+    threads: int
+
+
 @dataclass
 class SharedLayout:
     """Hands out shared memory front to back."""
@@ -161,6 +174,7 @@ class Plan:
         cluster: thread blocks of a cluster; a grid has whole clusters.
         split: how tiles are divided between thread blocks, if they are.
         tile_queries: queries of a tile, in attention.
+        prologue: the kernel that is launched before this one, if there is one.
     """
 
     spec: Spec
@@ -183,6 +197,7 @@ class Plan:
     cluster: int = 1
     split: Split | None = None
     tile_queries: int = 0
+    prologue: Prologue | None = None
 
     @property
     def arch(self) -> Arch:

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from codegen.plans.b_by_rows import copy_tiles
 from codegen.plans.balance import cuts_rows, group_tiles
+from codegen.plans.bsr_parts import copies_b, reads_columns
 from codegen.plans.bsr_spmm_mma import group_rows
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
@@ -111,7 +113,8 @@ class BsrSpmmKernel:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
-                column_major, b.mT is that. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
+                column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
+                device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
                 c and out then have a batch dimension too.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
@@ -254,7 +257,9 @@ class BsrSpmmKernel:
             check_address({"a": "a.values()", "c": "out", "c_in": "c"}.get(name, name), address)
         if values.shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
-        addresses |= {"b_groups": b.data_ptr(), "crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        by_rows = self._empty(b.shape[0], b) if copies_b(self.spec) else b  # what the product reads
+        addresses |= {"b": by_rows.data_ptr(), "b_groups": by_rows.data_ptr(), "b_columns": b.data_ptr()}
+        addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         if bias is not None:
             addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
@@ -393,6 +398,7 @@ class BsrSpmmKernel:
         block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
         block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
         cut = self._cut(a) if cuts_rows(self.spec) else None
+        copy_rows, copy_columns = copy_tiles(self.spec, *b.shape)
         tiles = (tile_rows if cut is None else cut.chunks) * column_tiles  # or parts of them, at most
         if tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
@@ -409,6 +415,7 @@ class BsrSpmmKernel:
             "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,
             "b_row_stride": b.stride(0),
             "c_row_stride": stride,
+            "copy_rows": copy_rows,
             "beta": beta,
         }
         # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
@@ -416,15 +423,29 @@ class BsrSpmmKernel:
         values = a.values()
         tensors = {
             **added,
+            **self._b_tensors(b),
             "a": (tuple(values.shape), values.stride()),
-            "b": (tuple(b.mT.shape), b.mT.stride()) if by_columns else (tuple(b.shape), b.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
+        return self._loaded.signature(
+            b.device.index, tiles * cluster, numbers, tensors, prologue_grid=copy_rows * copy_columns
+        )
+
+    def _b_tensors(self, b: torch.Tensor) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the shapes and strides in which tensor maps see B."""
+        by_columns: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+            "b_columns": (tuple(b.mT.shape), b.mT.stride())
+        }
+        if reads_columns(self.spec):
+            return {"b": by_columns["b_columns"]}
+        depth, columns = b.shape
+        row = -(-columns // STORE) * STORE if copies_b(self.spec) else b.stride(0)  # of the copy as _empty makes it
+        by_rows = {**by_columns, "b": ((depth, columns), (row, 1))}
         whole = self.compiled.plan.tensor_maps.get("b_groups_map")
         if whole is not None:  # B's columns in groups as wide as the map's box, as far as they fill one
             width = whole.box[0]
-            tensors["b_groups"] = ((max(1, columns // width), b.shape[0], width), (width, b.stride(0), 1))
-        return self._loaded.signature(b.device.index, tiles * cluster, numbers, tensors)
+            by_rows["b_groups"] = ((max(1, columns // width), depth, width), (width, row, 1))
+        return by_rows
 
 
 def _check_prepared(

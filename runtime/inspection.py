@@ -31,6 +31,8 @@ INSTRUCTIONS = {
 class Usage:
     """Resources of one kernel, as ptxas and the disassembly tell them.
 
+    Spills, stack and instructions are with those of the kernel that is launched before it, where there is one.
+
     Attributes:
         registers: registers of a thread at launch.
         spill_bytes: bytes of spill stores and loads.
@@ -54,12 +56,13 @@ def usage(compiled: Compiled) -> Usage:
     Raises:
         ToolchainError: when the disassembler is missing or fails.
     """
-    log = compiled.log
+    own = _told_of(compiled.plan.stem, compiled.log)
     return Usage(
-        registers=_number(r"Used (\d+) registers", log),
-        spill_bytes=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
-        stack_bytes=_number(r"(\d+) bytes stack frame", log),
-        static_shared_bytes=_number(r"(\d+) bytes smem", log),
+        registers=_number(r"Used (\d+) registers", own),
+        spill_bytes=_number(r"(\d+) bytes spill stores", compiled.log)
+        + _number(r"(\d+) bytes spill loads", compiled.log),
+        stack_bytes=_number(r"(\d+) bytes stack frame", compiled.log),
+        static_shared_bytes=_number(r"(\d+) bytes smem", own),
         dynamic_shared_bytes=compiled.plan.shared_bytes,
         instructions=count_instructions(compiled.code),
     )
@@ -88,6 +91,12 @@ def disassemble(cubin: bytes) -> str:
     return result.stdout
 
 
+def _told_of(symbol: str, log: str) -> str:
+    """Return what the compiler says of one kernel of a source: all, if it names none."""
+    told = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
+    return told or log
+
+
 def _number(pattern: str, log: str) -> int:
-    match = re.search(pattern, log)
-    return int(match.group(1)) if match else 0
+    """Return the sum of a number that each kernel has one of."""
+    return sum(int(number) for number in re.findall(pattern, log))

@@ -83,6 +83,7 @@ class Signature:
         pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
         maps: (tensor name, its 128 bytes of the block, encoder) of each tensor map.
         grid: thread blocks.
+        prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
         extra: what the operator wants to find again at the next call of this signature.
         arguments: the driver's list of kernel arguments: the block's address.
         lock: held from writing the block until the driver has copied it.
@@ -94,6 +95,7 @@ class Signature:
     grid: int
     extra: Any
     arguments: ctypes.Array[ctypes.c_void_p]
+    prologue_grid: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -157,13 +159,21 @@ class LoadedKernel:
         self.plan: Plan = compiled.plan
         self.layout = ParameterLayout.of(compiled.plan.params)
         self._library = call(cuda.cuLibraryLoadData, compiled.code, [], [], 0, [], [], 0)
-        self._kernel = call(cuda.cuLibraryGetKernel, self._library, compiled.plan.stem.encode())
-        _, size = call(cuda.cuKernelGetParamInfo, self._kernel, 0)
-        if size != self.layout.size:
-            raise AssertionError(f"Params is {size} bytes in the kernel, {self.layout.size} bytes here")
+        self._kernel = self._find(compiled.plan.stem)
         self._function = cuda.CUfunction(int(self._kernel))
+        prologue = compiled.plan.prologue
+        self._prologue = None if prologue is None else cuda.CUfunction(int(self._find(prologue.symbol)))
         self._launch = cuda.cuLaunchKernel
         self._sm_counts: dict[int, int] = {}
+
+    def _find(self, symbol: str) -> Any:
+        """Return a kernel of the library, whose parameters are as this side lays them out."""
+        cuda = driver()
+        kernel = call(cuda.cuLibraryGetKernel, self._library, symbol.encode())
+        _, size = call(cuda.cuKernelGetParamInfo, kernel, 0)
+        if size != self.layout.size:
+            raise AssertionError(f"Params is {size} bytes in {symbol}, {self.layout.size} bytes here")
+        return kernel
 
     def sm_count(self, device: int) -> int:
         """Return the number of multiprocessors; prepares the kernel for the device on the way."""
@@ -187,6 +197,8 @@ class LoadedKernel:
         values: Mapping[str, int | float],
         tensors: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
         extra: Any = None,
+        *,
+        prologue_grid: int = 0,
     ) -> Signature:
         """Prepare calls of one signature.
 
@@ -196,6 +208,7 @@ class LoadedKernel:
             values: every number parameter by name.
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.
+            prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
         """
         slots = self.slots(device)  # prepares the kernel, which any grid needs
         offsets, types = self.layout.offsets, self.layout.types
@@ -217,6 +230,7 @@ class LoadedKernel:
             grid=self.plan.thread_blocks(tiles, slots),
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
+            prologue_grid=prologue_grid,
         )
 
     def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int) -> None:
@@ -226,9 +240,21 @@ class LoadedKernel:
                 place[:] = encoder.at(addresses[name])
             for name, pointer in signature.pointers:
                 pointer.value = addresses[name]
+            arguments = ctypes.addressof(signature.arguments)
+            if self.plan.prologue is not None:
+                (status,) = self._launch(
+                    self._prologue, signature.prologue_grid, 1, 1, self.plan.prologue.threads, 1, 1, 0, stream,
+                    arguments, 0,
+                )  # fmt: skip
+                _check_launch(self.plan.prologue.symbol, status)
             (status,) = self._launch(
                 self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
-                ctypes.addressof(signature.arguments), 0,
+                arguments, 0,
             )  # fmt: skip
-        if int(status) != 0:
-            raise DeviceError(f"launch of {self.plan.stem} failed: {getattr(status, 'name', status)}")
+        _check_launch(self.plan.stem, status)
+
+
+def _check_launch(symbol: str, status: Any) -> None:
+    """Raise a DeviceError unless the driver took the launch."""
+    if int(status) != 0:
+        raise DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}")

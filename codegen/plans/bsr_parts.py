@@ -101,12 +101,23 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
     )
 
 
+def copies_b(spec: BsrSpmmSpec) -> bool:
+    """Return whether B, stored by columns, is copied by rows before it is multiplied: for the small blocks of wgmma."""
+    return spec.b_layout == "column_major" and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
+
+
+def reads_columns(spec: BsrSpmmSpec) -> bool:
+    """Return whether the product reads columns of B."""
+    return spec.b_layout == "column_major" and not copies_b(spec)
+
+
 def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say where A, B and C are."""
-    if spec.b_layout == "column_major":
+    if reads_columns(spec):
         return (A_MAP, tensor_map("b_map", "B, by columns (K, N)"), C_MAP, *INDEX_PARAMS)
-    groups = tensor_map("b_groups_map", "B's whole column groups (columns of one, K, groups)")
-    return (A_MAP, tensor_map("b_map", "B (N, K)"), groups, C_MAP, *INDEX_PARAMS)
+    b = "B" if spec.b_layout == "row_major" else "the copy of B"
+    groups = tensor_map("b_groups_map", f"{b}'s whole column groups (columns of one, K, groups)")
+    return (A_MAP, tensor_map("b_map", f"{b} (N, K)"), groups, C_MAP, *INDEX_PARAMS)
 
 
 def require_rows_of_b(spec: BsrSpmmSpec, where: str) -> None:
@@ -134,9 +145,8 @@ def spmm_shared(
     shared.add("A", spec.stages * a_bytes, a_doc)
     times = f"{step_blocks} x " if step_blocks > 1 else ""
     b_doc = f"ring of B tiles, {times}{groups} column groups of {k // step_blocks} rows of 128 bytes"
-    if spec.b_layout == "column_major":
-        depth = k // step_blocks * DTYPES[spec.dtype].bytes
-        b_doc = f"ring of B tiles, {times}{spec.tile.n} columns of {depth} bytes"
+    if reads_columns(spec):
+        b_doc = f"ring of B tiles, {spec.tile.n} columns of {k * DTYPES[spec.dtype].bytes} bytes"
     shared.add("B", spec.stages * b_bytes, b_doc)
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
@@ -151,8 +161,8 @@ def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]
     One copy brings the rows that one of a step's ``step_blocks`` blocks of A meets.
     """
     columns, rows = group_columns(spec), spec.tile.k // step_blocks
-    if spec.b_layout == "column_major":
-        return {"b_map": TensorMap((rows, min(spec.tile.n, MOST_BOX)), rows * DTYPES[spec.dtype].bytes)}
+    if reads_columns(spec):
+        return {"b_map": TensorMap((rows, spec.tile.n), SWIZZLE)}
     return {
         "b_map": TensorMap((columns, rows), SWIZZLE),
         "b_groups_map": TensorMap((columns, rows, spec.tile.n // columns), SWIZZLE),

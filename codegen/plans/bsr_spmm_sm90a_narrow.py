@@ -10,11 +10,11 @@ from __future__ import annotations
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, i32, require
+from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
 from codegen.plans.balance import WARP, order_summary, producers
 from codegen.plans.bsr_parts import (
     COLUMNS_PARAM,
     CONSUMERS,
-    MOST_BOX,
     SWIZZLE,
     WARPGROUP,
     Part,
@@ -65,7 +65,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk came last", align=4)
     workers = "one warp that produces" + (", one that schedules" if spec.balanced else "")
     threads, resident = CONSUMERS * WARPGROUP + (2 if spec.balanced else 1) * WARP, spec.blocks_per_sm
-    accumulators, by_columns = m * WARPGROUP_COLUMNS // WARPGROUP, spec.b_layout == "column_major"
+    accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
     check_budget(spec, shared.size, registers)
@@ -79,11 +79,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kThreads", threads, f"warpgroups that consume, then {workers}"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
-        (
-            Constant("kBCopyColumns", min(n, MOST_BOX), "columns of B that one copy brings")
-            if by_columns
-            else Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile")
-        ),
+        Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
@@ -91,9 +87,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBGroupBytes", cols * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
         *epilogue_constants(spec, groups * c_group_bytes),
+        *copy_constants(spec),
         *(chunk_constants(spec) if spec.balanced else ()),
     )
-    c_map = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE)
+    c_map, prologue = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE), copy_prologue(spec, stem)
     return Plan(
         spec=spec,
         stem=stem,
@@ -106,12 +103,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         registers=registers,
         params=(
             *spmm_params(spec),
-            *(() if by_columns else (COLUMNS_PARAM,)),
+            *copy_params(spec),
+            COLUMNS_PARAM,
             *_work_params(spec),
             *epilogue_params(spec),
         ),
         tensor_maps={
             "a_map": TensorMap((cols, m, step_blocks), row_bytes),
+            **copy_maps(spec),
             **spmm_b_maps(spec, step_blocks),
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
@@ -121,7 +120,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "mma_n": m,
             "a_row_bytes": row_bytes,
             "step_blocks": step_blocks,
-            "by_columns": by_columns,
+            "copies_b": prologue is not None,
             **epilogue_values(spec),
         },
         summary=(
@@ -133,11 +132,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ),
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
+            *copy_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
             *(chunk_summary(spec) if spec.balanced else (order_summary(spec),)),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        prologue=prologue,
     )
 
 

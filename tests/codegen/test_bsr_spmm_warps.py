@@ -184,7 +184,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *arguments: None)
     plan, seen, dtype = plan_for(named), {}, TORCH_DTYPES[named.spec.dtype]
 
-    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
+    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any, *, prologue_grid: int) -> None:
         ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
         seen.update(numbers, parallel=tiles)
 

@@ -768,19 +768,25 @@ def test_columns_of_b_are_copied_as_a_whole(rows: int, cols: int, more: dict[str
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols", "n", "copies"), [(32, 32, 512, 2), (16, 16, 512, 2), (16, 32, 128, 1), (32, 16, 1024, 4)]
+    ("rows", "cols", "tile_k", "step"),
+    [(32, 32, 32, "kTileK"), (16, 16, 32, "kBlockCols"), (16, 32, 32, "kTileK"), (32, 16, 64, "kBlockCols")],
 )
-def test_columns_of_b_as_deep_as_a_small_block(rows: int, cols: int, n: int, copies: int) -> None:
+def test_columns_of_b_are_copied_for_small_blocks(rows: int, cols: int, tile_k: int, step: str) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "stages": 3}
-    fields |= {"tile": {"m": rows, "n": n, "k": cols}}
+    fields |= {"tile": {"m": rows, "n": 512, "k": tile_k}}
     plain, plan = plan_of(fields), plan_of(fields | {"b_layout": "column_major"})
-    assert plan.tensor_maps["b_map"].box == (cols, n // copies) and plan.tensor_maps["b_map"].swizzle == 2 * cols
+    assert plain.prologue is None and plan.prologue is not None and plan.prologue.threads == 256
+    assert plan.shared == plain.shared and plan.tensor_maps.items() - plain.tensor_maps.items() == {
+        ("b_columns_map", TensorMap((64, 128), 128))
+    }
+    added = {param.name for param in plan.params} - {param.name for param in plain.params}
+    assert added == {"b_columns_map", "copy_rows"}
     values = {constant.name: constant.value for constant in plan.constants}
-    assert values["kBCopyColumns"] * copies == n and plan.shared_bytes == plain.shared_bytes
-    # A group of 64 columns takes as many bytes either way.
-    assert values["kBGroupBytes"] == 64 * cols * 2
-    source = render_plan(plan)
-    assert "k16_k_major_narrow(" in source and "m_major" not in source and "b_groups_map" not in source
+    assert values["kCopyBytes"] == 2 * values["kCopyDepth"] * values["kCopyColumns"] == 16 << 10
+    assert values["kCopyDepth"] % cols == 0  # whole boxes of the map by which the copy is written
+    own, copied = render_plan(plain), render_plan(plan)
+    assert f"{plan.prologue.symbol}(const" in copied and "copy_b" not in own and f"row += {step})" in copied
+    assert copied.partition(f"{plan.stem}(const")[2] == own.partition(f"{plain.stem}(const")[2] != ""
 
 
 @pytest.mark.parametrize(

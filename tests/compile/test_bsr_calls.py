@@ -29,11 +29,21 @@ class Loaded:
         self.signatures: list[dict[str, Any]] = []
         self.launches: list[dict[str, int]] = []
 
-    def signature(self, device: Any, tiles: int, numbers: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+    def signature(
+        self,
+        device: Any,
+        tiles: int,
+        numbers: Mapping[str, Any],
+        tensors: Mapping[str, Any],
+        *,
+        prologue_grid: int = 0,
+    ) -> Any:
         wanted = {param.name for param in self.plan.params if param.type in ("i32", "i64", "f32")}
         assert set(numbers) == wanted
         assert {name.removesuffix("_map") for name in self.plan.tensor_maps} <= set(tensors)
-        self.signatures.append({"tiles": tiles, "numbers": dict(numbers), "tensors": dict(tensors)})
+        self.signatures.append(
+            {"tiles": tiles, "numbers": dict(numbers), "tensors": dict(tensors), "prologue_grid": prologue_grid}
+        )
         return self.signatures[-1]
 
     def launch(self, signature: Any, addresses: Mapping[str, int], stream: int) -> None:
@@ -148,6 +158,20 @@ def test_columns_of_b_may_be_what_is_contiguous(make: Make) -> None:
             of(a, wrong)
     with pytest.raises(ArgumentError, match="b: has stride 388 in dimension 0; strides must be multiples of 8"):
         kernel(a, dense(304, 388)[:, :384].mT)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_columns_of_b_are_copied_by_rows_for_small_blocks(make: Make, size: int) -> None:
+    kernel = make(size=size, b_layout="column_major")
+    a, b = matrix([0, 1, 1, 3], [2, 0, 1], size=size), dense(300, 3 * size).mT
+    assert kernel(a, b).shape == (3 * size, 300)
+    (launch, *_), (signature, *_) = kernel._loaded.launches, kernel._loaded.signatures
+    assert launch["b_columns"] == b.data_ptr() != launch["b"] == launch["b_groups"]
+    tensors, numbers = signature["tensors"], signature["numbers"]
+    assert tensors["b_columns"] == ((300, 3 * size), (3 * size, 1)) and tensors["b"] == ((3 * size, 300), (304, 1))
+    assert tensors["b_groups"] == ((4, 3 * size, 64), (64, 304, 1))
+    # Tiles of 64 rows and 128 columns.
+    assert numbers["copy_rows"] == -(-3 * size // 64) and signature["prologue_grid"] == 3 * numbers["copy_rows"]
 
 
 def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:

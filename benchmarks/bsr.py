@@ -324,7 +324,7 @@ def ours(problem: Problem) -> dict[str, Call]:
         return {OURS: lambda: kernel(a, b, pattern, out=out)}
     out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
     if isinstance(problem.spec, BsrSpmmSpec) and problem.spec.balanced:
-        order = kernel.row_order(a)
+        order = kernel.row_order(a, b.shape[1])
         return {OURS: lambda: kernel(a, b, row_order=order, out=out)}
     return {OURS: lambda: kernel(a, b, out=out)}
 

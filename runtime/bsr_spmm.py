@@ -9,7 +9,7 @@ import torch
 
 from codegen.plans.b_by_rows import copy_tiles
 from codegen.plans.balance import cuts_rows, group_tiles
-from codegen.plans.bsr_parts import copies_b, reads_columns
+from codegen.plans.bsr_parts import copies_b, group_columns, reads_columns
 from codegen.plans.bsr_spmm_mma import group_rows
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
@@ -125,8 +125,9 @@ class BsrSpmmKernel:
                 anew, which takes a few small kernels. Its content is trusted.
             row_order: of balanced specs only: what ``row_order(a)`` returns. Without it, each call finds it anew, which
                 takes a few small kernels. Its content is trusted: it must be that of this matrix; ``validate`` finds
-                out. With blocks of 16 and 32 rows, long block rows are divided between thread blocks, whose parts
-                take a place in device memory of at most the bytes of C, or of 128 block rows in fp32 if these are more.
+                out. With blocks of 16 and 32 rows, long block rows are divided between thread blocks, and so are rows
+                whose tiles are fewer than the SMs; parts of them take a place in device memory of at most the bytes of
+                C, or of 128 block rows in fp32, or of two tiles for each SM, whichever are most.
             out: (M, N) to write into, same rules as c.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
@@ -141,29 +142,38 @@ class BsrSpmmKernel:
         beta = check_number("beta", beta)
         if self.spec.balanced or self.spec.transpose_a:
             check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
-        row_order = self._ordered(a, row_order, validate)
+        row_order = self._ordered(a, b, row_order, validate)
         index = self._transposed(a, index)
         options = _Options(c, beta, bias, row_order, index, out, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
             return self._each(a, b, options)
         return self._one(a, b, options)
 
-    def row_order(self, a: torch.Tensor) -> torch.Tensor | RowChunks:
+    def row_order(self, a: torch.Tensor, columns: int | None = None) -> torch.Tensor | RowChunks:
         """Return the block rows of ``a``, longest first, on its device: what a balanced kernel takes.
 
-        That is int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut.
+        That is int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut. It may be used
+        with any B. ``columns``, where given, are those of B: rows whose tiles are too few for the GPU are then cut too.
         """
         check_layout("a", a)
+        if columns is not None and (type(columns) is not int or columns < 1):
+            raise ArgumentError("columns", f"is {columns!r}, expected the columns of b, an int of at least 1")
         if cuts_rows(self.spec):
-            return cut_rows(a.crow_indices(), self._cut(a), blocks_of_step(self.spec))
+            device, tiles = a.device.index, 0 if columns is None else -(-columns // self.spec.tile.n)
+            sm_count = 0 if device is None else self._loaded.sm_count(device)
+            cut = RowCut.of(self.spec, self._block_rows(a), a.values().shape[0], tiles, sm_count)
+            return cut_rows(a.crow_indices(), cut, blocks_of_step(self.spec))
         lengths: torch.Tensor = a.crow_indices().diff()
         return lengths.argsort(descending=True).to(torch.int32)
 
-    def _cut(self, a: torch.Tensor) -> RowCut:
-        """Return how the block rows of ``a`` are cut."""
-        return RowCut.of(self.spec, a.shape[0] // self.spec.block.rows, a.values().shape[0])
+    def _block_rows(self, a: torch.Tensor) -> int:
+        return int(a.shape[0]) // self.spec.block.rows
 
-    def _ordered(self, a: torch.Tensor, row_order: Any, validate: bool) -> torch.Tensor | RowChunks | None:
+    def _cut(self, a: torch.Tensor, rows: RowChunks) -> RowCut:
+        """Return how the block rows of ``a`` are cut."""
+        return RowCut.at(rows.limit, self._block_rows(a), a.values().shape[0])
+
+    def _ordered(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> torch.Tensor | RowChunks | None:
         """Return the order of block rows that the kernel takes; None for kernels that take none."""
         if not self.spec.balanced:
             if row_order is not None:
@@ -171,7 +181,9 @@ class BsrSpmmKernel:
                 raise ArgumentError("row_order", f"is not an argument of {stem}: its spec is not balanced")
             return None
         if row_order is None:
-            return self.row_order(a)
+            # What is wrong with b is told when it is checked.
+            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
+            return self.row_order(a, b.shape[-1] if given else None)
         if cuts_rows(self.spec):
             return self._chunked(a, row_order, validate)
         rows = a.shape[0] // self.spec.block.rows
@@ -190,12 +202,16 @@ class BsrSpmmKernel:
         """Return the chunks that the kernel takes."""
         if not isinstance(row_order, RowChunks):
             raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
-        cut = self._cut(a)
-        _check_prepared("row_order", row_order, ((cut.chunks, 4), (1,)), a.device)
+        step = blocks_of_step(self.spec)
+        if type(row_order.limit) is not int or row_order.limit < 1 or row_order.limit % step:
+            raise ArgumentError("row_order.limit", f"is {row_order.limit!r}, expected a positive multiple of {step}")
+        cut = self._cut(a, row_order)
+        tensors = {"chunks": row_order.chunks, "total": row_order.total}
+        _check_prepared("row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
         check_address("row_order.chunks", row_order.chunks.data_ptr())
         if validate:
-            wanted = cut_rows(a.crow_indices(), cut, blocks_of_step(self.spec))
-            if not all(torch.equal(*tensors) for tensors in zip(row_order, wanted, strict=True)):
+            wanted = cut_rows(a.crow_indices(), cut, step)._asdict()
+            if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
                 raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
         return row_order
 
@@ -225,7 +241,7 @@ class BsrSpmmKernel:
         if not isinstance(index, TransposedIndex):
             raise ArgumentError("index", f"is {type(index).__name__}, expected what transposed_index(a) returns")
         shapes = ((a.shape[1] // self.spec.block.cols + 1,), (a.values().shape[0], 2))
-        _check_prepared("index", index, shapes, a.device)
+        _check_prepared("index", index._asdict(), shapes, a.device)
         return index
 
     def _rows(self, a: torch.Tensor) -> int:
@@ -238,10 +254,11 @@ class BsrSpmmKernel:
         """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
         c, beta, bias, row_order, index, out, validate = options
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
-        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta)
+        limit = row_order.limit if isinstance(row_order, RowChunks) else None
+        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, limit)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(a, b, c=c, beta=beta, bias=bias, out=out)
+            signature = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
             if len(self._signatures) >= SIGNATURES_KEPT:
                 self._signatures.clear()
             self._signatures[key] = signature
@@ -276,7 +293,7 @@ class BsrSpmmKernel:
 
     def _chunk_addresses(self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int) -> dict[str, int]:
         """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
-        finished, part_bytes = self._cut(a).workspace(self.spec, -(-b.shape[1] // self.spec.tile.n))
+        finished, part_bytes = self._cut(a, rows).workspace(self.spec, -(-b.shape[1] // self.spec.tile.n))
         scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished).data_ptr()
         return {
             "chunks": rows.chunks.data_ptr(),
@@ -379,7 +396,9 @@ class BsrSpmmKernel:
             )
         check_strides("b", kept)
 
-    def _check(self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any) -> Signature:
+    def _check(
+        self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, row_order: Any = None
+    ) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
@@ -397,7 +416,7 @@ class BsrSpmmKernel:
             stride = out.stride(0)
         block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
         block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
-        cut = self._cut(a) if cuts_rows(self.spec) else None
+        cut = self._cut(a, row_order) if isinstance(row_order, RowChunks) else None
         copy_rows, copy_columns = copy_tiles(self.spec, *b.shape)
         tiles = (tile_rows if cut is None else cut.chunks) * column_tiles  # or parts of them, at most
         if tiles >= 2**31:
@@ -416,6 +435,7 @@ class BsrSpmmKernel:
             "b_row_stride": b.stride(0),
             "c_row_stride": stride,
             "copy_rows": copy_rows,
+            "whole_rows": self._whole_rows(depth, columns),
             "beta": beta,
         }
         # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
@@ -442,17 +462,28 @@ class BsrSpmmKernel:
         row = -(-columns // STORE) * STORE if copies_b(self.spec) else b.stride(0)  # of the copy as _empty makes it
         by_rows = {**by_columns, "b": ((depth, columns), (row, 1))}
         whole = self.compiled.plan.tensor_maps.get("b_groups_map")
-        if whole is not None:  # B's columns in groups as wide as the map's box, as far as they fill one
+        if whole is not None:  # B's columns in groups as wide as the map's box; the last one may reach beyond B
             width = whole.box[0]
-            by_rows["b_groups"] = ((max(1, columns // width), depth, width), (width, row, 1))
+            by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows
+
+    def _whole_rows(self, depth: int, columns: int) -> int:
+        """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
+
+        The last group may reach into the row below, whose elements are then brought and not used. Rows that meet the
+        last block column have none below; and where there are fewer columns than a group has, one row is not enough.
+        """
+        width = group_columns(self.spec)
+        if columns % width == 0:
+            return depth
+        return depth - self.spec.block.cols if columns > width else 0
 
 
 def _check_prepared(
-    name: str, given: TransposedIndex | RowChunks, shapes: tuple[tuple[int, ...], ...], device: torch.device
+    name: str, given: dict[str, torch.Tensor], shapes: tuple[tuple[int, ...], ...], device: torch.device
 ) -> None:
     """Check what a caller had made of a matrix beforehand: contiguous int32 tensors of these shapes."""
-    for part, tensor, shape in zip(given._fields, given, shapes, strict=True):
+    for (part, tensor), shape in zip(given.items(), shapes, strict=True):
         if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or tensor.device != device:
             raise ArgumentError(
                 f"{name}.{part}",

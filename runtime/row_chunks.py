@@ -17,10 +17,12 @@ class RowChunks(NamedTuple):
             and the number of the first chunk of its row, -1 if it is the only one. The chunks of a row follow each
             other. What is behind the last chunk means nothing.
         total: int32 (1,): chunks.
+        limit: blocks of a chunk, at most.
     """
 
     chunks: torch.Tensor
     total: torch.Tensor
+    limit: int
 
 
 def cut_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowChunks:
@@ -45,4 +47,4 @@ def cut_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowChunks:
     end = torch.minimum(steps * (piece + 1) // pieces[row] * step, lengths[row])
     joined = torch.where(pieces[row] > 1, first_chunk, -1)
     table = torch.stack([order[row], starts[row] + first, starts[row] + end, joined], 1)
-    return RowChunks(table.to(torch.int32), ends[-1:].to(torch.int32))
+    return RowChunks(table.to(torch.int32), ends[-1:].to(torch.int32), cut.limit)

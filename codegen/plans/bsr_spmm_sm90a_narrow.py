@@ -105,6 +105,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             *spmm_params(spec),
             *copy_params(spec),
             COLUMNS_PARAM,
+            i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
             *_work_params(spec),
             *epilogue_params(spec),
         ),

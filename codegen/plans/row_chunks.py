@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
@@ -17,6 +18,10 @@ PART_SHARE = 30
 # There are so few places for parts that they take no more memory than C, or, for a few block rows, as many as give each
 # thread block something to do.
 FEWEST_PARTS = 128
+# Where block rows have fewer tiles than there are SMs, rows are cut though parts are not cheap: it is time that counts.
+# In blocks of A: leaving and joining parts takes as long as about so many, and as so many more for each part. Measured
+# on an H200 with blocks of 32, a step of which takes 0.3 us where nothing else is on the L2.
+JOIN_BLOCKS, JOIN_PART_BLOCKS = 12, 2
 
 
 @dataclass(frozen=True)
@@ -37,24 +42,47 @@ class RowCut:
     parts: int
 
     @classmethod
-    def of(cls, spec: BsrSpmmSpec, block_rows: int, blocks: int) -> RowCut:
-        """Cut a matrix of so many block rows and stored blocks."""
+    def of(cls, spec: BsrSpmmSpec, block_rows: int, blocks: int, column_tiles: int = 0, sm_count: int = 0) -> RowCut:
+        """Cut a matrix of so many block rows and stored blocks.
+
+        Where the tiles of a block row are given, rows that are too few for so many SMs are cut too.
+        """
         part_bytes = 2 * spec.tile.m * spec.tile.n * FLOAT_BYTES
         block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
         cheap = -(-PART_SHARE * part_bytes // block_bytes)
         # A row of limit + 1 blocks has two parts, which is the most parts that a block can have: 2 / (limit + 1).
         modest = -(-2 * blocks // max(block_rows // 2, FEWEST_PARTS))
+        limit, mean = max(cheap, modest), -(-blocks // max(1, block_rows))
+        pieces = _pieces(mean, block_rows * column_tiles, sm_count)
+        if pieces > 1:
+            limit = min(limit, -(-mean // pieces))
         step = blocks_of_step(spec)
-        limit = -(-max(cheap, modest) // step) * step
+        return cls.at(-(-limit // step) * step, block_rows, blocks)
+
+    @classmethod
+    def at(cls, limit: int, block_rows: int, blocks: int) -> RowCut:
+        """Cut a matrix so that a chunk has at most ``limit`` blocks, whole steps."""
         return cls(limit, block_rows + blocks // limit, 2 * blocks // (limit + 1) if blocks > limit else 0)
 
     def workspace(self, spec: BsrSpmmSpec, column_tiles: int) -> tuple[int, int]:
         """Return the counters of finished chunks, and the bytes for parts.
 
-        The bytes are no more than C's, rounded up to whole tiles, or 128 block rows of C in fp32 if these are more.
+        The bytes are no more than C's, rounded up to whole tiles, or those of 128 block rows of C in fp32, or of two
+        tiles for each SM, whichever are most.
         """
         tiles = self.parts * column_tiles
         return tiles * CONSUMERS, tiles * spec.tile.m * spec.tile.n * FLOAT_BYTES
+
+
+def _pieces(mean: int, tiles: int, sm_count: int) -> int:
+    """Return in how many chunks rows of ``mean`` blocks are cut as they have few tiles: 1 where that does not pay."""
+    if tiles == 0:
+        return 1
+    # P chunks take the time of mean / P blocks and of joining: least with P = sqrt(mean / JOIN_PART_BLOCKS).
+    pieces = min(sm_count // tiles, math.isqrt(mean // JOIN_PART_BLOCKS))
+    if pieces < 2 or mean - mean // pieces <= JOIN_BLOCKS + JOIN_PART_BLOCKS * pieces:
+        return 1
+    return pieces
 
 
 def blocks_of_step(spec: BsrSpmmSpec) -> int:

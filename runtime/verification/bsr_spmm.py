@@ -221,8 +221,10 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     results = []
     problem = ""
     for run in range(2):
-        if spec.balanced and run:
-            more["row_order"] = kernel.row_order(a)
+        if spec.balanced and case.row_counts == "limit":
+            more["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
+        elif spec.balanced and run:
+            more["row_order"] = kernel.row_order(a, case.n)
         if spec.transpose_a and run:
             more["index"] = kernel.transposed_index(a)
         if case.own_out:

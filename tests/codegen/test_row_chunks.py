@@ -57,7 +57,8 @@ def table_of(lengths: list[int], limit: int, step: int) -> list[list[int]]:
     """Return the chunks of block rows of these lengths, as a kernel reads them."""
     crow = torch.tensor([0, *lengths]).cumsum(0)
     blocks = sum(lengths)
-    found = cut_rows(crow, RowCut(limit, len(lengths) + blocks // limit, 0), step)
+    found = cut_rows(crow, RowCut.at(limit, len(lengths), blocks), step)
+    assert found.limit == limit
     assert found.chunks.dtype == found.total.dtype == torch.int32
     assert found.chunks.shape == (len(lengths) + blocks // limit, 4) and found.total.shape == (1,)
     assert int(found.total) <= found.chunks.shape[0]
@@ -110,6 +111,38 @@ def test_shipped_kernels_cut_where_a_part_is_cheap(size: int) -> None:
     assert cut.workspace(spec, 16)[1] < 8192 * 8192 * 2  # bytes of C
     # Where every row is long, none is cut but by a limit that it passes by far.
     assert RowCut.of(spec, 8192 // size, 128 * 8192 // size).limit >= 4 * 128
+
+
+@pytest.mark.parametrize(
+    ("block_rows", "mean", "column_tiles", "limit"),
+    [
+        (8, 64, 1, 13),  # 8 tiles: five chunks a row, more would take longer to join than they save
+        (16, 64, 2, 16),  # 32 tiles: four chunks a row, one for each SM
+        (64, 64, 1, 32),
+        (66, 64, 1, 32),
+        (67, 64, 1, 120),  # more tiles than half the SMs
+        (8, 16, 1, 120),  # short rows are as soon done as joined
+        (8, 32, 1, 8),
+        (8, 4000, 1, 250),  # two chunks for each SM
+        (3, 0, 1, 120),
+    ],
+)
+def test_rows_with_few_tiles_are_cut(block_rows: int, mean: int, column_tiles: int, limit: int) -> None:
+    spec = spec_of(32, 32)
+    cut = RowCut.of(spec, block_rows, block_rows * mean, column_tiles, 132)
+    assert cut.limit == limit
+
+
+@given(lengths=LENGTHS, step=st.sampled_from([1, 2, 4]), column_tiles=st.integers(1, 40))
+def test_parts_of_few_tiles_are_few(lengths: list[int], step: int, column_tiles: int) -> None:
+    spec, blocks = spec_of(32, 32, step=step), sum(lengths)
+    plain, cut = RowCut.of(spec, len(lengths), blocks), RowCut.of(spec, len(lengths), blocks, column_tiles, 132)
+    assert cut.limit <= plain.limit and cut.limit % step == 0 and cut.limit > 0
+    tile_bytes = 32 * 512 * 4
+    if cut != plain:
+        assert cut.workspace(spec, column_tiles)[1] <= max(2 * 132, 128 * column_tiles) * tile_bytes
+    counts = [max(1, -(-length // cut.limit)) for length in lengths]
+    assert sum(counts) <= cut.chunks and sum(count for count in counts if count > 1) <= cut.parts
 
 
 @given(lengths=LENGTHS, step=st.sampled_from([1, 2, 4]), rows=st.sampled_from([16, 32]))

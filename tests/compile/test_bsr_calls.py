@@ -13,8 +13,10 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
+from codegen.plans.row_chunks import RowCut  # noqa: E402
 from runtime import arguments, bsr, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.row_chunks import cut_rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 Make = Callable[..., Any]
@@ -45,6 +47,9 @@ class Loaded:
             {"tiles": tiles, "numbers": dict(numbers), "tensors": dict(tensors), "prologue_grid": prologue_grid}
         )
         return self.signatures[-1]
+
+    def sm_count(self, device: int) -> int:
+        return 132
 
     def launch(self, signature: Any, addresses: Mapping[str, int], stream: int) -> None:
         for param in self.plan.params:
@@ -169,9 +174,20 @@ def test_columns_of_b_are_copied_by_rows_for_small_blocks(make: Make, size: int)
     assert launch["b_columns"] == b.data_ptr() != launch["b"] == launch["b_groups"]
     tensors, numbers = signature["tensors"], signature["numbers"]
     assert tensors["b_columns"] == ((300, 3 * size), (3 * size, 1)) and tensors["b"] == ((3 * size, 300), (304, 1))
-    assert tensors["b_groups"] == ((4, 3 * size, 64), (64, 304, 1))
+    assert tensors["b_groups"] == ((5, 3 * size, 64), (64, 304, 1))
     # Tiles of 64 rows and 128 columns.
     assert numbers["copy_rows"] == -(-3 * size // 64) and signature["prologue_grid"] == 3 * numbers["copy_rows"]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(512, 96), (64, 96), (576, 96), (1000, 64), (72, 64), (63, 0), (8, 0)])
+def test_rows_that_one_copy_brings_have_a_row_below(make: Make, columns: int, rows: int) -> None:
+    kernel = make(size=32)
+    kernel(matrix([0, 1, 1, 3], [2, 0, 1], size=32), dense(96, -(-columns // 8) * 8)[:, :columns])
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"]["whole_rows"] == rows
+    (groups, depth, width), (across, row, _) = signature["tensors"]["b_groups"]
+    last = (groups - 1) * across + (rows - 1) * row + width  # behind the last element that such a copy reads
+    assert last <= 95 * row + columns and (depth, width) == (96, 64)
 
 
 def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
@@ -334,8 +350,24 @@ def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
     assert all(launch["parts"] and launch["chunks_done"] == launch["scheduler"] + 8 for launch in (given, found))
     (signature,) = kernel._loaded.signatures
     numbers = {"index_words": 2 if index == torch.int64 else 1, "n": 1000, "chunk_blocks": 120}
-    assert signature["numbers"] == numbers | {"column_tiles": 2, "group_tiles": 2}
+    assert signature["numbers"] == numbers | {"column_tiles": 2, "group_tiles": 2, "whole_rows": 32}
     assert signature["tiles"] == 7 * 2  # as many as there can be
+
+
+def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
+    kernel = make(size=16, balanced=True)
+    a = matrix([0, 64, 128, 128], [0] * 128, size=16)
+    cut = RowCut.of(kernel.spec, 3, 128, 2, 132)
+    order = cut_rows(a.crow_indices(), cut, 1)  # on a GPU, row_order(a, 1000)
+    assert kernel.row_order(a, 1000).limit == 120 > cut.limit == order.limit
+    kernel(a, dense(48, 1000), row_order=order, validate=True)
+    kernel(a, dense(48, 1000))
+    cut_signature, whole = kernel._loaded.signatures
+    assert cut_signature["numbers"]["chunk_blocks"] == cut.limit and cut_signature["tiles"] == cut.chunks * 2
+    assert whole["numbers"]["chunk_blocks"] == 120 and whole["tiles"] == 4 * 2
+    for columns in (0, True, 1000.0):
+        with pytest.raises(ArgumentError, match=r"columns: is .*, expected the columns of b, an int of at least 1"):
+            kernel.row_order(a, columns)
 
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +390,8 @@ def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.Mon
         (lambda order: order._replace(chunks=order.chunks[1:]), r"row_order.chunks: is torch.int32 \(3, 4\)"),
         (lambda order: order._replace(total=order.total.long()), "row_order.total: is torch.int64"),
         (lambda order: order._replace(chunks=order.chunks.T.contiguous().T), "row_order.chunks: has strides"),
+        (lambda order: order._replace(limit=0), "row_order.limit: is 0, expected a positive multiple of 1"),
+        (lambda order: order._replace(limit=40), r"row_order.chunks: is torch.int32 \(4, 4\)"),
         (lambda order: order._replace(total=order.total - 1), r"row_order: is not what row_order\(a\) returns"),
         (lambda order: order._replace(chunks=order.chunks.flip(0)), r"row_order: is not what row_order\(a\) returns"),
     ],

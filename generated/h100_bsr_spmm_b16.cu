@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 8ec09630a4adccf8be4bd452b412e0f93b2fc42ed285900874767709f3ce5f4d
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c960b8922dd7bd46fc57d0f22a003c29b3a1d45fcfaaf95722e0595c32a658cf
+// seal: sha256 5707b7f1a4317c4b417e571d8d390abbc1b3712f2e94eb8e1a821969f48ac365
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -77,6 +77,7 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
 };
@@ -270,9 +271,11 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
   } else {
 #pragma unroll

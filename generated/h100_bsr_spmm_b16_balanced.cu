@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bbeb1042f425e3ca6279ae56de0c286be8c413a4ec61456c97439eca929ed325
+// seal: sha256 318e8cf6fbb5a3a289cc38f21cc69d4538c7a2b0faac28797c991af63e03157f
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -95,6 +95,7 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   const int4* chunks;  // of each chunk: block row, first block, end, first chunk of the row or -1
   const int* chunk_count;  // chunks of all block rows
   int chunk_blocks;  // blocks of a chunk, at most
@@ -382,9 +383,11 @@ __device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue
   return unit;
 }
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
   } else {
 #pragma unroll

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1c389dcdf695e95ff9acccbf740b47fdc054279f94a7cd61585afb8e61d38f58
+// seal: sha256 d6ab55240d292c4c27d6f76cc18d27758160edbe5eb0b2cfce62a468b2522e9c
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -77,6 +77,7 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
 };
@@ -272,9 +273,11 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
   } else {
 #pragma unroll

@@ -3,7 +3,7 @@
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: ec807e2ce1736c7b524308ad48c7252104f6a859d2e58d052ab4d63e51858549
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 331040da7e9e6970451866b8a905aacc42362d7e944bd900a5533a0ed6df6898
+// seal: sha256 78b49f8dec83d07c107f9f016fbf602823e1564487c368953461da2fb461b10c
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -81,6 +81,7 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
   TensorMap c_in_map;  // c, which is added (N, M)
@@ -291,9 +292,11 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
   } else {
 #pragma unroll

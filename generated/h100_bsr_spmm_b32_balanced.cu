@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 73f810119a7c8e2535a23c26d29013f92abcf61fe8c300cd7a77efc5329feeab
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7828437598854269eea6c188fc08752e3bfd98fbb731bb1c6ec99f4d5067663e
+// seal: sha256 405917c853ce572eebf0e26ae3c7abbaf13d406eaf2addfc7d010f3992278489
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -95,6 +95,7 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   const int4* chunks;  // of each chunk: block row, first block, end, first chunk of the row or -1
   const int* chunk_count;  // chunks of all block rows
   int chunk_blocks;  // blocks of a chunk, at most
@@ -384,9 +385,11 @@ __device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue
   return unit;
 }
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
   } else {
 #pragma unroll

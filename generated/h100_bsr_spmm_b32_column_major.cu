@@ -2,11 +2,12 @@
 //     codegen render specs/h100_bsr_spmm_b32_column_major.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 41adcdae752da5af766f84b43496571e17207e1f37a866232d559fb3265a948e
-// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5bca579dc318fdbd6d95c1a1d95c3ef24e54b58423045f57edcf779d7ac56e3d
+// templates: bsr_spmm/sm90a_narrow.cu.j2, common/b_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 a8e643ce6d06e9d043ec1c0cf086d5ba987ec82f860a396519fb79916871efa5
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
-// C by rows.
+// C by rows. A block of A would meet 64 bytes of each column of B, and the L2 is slow with such pieces: a kernel that
+// is launched before copies B by rows, this one reads the copy.
 //
 // The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
 // its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
@@ -28,8 +29,8 @@
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
 //                thread blocks at work share columns of B, which then come from the L2
 //   step         one block of A, the kTileK rows of B that meet it
-//   group        64 columns of B or C. In shared memory C has rows of 128 bytes, swizzled; blocks of A have rows, and B
-//                has columns, of 64 bytes
+//   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
+//                64 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
 //                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}
 
@@ -48,7 +49,7 @@ constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
-constexpr int kBCopyColumns = 256;  // columns of B that one copy brings
+constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
 constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
@@ -56,10 +57,14 @@ constexpr int kABytes = 2048;  // bytes of a block of A
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of C
+constexpr int kCopyThreads = 256;  // threads of a block that copies B by rows
+constexpr int kCopyDepth = 64;  // rows of B that it copies
+constexpr int kCopyColumns = 128;  // columns of these
+constexpr int kCopyBytes = 16384;  // bytes of them
 
 // Dynamic shared memory: 225376 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 12288 bytes: ring of blocks of A, 32 rows of 64 bytes
-constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 512 columns of 64 bytes
+constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
 constexpr int kCOffset = 208896;  // 16384 bytes: 2 C column groups of each warpgroup
 constexpr int kBarriersOffset = 225280;  // 96 bytes: mbarriers: full, then empty
 
@@ -71,11 +76,16 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B, by columns (K, N)
+  TensorMap b_map;  // the copy of B (N, K)
+  TensorMap b_groups_map;  // the copy of B's whole column groups (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  TensorMap b_columns_map;  // B, by columns (K, N)
+  int copy_rows;  // K / kCopyDepth, rounded up
+  int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   int block_rows;  // block rows of A
   int tiles;  // block_rows * column_tiles
 };
@@ -175,9 +185,11 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions",
-// "Matrix Descriptor Format"). The upper half is always the same. So descriptors are passed, and moved on, as their
-// lower halves: the address, in units of 16 bytes.
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
@@ -187,9 +199,9 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 // the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
 
-// wgmma.mma_async m64n32k16: D = A B (+ D); in shared memory both K-major, narrow rows
+// wgmma.mma_async m64n32k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n32k16_k_major_narrow(
+__device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
     float (&d)[16], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
@@ -197,15 +209,15 @@ __device__ __forceinline__ void wgmma_m64n32k16_k_major_narrow(
       ".reg .b64 a, b;\n"
       "setp.ne.b32 p, %18, 0;\n"
       "mov.b64 a, { %16, %19 };\n"
-      "mov.b64 b, { %17, %19 };\n"
+      "mov.b64 b, { %17, %20 };\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15"
-      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}, a, b, p, 1, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kNarrowDescriptorUpperHalf));
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
@@ -225,6 +237,13 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
 // Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
@@ -269,11 +288,17 @@ struct RingPosition {
   }
 };
 
-// Copies the columns of B from `column` on, as many rows as a block of A has columns, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
 #pragma unroll
-  for (int first = 0; first < kTileN; first += kBCopyColumns) {
-    tma_load_2d(to + first / kGroupColumns * kBGroupBytes, &p.b_map, full, row, column + first);
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
   }
 }
 
@@ -327,9 +352,9 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   for (int k = 0; k < kTileK / 16; ++k) {
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
-      // 16 rows of B are 32 bytes of its columns, 16 columns of A are 32 bytes of its rows.
-      wgmma_m64n32k16_k_major_narrow(accumulators[group],
-          b_descriptor + ((group * kBGroupBytes + k * 32) >> 4), a_descriptor + (k * 32 >> 4), 1);
+      // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+      wgmma_m64n32k16_m_major_narrow(accumulators[group],
+          b_descriptor + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4), a_descriptor + (k * 32 >> 4), 1);
     }
   }
   wgmma_commit();
@@ -407,6 +432,54 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+// Copies a tile of B, kCopyDepth rows of kCopyColumns columns, from B by columns to B by rows. A warp turns round 16
+// columns: ldmatrix takes 8 x 8 elements whose rows in shared memory are pieces of columns of B, and stmatrix stores
+// them so that they are pieces of its rows. Rows of 128 bytes, eight 16-byte chunks, swizzled as TMA does it.
+extern "C" __global__ void __launch_bounds__(kCopyThreads)
+    h100_bsr_spmm_b32_column_major_copy_b(const __grid_constant__ Params p) {
+  __shared__ __align__(1024) unsigned char by_columns[kCopyBytes];
+  __shared__ __align__(1024) unsigned char by_rows[kCopyBytes];
+  __shared__ __align__(8) unsigned long long barrier;
+  const uint32 from = static_cast<uint32>(__cvta_generic_to_shared(by_columns));
+  const uint32 to = static_cast<uint32>(__cvta_generic_to_shared(by_rows));
+  const uint32 full = static_cast<uint32>(__cvta_generic_to_shared(&barrier));
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first_row = blockIdx.x % p.copy_rows * kCopyDepth, first_column = blockIdx.x / p.copy_rows * kCopyColumns;
+
+  if (threadIdx.x == 0) {
+    mbarrier_init(full, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(full, kCopyBytes);
+    tma_load_2d(from, &p.b_columns_map, full, first_row, first_column);
+  }
+  __syncthreads();
+  mbarrier_wait(full, 0);
+  // Four matrices at a time, 16 columns and 16 rows of B. Lanes 8 i to 8 i + 7 give the rows of the i-th.
+  const int b_column = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+  const int chunk = (warp * 2 + lane / 8 % 2) % 8, group = warp / (kGroupColumns / 16);
+#pragma unroll
+  for (int k = 0; k < kCopyDepth; k += 16) {
+    const int k_chunk = k / 8 + lane / 16, row = k + lane / 16 * 8 + lane % 8;
+    uint32 m[4];
+    ldmatrix_x4(m, from + b_column * kRowBytes + (k_chunk ^ b_column % 8) * 16);
+    stmatrix_x4_trans(to + (group * kCopyDepth + row) * kRowBytes + (chunk ^ row % 8) * 16, m[0], m[1], m[2], m[3]);
+  }
+  fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int column = 0; column < kCopyColumns; column += kGroupColumns) {
+#pragma unroll
+      for (int row = 0; row < kCopyDepth; row += kTileK) {
+        const uint32 box = to + (column / kGroupColumns * kCopyDepth + row) * kRowBytes;
+        tma_store_2d(&p.b_map, box, first_column + column, first_row + row);
+      }
+    }
+    tma_store_commit();
+    tma_store_wait_read<0>();
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

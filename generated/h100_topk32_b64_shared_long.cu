@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: b72bed779c9ef93f459cc4f84164048861092b447eafc6c311797295cd6e8d72
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 32e704f0c84d32a42cecdca8f0bd984aceb131c84073d4c8bdd3ea5fe5818062
+// seal: sha256 302a5e51b8ea7999725737cdd6090758662805ad903f60f1746f5cbb70cb0305
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -12,6 +12,8 @@
 //                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
 //   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
 //                    online softmax, O += P V. It asks for its Q itself.
+//
+// Thread blocks keep side by side, so that the keys that they ask for at a time fit the L2: Pace says how.
 //
 // Which barrier guards what (full: filled, empty: free to be filled)
 //   q_full[w]                      Q of warpgroup w
@@ -55,9 +57,8 @@ constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
-constexpr int kPaceLoads = 8;  // loads of K between two marks of a thread block
+constexpr int kPaceMarks = 12;  // marks that a thread block makes in a tile
 constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
-constexpr int kPaceEnd = 1024;  // marks that a thread block makes when it ends: more than it can lack
 constexpr int kStreams = 3;  // query blocks in a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
@@ -608,24 +609,31 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 }
 
 // Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
-// then few enough for the L2. Each marks every kPaceLoads-th load; one that is ahead of what all have marked, on
-// average, by more than a mark waits. No result depends on it, so a tile waits kPaceTries times at most: for thread
-// blocks that do not run yet, it would be in vain.
+// then few enough for the L2. Each makes kPaceMarks marks a tile, spread over its loads, which are fewer where lists
+// have more in common; one that is ahead of what all have marked, on average, by more than a mark waits. No result
+// depends on it, so a tile waits kPaceTries times at most: for thread blocks that do not run yet, it would be in vain.
 struct Pace {
-  int loads = 0, marks = 0, tries = 0;
+  int loads = 1, share = 0, marks = 0, tries = 0;
 
-  __device__ __forceinline__ void begin_tile() { tries = kPaceTries; }
+  __device__ __forceinline__ void begin_tile(int number) {
+    loads = number;
+    share = 0;
+    tries = kPaceTries;
+  }
   __device__ __forceinline__ void count_load(const Params& p) {
-    if (++loads % kPaceLoads != 0) return;
+    share += kPaceMarks;  // of a mark, in parts of the tile's loads, of which there are more than marks
+    if (share < loads) return;
+    share -= loads;
     const int enough = marks++ * static_cast<int>(gridDim.x);
     for (int all = atomicAdd(p.progress, 1) + 1; all < enough && tries > 0; --tries) {
       __nanosleep(64);
       all = *static_cast<volatile int*>(p.progress);
     }
   }
-  // Nobody waits for a thread block that has ended. The last one to end leaves the counters at 0 for the next launch.
+  // Nobody waits for a thread block that has ended: it may lack the marks of a tile, and makes them. The last one to
+  // end leaves the counters at 0 for the next launch.
   __device__ __forceinline__ void end(const Params& p) {
-    atomicAdd(p.progress, kPaceEnd);
+    atomicAdd(p.progress, kPaceMarks);
     __threadfence();
     if (atomicAdd(p.progress + 1, 1) == gridDim.x - 1) {
       p.progress[0] = 0;
@@ -652,7 +660,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const int kv_head = tile.head / p.heads_per_kv_head;
     mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
     const int number = numbers[position.stage];
-    pace.begin_tile();
+    pace.begin_tile(number);
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
       const uint32 load = loads[position.stage * kEntries + i];

@@ -14,9 +14,8 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
-PACE_LOADS = 8  # docs/ladder-attention.md has others
+PACE_LOADS = 8  # of a list's entries for each mark of a thread block; docs/ladder-attention.md has others
 PACE_TRIES = 32  # keeps a thread block from waiting for long for others that are not there
-PACE_END = 1 << 10  # marks of 21 tiles of the longest lists; a thread block has one tile less than others at most
 
 
 def check_share_kv(spec: AttentionSpec) -> None:
@@ -57,14 +56,14 @@ def order_constants(streams: int) -> list[Constant]:
     ]
 
 
-def pace_constants(spec: AttentionSpec) -> list[Constant]:
+def pace_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
     """Return the constants of ``paced``."""
     if not spec.paced:
         return []
+    marks = max(1, streams * list_length(spec) // PACE_LOADS)  # no more than a tile has loads
     return [
-        Constant("kPaceLoads", PACE_LOADS, "loads of K between two marks of a thread block"),
+        Constant("kPaceMarks", marks, "marks that a thread block makes in a tile"),
         Constant("kPaceTries", PACE_TRIES, "how often a tile looks whether the other thread blocks have come closer"),
-        Constant("kPaceEnd", PACE_END, "marks that a thread block makes when it ends: more than it can lack"),
     ]
 
 

@@ -122,7 +122,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         *(order_constants(streams) if spec.share_kv else [Constant("kTileStages", tile_stages, TILE_RING)]),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
-        *pace_constants(spec),
+        *pace_constants(spec, streams),
         Constant("kStreams", streams, f"query blocks in a tile, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),

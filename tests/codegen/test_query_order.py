@@ -118,3 +118,11 @@ def test_these_options_need_tiles_that_share() -> None:
         assert caught.value.field == option
     plain = find_spec("h100_topk32_b64_shared").spec
     assert "query_order" not in plain.canonical_json() and plain.hash != find_spec(NAME).spec.hash
+
+
+@pytest.mark.parametrize(("k", "m", "marks"), [(32, 192, 12), (32, 128, 8), (1, 192, 1), (100, 192, 37)])
+def test_a_tile_has_no_more_marks_than_loads(k: int, m: int, marks: int) -> None:
+    fields = find_spec("h100_topk32_b64_shared_long").spec.model_dump(mode="json", by_alias=True)
+    named = find_spec({**fields, "pattern": {**fields["pattern"], "k": k}, "tile": {"m": m, "n": 64}, "stages": 3})
+    (found,) = (constant.value for constant in plan_for(named).constants if constant.name == "kPaceMarks")
+    assert found == marks <= k  # a list of k entries: at least as many loads

@@ -7,7 +7,8 @@
 
 Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
 lengths follow a power law, beside rows of equal length and the same number of blocks; "rectangular", blocks that are
-not square; "column_major", B stored by columns; "small", sampled products and BSR x BSR with smaller blocks; "ada",
+not square; "column_major", B stored by columns; "few", an A of few rows;
+"small", sampled products and BSR x BSR with smaller blocks; "ada",
 the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, three block rows of its result are compared with the float64 product; a call that fails or
@@ -74,6 +75,7 @@ class Row:
             random, with row lengths from many to few.
         even: the row with the same work and equal row lengths, for those of a power law.
         balanced: whether the kernel's tiles are handed out, longest block rows first; these are found beforehand.
+        height: rows of A.
         quick: whether --quick takes it.
     """
 
@@ -90,6 +92,7 @@ class Row:
     pattern: Literal["random", "clustered", "power_law"] = "random"
     even: str | None = None
     balanced: bool = False
+    height: int = SIZE
     quick: bool = False
 
 
@@ -154,6 +157,19 @@ COLUMN_MAJOR_ROWS = tuple(
     )
     for block in (128, 64, 32, 16)
 )
+# So few tiles that most SMs have none, unless rows are cut; and a list of 64 blocks for each of them.
+FEW_ROWS = tuple(
+    Row(
+        f"spmm_b{block}_few_rows" + ("" if balanced else "_static"),
+        *(spmm(block), block, 512, ("cublas", "torch", "triton") if balanced else ()),
+        groups=("few",),
+        row_blocks=64,
+        balanced=balanced,
+        height=512,
+    )
+    for block in (32, 16)
+    for balanced in (True, False)
+)
 SMALL_ROWS = tuple(
     Row(f"{op}_b{block}", f"h100_bsr_{op}_b{block}", block, 8192, ("cublas",), groups=("small",))
     for op in ("sddmm", "spgemm")
@@ -174,8 +190,10 @@ ADA_ROWS = (
         )
     ),
 )
-ROWS = MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + COLUMN_MAJOR_ROWS + SMALL_ROWS + ADA_ROWS
-GROUPS = ("main", "crossover", "uneven", "rectangular", "column_major", "small", "ada")
+ROWS = (
+    MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + COLUMN_MAJOR_ROWS + FEW_ROWS + SMALL_ROWS + ADA_ROWS
+)
+GROUPS = ("main", "crossover", "uneven", "rectangular", "column_major", "few", "small", "ada")
 MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
 
 
@@ -238,12 +256,13 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
     if isinstance(spec, BsrSddmmSpec):
         a, b = dense(size, row.columns), dense(size, row.columns)
         return Problem(spec, a, b, sparse(size, size), (a, b.T))
-    a = sparse(size, size)
+    height = min(row.height, size)
+    a = sparse(height, size)
     if isinstance(spec, BsrSpgemmSpec):
         b, shown = sparse(size, row.columns), sparse(size, row.columns) if spec.output == "bsr" else None
-        return Problem(spec, a, b, shown, (dense(size, size), dense(size, row.columns)))
+        return Problem(spec, a, b, shown, (dense(height, size), dense(size, row.columns)))
     b = dense(row.columns, size).T if spec.b_layout == "column_major" else dense(size, row.columns)
-    return Problem(spec, a, b, None, (dense(size, size), b))
+    return Problem(spec, a, b, None, (dense(height, size), b))
 
 
 def stored(matrix: torch.Tensor) -> torch.Tensor:
@@ -341,6 +360,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
         "groups": row.groups,
         "kernel": row.kernel,
         "size": SIZE,
+        "height": row.height,
         "columns": row.columns,
         "row_blocks": row.row_blocks,
         "density": blocks.values().numel() / (blocks.shape[0] * blocks.shape[1]),

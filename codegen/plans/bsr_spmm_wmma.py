@@ -140,13 +140,14 @@ def _warps(tile_rows: int) -> int:
     return LOW_WARPS if tile_rows <= WARP_ROWS else WARPS
 
 
-def warp_level_params(element: str) -> tuple[Param, ...]:
+def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ...]:
     """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
+    line = "column" if by_columns else "row"  # what is contiguous in B
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
-        pointer("b", element, "B (K, N)"),
+        pointer("b", element, "B, by columns (K, N)" if by_columns else "B (K, N)"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
+        i64(f"b_{line}_stride", f"elements from one {line} of B to the next"),
         i64("c_row_stride", "elements from one row of C to the next"),
         pointer("crow_indices", "int", "first block of each block row, and one more"),
         pointer("col_indices", "int", "block column of each block"),

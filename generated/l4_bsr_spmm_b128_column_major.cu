@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 9c3301c4b8f6dd5a30715cea43f0282688fa9aa2f5560273d2ab25bf118b2fb7
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 79a512c511ed932a7013f0fef2758300300df1fc9bb9ea60a48ef3e3035e8ab4
+// seal: sha256 f61c7e5ae90017a94a3dba60ffd9b487b71c918418fdc5fa157e2b62e7412c3a
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -35,7 +35,6 @@ constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kRowChunks = 8;  // chunks of a tile row: of a row of A, of a column of B
-constexpr int kRowsPerLine = 1;  // tile rows that span all banks
 constexpr int kPassRows = 16;  // tile rows that all threads copy at a time, a chunk each
 constexpr int kATile = 16384;  // bytes of an A tile
 constexpr int kBTile = 16384;  // bytes of a B tile
@@ -157,9 +156,12 @@ struct Step {
   }
 };
 
-// Byte offset of a chunk of a tile of A or B. Rows shorter than 128 bytes share a line of all banks.
-__device__ __forceinline__ int tile_offset(int row, int chunk) {
-  return row * kRowBytes + (chunk ^ row / kRowsPerLine % kRowChunks) * kChunk;
+// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
+// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+template <int kChunks>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;
+  return (row * kChunks + (chunk ^ row / kRowsPerLine % kPlaces)) * kChunk;
 }
 
 // Byte offset of a chunk of a strip.
@@ -179,8 +181,8 @@ struct Loader {
     a = p.a + row * kBlockCols + chunk * kCopy;
     b = p.b + (first_column + row) * p.b_column_stride + chunk * kCopy;
     b_pass = kPassRows * p.b_column_stride;
-    a_to = base + kAOffset + tile_offset(row, chunk);
-    b_to = base + kBOffset + tile_offset(row, chunk);
+    a_to = base + kAOffset + swizzled<kRowChunks>(row, chunk);
+    b_to = base + kBOffset + swizzled<kRowChunks>(row, chunk);
     columns = p.n - first_column - row;
   }
   // Copies a step's tiles to a stage. What lies outside B is zeros, also for a block column that there is not. The
@@ -269,9 +271,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const TilePlace tile(p, blockIdx.x);
   const int row = tile.row, first_column = tile.column * kTileN;
   // Lanes 8 i to 8 i + 7 address matrix i. Of A: tile rows 0 to 7, rows 8 to 15, then both again one chunk further. Of
-  // B, 8 columns of which are one product's: tile rows 0 to 7, the same one chunk further, then rows 8 to 15 likewise.
-  const uint32 a_lane = base + kAOffset + tile_offset(part_row + lane % 16, lane / 16);
-  const uint32 b_lane = base + kBOffset + tile_offset(part_column + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  // B: tile rows 0 to 7, the same one chunk further, then both for rows 8 to 15.
+  const uint32 a_lane = base + kAOffset + swizzled<kRowChunks>(part_row + lane % 16, lane / 16);
+  const uint32 b_lane =
+      base + kBOffset + swizzled<kRowChunks>(part_column + lane / 16 * kMmaColumns + lane % 8, lane / 8 % 2);
 
   // An empty block row has no step: its zeros are what is stored.
   float accumulators[kMmasM][2 * kPairsN][4];

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 07dcd4c803cbba2508966d275dcfeefa8828131cce18436b4eb070ee36ff81cf
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3c81fbd9daf769a6997bd9a4d191ccde486fd58346c1f3891a8e8a29df82c5f2
+// seal: sha256 b5465b42088530016700b303cfeee3a654648ca0a2dc5408901b3c65c9c7abf5
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -35,7 +35,6 @@ constexpr int kStages = 2;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kRowChunks = 4;  // chunks of a tile row: of a row of A, of a column of B
-constexpr int kRowsPerLine = 2;  // tile rows that span all banks
 constexpr int kPassRows = 32;  // tile rows that all threads copy at a time, a chunk each
 constexpr int kATile = 2048;  // bytes of an A tile
 constexpr int kBTile = 16384;  // bytes of a B tile
@@ -157,9 +156,12 @@ struct Step {
   }
 };
 
-// Byte offset of a chunk of a tile of A or B. Rows shorter than 128 bytes share a line of all banks.
-__device__ __forceinline__ int tile_offset(int row, int chunk) {
-  return row * kRowBytes + (chunk ^ row / kRowsPerLine % kRowChunks) * kChunk;
+// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
+// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+template <int kChunks>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;
+  return (row * kChunks + (chunk ^ row / kRowsPerLine % kPlaces)) * kChunk;
 }
 
 // Byte offset of a chunk of a strip.
@@ -179,8 +181,8 @@ struct Loader {
     a = p.a + row * kBlockCols + chunk * kCopy;
     b = p.b + (first_column + row) * p.b_column_stride + chunk * kCopy;
     b_pass = kPassRows * p.b_column_stride;
-    a_to = base + kAOffset + tile_offset(row, chunk);
-    b_to = base + kBOffset + tile_offset(row, chunk);
+    a_to = base + kAOffset + swizzled<kRowChunks>(row, chunk);
+    b_to = base + kBOffset + swizzled<kRowChunks>(row, chunk);
     columns = p.n - first_column - row;
   }
   // Copies a step's tiles to a stage. What lies outside B is zeros, also for a block column that there is not. The
@@ -269,9 +271,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const TilePlace tile(p, blockIdx.x);
   const int row = tile.row, first_column = tile.column * kTileN;
   // Lanes 8 i to 8 i + 7 address matrix i. Of A: tile rows 0 to 7, rows 8 to 15, then both again one chunk further. Of
-  // B, 8 columns of which are one product's: tile rows 0 to 7, the same one chunk further, then rows 8 to 15 likewise.
-  const uint32 a_lane = base + kAOffset + tile_offset(part_row + lane % 16, lane / 16);
-  const uint32 b_lane = base + kBOffset + tile_offset(part_column + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  // B: tile rows 0 to 7, the same one chunk further, then both for rows 8 to 15.
+  const uint32 a_lane = base + kAOffset + swizzled<kRowChunks>(part_row + lane % 16, lane / 16);
+  const uint32 b_lane =
+      base + kBOffset + swizzled<kRowChunks>(part_column + lane / 16 * kMmaColumns + lane % 8, lane / 8 % 2);
 
   // An empty block row has no step: its zeros are what is stored.
   float accumulators[kMmasM][2 * kPairsN][4];

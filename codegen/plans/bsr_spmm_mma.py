@@ -18,7 +18,7 @@ from codegen.plans.bsr_spmm_wmma import warp_level_params
 from codegen.spec import BsrSpmmSpec
 
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
-COPY_LINE = 128 // COPY_BYTES  # of them that all banks of shared memory hold side by side
+LINE_BYTES = 128  # of all banks of shared memory
 MMA_ROWS, MMA_DEPTH = 16, 16  # of one mma.sync
 BLOCK_SIDES = (16, 32, 64, 128)
 LOW_ROWS = 32  # of a tile that may be 512 columns wide
@@ -121,13 +121,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tuple[Constant, ...]:
     """Return how tiles lie in shared memory where B is stored by rows: those of A and B are of different length."""
     a_chunks, b_chunks = k // copy, n // copy
+    a_rows_per_line = max(1, LINE_BYTES // (a_chunks * COPY_BYTES))
     a_pass_rows = Constant(
         "kAPassRows", threads // a_chunks, "rows of an A tile that all threads copy at a time, a chunk each"
     )
     return (
         Constant("kAChunks", a_chunks, "chunks of a row of an A tile"),
         Constant("kBChunks", b_chunks, "chunks of a row of a B tile"),
-        Constant("kARowsPerLine", max(1, COPY_LINE // a_chunks), "rows of an A tile that span all banks"),
+        Constant("kARowsPerLine", a_rows_per_line, "rows of an A tile that span all banks"),
         *(() if some_copy_a else (a_pass_rows,)),
         Constant("kBPassRows", threads // b_chunks, "rows of a B tile that all threads copy at a time"),
     )
@@ -138,7 +139,6 @@ def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
     chunks = k // copy
     return (
         Constant("kRowChunks", chunks, "chunks of a tile row: of a row of A, of a column of B"),
-        Constant("kRowsPerLine", max(1, COPY_LINE // chunks), "tile rows that span all banks"),
         Constant("kPassRows", threads // chunks, "tile rows that all threads copy at a time, a chunk each"),
     )
 

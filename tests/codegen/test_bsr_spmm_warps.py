@@ -126,14 +126,14 @@ def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
     ids=str,
 )
 def test_columns_of_b_lie_in_swizzled_tiles_of_mma_as_rows_of_a_do(m: int, n: int, k: int) -> None:
-    """The formulas of templates/bsr_spmm/mma.cu.j2 for both: each chunk is copied once, and found without conflicts."""
+    """The formulas of mma.cu.j2 and common/bsr_steps.cuh.j2: each is copied once, read without bank conflicts."""
     plan = plan_of(block={"rows": m, "cols": 64}, tile={"m": m, "n": n, "k": k}, stages=2, b_layout="column_major")
     c = constants(plan)
     row_bytes = c["kRowChunks"] * 16
     assert row_bytes == 2 * k
 
     def offset(row: int, chunk: int) -> int:
-        return row * row_bytes + (chunk ^ row // c["kRowsPerLine"] % c["kRowChunks"]) * 16
+        return row * row_bytes + (chunk ^ row * row_bytes // 128 % min(8, c["kRowChunks"])) * 16
 
     a_tile, b_tile = {}, {}
     for thread in range(plan.threads):

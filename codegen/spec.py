@@ -299,7 +299,7 @@ class BsrSpmmSpec(SpecBase):
     )
     b_layout: Literal["row_major", "column_major"] = Field(
         default="row_major",
-        description="whether the rows of B are contiguous, or its columns; these with wgmma only",
+        description="whether the rows of B are contiguous, or its columns",
     )
     blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
         default=1,

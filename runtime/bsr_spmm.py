@@ -433,6 +433,7 @@ class BsrSpmmKernel:
             "n": columns,
             "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,
             "b_row_stride": b.stride(0),
+            "b_column_stride": b.stride(1),
             "c_row_stride": stride,
             "copy_rows": copy_rows,
             "whole_rows": self._whole_rows(depth, columns),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i32, pointer, require, tensor_map
+from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i32, pointer, tensor_map
 from codegen.plans.balance import queue
 from codegen.plans.epilogue import barriers
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
@@ -113,16 +113,16 @@ def reads_columns(spec: BsrSpmmSpec) -> bool:
 
 def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say where A, B and C are."""
+    return (A_MAP, *b_params(spec, "K"), C_MAP, *INDEX_PARAMS)
+
+
+def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
+    """Return the parameters that say where B is, ``rows`` being the name of how many it has."""
     if reads_columns(spec):
-        return (A_MAP, tensor_map("b_map", "B, by columns (K, N)"), C_MAP, *INDEX_PARAMS)
-    b = "B" if spec.b_layout == "row_major" else "the copy of B"
-    groups = tensor_map("b_groups_map", f"{b}'s whole column groups (columns of one, K, groups)")
-    return (A_MAP, tensor_map("b_map", f"{b} (N, K)"), groups, C_MAP, *INDEX_PARAMS)
-
-
-def require_rows_of_b(spec: BsrSpmmSpec, where: str) -> None:
-    """Refuse B stored by columns: it is allowed to be stored by rows only."""
-    require(spec.b_layout == "row_major", "b_layout", f"is {spec.b_layout}; allowed {where}: row_major")
+        return (tensor_map("b_map", f"B, by columns ({rows}, N)"),)
+    b = "the copy of B" if copies_b(spec) else "B"
+    groups = tensor_map("b_groups_map", f"{b}'s whole column groups (columns of one, {rows}, groups)")
+    return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
 
 
 def spmm_staging_groups(spec: BsrSpmmSpec) -> int:

@@ -37,20 +37,22 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    by_columns = spec.b_layout == "column_major"
     _check(spec)
 
     copy = COPY_BYTES // dtype.bytes
     warp_rows, warps_n = min(m, WARP_ROWS), n // WARP_COLUMNS
     warps = m // warp_rows * warps_n
     threads = 32 * warps
-    a_chunks, b_chunks = k // copy, n // copy
+    a_chunks = k // copy
     some_copy_a = m * a_chunks < threads  # an A tile has fewer chunks than there are threads
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     staging_bytes = warps * MMA_ROWS * WARP_COLUMNS * dtype.bytes
 
     ring = SharedLayout()
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled")
-    ring.add("B", spec.stages * b_bytes, f"B tiles, {k} rows of {n} elements, swizzled")
+    b_doc = f"{n} columns of {k} elements" if by_columns else f"{k} rows of {n} elements"
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled")
     # The tiles are done with when C leaves: its staging lies over them.
     staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles")
     shared_bytes = max(ring.size, staging_bytes)
@@ -70,9 +72,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
-    a_pass_rows = Constant(
-        "kAPassRows", threads // a_chunks, "rows of an A tile that all threads copy at a time, a chunk each"
-    )
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
         Constant("kTileN", n, "columns of a C tile"),
@@ -81,11 +80,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", threads, "all load and compute"),
         Constant("kCopy", copy, "elements of a chunk, one 16-byte copy"),
-        Constant("kAChunks", a_chunks, "chunks of a row of an A tile"),
-        Constant("kBChunks", b_chunks, "chunks of a row of a B tile"),
-        Constant("kARowsPerLine", max(1, LINE_BYTES // (k * dtype.bytes)), "rows of an A tile that span all banks"),
-        *(() if some_copy_a else (a_pass_rows,)),
-        Constant("kBPassRows", threads // b_chunks, "rows of a B tile that all threads copy at a time"),
+        *(_common_rows(k, copy, threads) if by_columns else _own_rows(k, n, copy, threads, some_copy_a)),
         Constant("kATile", a_bytes, "bytes of an A tile"),
         Constant("kBTile", b_bytes, "bytes of a B tile"),
         Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
@@ -103,10 +98,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
         registers=registers,
-        params=(*warp_level_params("unsigned short"), *GROUP_PARAMS),
+        params=(*warp_level_params("unsigned short", by_columns), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
-        values={"one_slice": k == MMA_DEPTH, "some_copy_a": some_copy_a},
+        values={"one_slice": k == MMA_DEPTH, "some_copy_a": some_copy_a, "by_columns": by_columns},
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {WARP_COLUMNS}"),
@@ -120,6 +115,31 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+    )
+
+
+def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tuple[Constant, ...]:
+    """Return how tiles lie in shared memory where B is stored by rows: those of A and B are of different length."""
+    a_chunks, b_chunks = k // copy, n // copy
+    a_rows_per_line = max(1, LINE_BYTES // (a_chunks * COPY_BYTES))
+    a_pass_rows = Constant(
+        "kAPassRows", threads // a_chunks, "rows of an A tile that all threads copy at a time, a chunk each"
+    )
+    return (
+        Constant("kAChunks", a_chunks, "chunks of a row of an A tile"),
+        Constant("kBChunks", b_chunks, "chunks of a row of a B tile"),
+        Constant("kARowsPerLine", a_rows_per_line, "rows of an A tile that span all banks"),
+        *(() if some_copy_a else (a_pass_rows,)),
+        Constant("kBPassRows", threads // b_chunks, "rows of a B tile that all threads copy at a time"),
+    )
+
+
+def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
+    """Return how tiles lie in shared memory where B is stored by columns: these are as long as rows of A."""
+    chunks = k // copy
+    return (
+        Constant("kRowChunks", chunks, "chunks of a tile row: of a row of A, of a column of B"),
+        Constant("kPassRows", threads // chunks, "tile rows that all threads copy at a time, a chunk each"),
     )
 
 
@@ -139,7 +159,6 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(spec.b_layout == "row_major", "b_layout", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in BLOCK_SIDES, "block.rows", f"is {block.rows}; allowed with mma: {sides}")
     require(block.cols in BLOCK_SIDES, "block.cols", f"is {block.cols}; allowed with mma: {sides}")
     require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")

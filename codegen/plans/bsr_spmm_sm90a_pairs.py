@@ -17,7 +17,6 @@ from codegen.plans.bsr_parts import (
     WARPGROUP_ROWS,
     Part,
     group_columns,
-    require_rows_of_b,
     spmm_b_maps,
     spmm_params,
     spmm_shared,
@@ -41,10 +40,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where tile.m is two block rows: 1")
-    require_rows_of_b(spec, "where tile.m is two block rows")
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS} of block rows of 64")
 
+    by_columns = spec.b_layout == "column_major"
     a_bytes, b_bytes = WARPGROUP_ROWS * k * dtype.bytes, k * n * dtype.bytes
     shared = spmm_shared(spec, CONSUMERS * a_bytes, f"ring of pairs of A tiles, {WARPGROUP_ROWS} rows of 128 bytes")
     shared.add("Rows", 4 * spec.stages, "which block rows have a block in the step of a stage", align=8)
@@ -62,7 +61,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kAccumulators", registers.accumulators, "accumulators of a thread"),
         Constant("kABytes", a_bytes, "bytes of the A tile of one block row"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
+        *(() if by_columns else (Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),)),
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
@@ -70,7 +69,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         i32("block_rows", "block rows of A"),
         i32("row_pairs", "half of them, rounded up"),
         i32("tiles", "row_pairs * column_tiles"),
-        COLUMNS_PARAM,
+        *(() if by_columns else (COLUMNS_PARAM,)),
         *epilogue_params(spec),
     )
     return Plan(
@@ -90,7 +89,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n, **epilogue_values(spec)},
+        values={"mma_n": n, "by_columns": by_columns, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{WARPGROUP_ROWS} x {cols}"),
             ("tile", f"{ROWS} x {n} of C, two block rows, in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),

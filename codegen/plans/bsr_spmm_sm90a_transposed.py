@@ -16,8 +16,8 @@ from codegen.plans.bsr_parts import (
     THREADS,
     WARPGROUP_ROWS,
     Part,
+    b_params,
     group_columns,
-    require_rows_of_b,
     spmm_b_maps,
     spmm_shared,
     spmm_staging_groups,
@@ -42,8 +42,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, "is true, but not written for transpose_a; allowed: false")
     require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed with transpose_a: 1")
-    require_rows_of_b(spec, "with transpose_a")
 
+    by_columns = spec.b_layout == "column_major"
     part = Part.of(spec)
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     shared = spmm_shared(spec, a_bytes, f"ring of A tiles, {m // columns} column groups of {k} rows of 128 bytes")
@@ -57,24 +57,23 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBlockRows", rows, "rows of a stored block of A"),
         *warpgroup_constants(spec),
         Constant("kAGroups", m // columns, "column groups of an A tile"),
-        Constant("kTileGroups", n // columns, "column groups of a B tile"),
+        *(() if by_columns else (Constant("kTileGroups", n // columns, "column groups of a B tile"),)),
         *part.constants(spmm_staging_groups(spec)),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kGroupBytes", k * SWIZZLE, "bytes of one column group of A or B"),
+        Constant("kGroupBytes", k * SWIZZLE, f"bytes of one column group of A{'' if by_columns else ' or B'}"),
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-        tensor_map("b_map", "B (N, M)"),
-        tensor_map("b_groups_map", "B's whole column groups (columns of one, M, groups)"),
+        *b_params(spec, "M"),
         tensor_map("c_map", "C (N, K)"),
         pointer("column_starts", "int", "first entry of each block column, and one more"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
         i32("block_columns", "block columns of A"),
         *PLACE_PARAMS,
         i32("tiles", "block_columns * column_tiles"),
-        COLUMNS_PARAM,
+        *(() if by_columns else (COLUMNS_PARAM,)),
         *epilogue_params(spec),
     )
     return Plan(
@@ -94,7 +93,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": part.columns, **epilogue_values(spec)},
+        values={"mma_n": part.columns, "by_columns": by_columns, **epilogue_values(spec)},
         summary=(
             ("blocks of A", f"{rows} x {cols}, transposed as they are read"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {part.columns}"),

@@ -42,6 +42,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     tma = spec.copy_ == "tma"
     asynchronous = spec.copy_ != "ld_global"
+    by_columns = spec.b_layout == "column_major"
     _check(spec)
 
     copy = COPY_BYTES // dtype.bytes
@@ -51,14 +52,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     warp_rows = TALL_WARP_ROWS if m == 256 else min(m, WARP_ROWS)
     warps_n = warps // (m // warp_rows)
     warp_columns = n // warps_n
-    a_stride, b_stride = (columns + PADDING_BYTES // dtype.bytes for columns in (k, n))
+    # A tile of B is kept as B is stored: columns of k elements, or rows of n.
+    line, b_lines, b_length = ("column", n, k) if by_columns else ("row", k, n)
+    a_stride, b_stride = (length + PADDING_BYTES // dtype.bytes for length in (k, b_length))
     staging_stride = warp_columns + STAGING_PADDING
-    a_bytes, b_bytes = m * a_stride * dtype.bytes, k * b_stride * dtype.bytes
+    a_bytes, b_bytes = m * a_stride * dtype.bytes, b_lines * b_stride * dtype.bytes
     staging_bytes = warps * MMA * staging_stride * 4
 
     ring = SharedLayout()
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128)
-    ring.add("B", spec.stages * b_bytes, f"B tiles, {k} rows of {b_stride} elements", align=128)
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128)
     if tma:
         ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
     # The tiles are done with when C leaves: its staging lies over them.
@@ -85,7 +88,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring_constants = (
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kATile", m * a_stride, "elements of an A tile, padding included"),
-        Constant("kBTile", k * b_stride, "elements of a B tile, padding included"),
+        Constant("kBTile", b_lines * b_stride, "elements of a B tile, padding included"),
     )
     thread_copies = (
         Constant("kACopies", a_copies, "copies of a thread for an A tile"),
@@ -100,13 +103,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kCopy", copy, "elements of a 16-byte copy"),
         *(() if tma else thread_copies),
         Constant("kAStride", a_stride, "elements from one row of an A tile to the next, padding included"),
-        Constant("kBStride", b_stride, "elements from one row of a B tile to the next, padding included"),
+        Constant("kBStride", b_stride, f"elements from one {line} of a B tile to the next, padding included"),
         Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
         Constant("kWarpRows", warp_rows, "rows of C of one warp"),
         Constant("kWarpColumns", warp_columns, "columns of C of one warp"),
         Constant("kStagingStride", staging_stride, "floats from one row of the staging to the next, padding included"),
         *(ring_constants if asynchronous else ()),
     )
+    maps = {"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, b_lines), 0)}
     loaders = "one thread asks for tiles" if tma else "all warps load"
     return Plan(
         spec=spec,
@@ -118,10 +122,15 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
         registers=registers,
-        params=_tma_params(dtype.cuda) if tma else warp_level_params(dtype.cuda),
-        tensor_maps={"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, k), 0)} if tma else {},
+        params=(_tma_params if tma else warp_level_params)(dtype.cuda, by_columns),
+        tensor_maps=maps if tma else {},
         constants=constants,
-        values={"asynchronous": asynchronous, "tma": tma, "some_copy_a": m * k < a_copies * copy * threads},
+        values={
+            "asynchronous": asynchronous,
+            "tma": tma,
+            "by_columns": by_columns,
+            "some_copy_a": m * k < a_copies * copy * threads,
+        },
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {warp_columns}"),
@@ -140,13 +149,14 @@ def _warps(tile_rows: int) -> int:
     return LOW_WARPS if tile_rows <= WARP_ROWS else WARPS
 
 
-def warp_level_params(element: str) -> tuple[Param, ...]:
+def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ...]:
     """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
+    line = "column" if by_columns else "row"  # what is contiguous in B
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
-        pointer("b", element, "B (K, N)"),
+        pointer("b", element, "B, by columns (K, N)" if by_columns else "B (K, N)"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
+        i64(f"b_{line}_stride", f"elements from one {line} of B to the next"),
         i64("c_row_stride", "elements from one row of C to the next"),
         pointer("crow_indices", "int", "first block of each block row, and one more"),
         pointer("col_indices", "int", "block column of each block"),
@@ -158,13 +168,13 @@ def warp_level_params(element: str) -> tuple[Param, ...]:
     )
 
 
-def _tma_params(element: str) -> tuple[Param, ...]:
+def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
     """Return the parameters of the kernel whose tiles come by TMA."""
-    by_map = ("a", "b", "b_row_stride", "block_columns")
+    by_map = ("a", "b", "b_row_stride", "b_column_stride", "block_columns")
     return (
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-        tensor_map("b_map", "B (N, K)"),
-        *(param for param in warp_level_params(element) if param.name not in by_map),
+        tensor_map("b_map", "B, by columns (K, N)" if by_columns else "B (N, K)"),
+        *(param for param in warp_level_params(element, by_columns) if param.name not in by_map),
     )
 
 
@@ -176,7 +186,6 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(spec.b_layout == "row_major", "b_layout", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     heights = (16, 32, 64, 128, 256)
     require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")
     columns = (16, 32, 64, 112, 128)

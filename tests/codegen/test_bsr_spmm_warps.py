@@ -13,6 +13,7 @@ from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.plans.balance import cuts_rows
+from codegen.render import render_plan
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -116,6 +117,71 @@ def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
             assert len({x // 16 % 8 for x in found}) == 8
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        *itertools.product((16, 32, 64, 128), (128, 256), (16, 32, 64)),
+        *itertools.product((16, 32), (512,), (16, 32)),
+    ],
+    ids=str,
+)
+def test_columns_of_b_lie_in_swizzled_tiles_of_mma_as_rows_of_a_do(m: int, n: int, k: int) -> None:
+    """The formulas of mma.cu.j2 and common/bsr_steps.cuh.j2: each is copied once, read without bank conflicts."""
+    plan = plan_of(block={"rows": m, "cols": 64}, tile={"m": m, "n": n, "k": k}, stages=2, b_layout="column_major")
+    c = constants(plan)
+    row_bytes = c["kRowChunks"] * 16
+    assert row_bytes == 2 * k
+
+    def offset(row: int, chunk: int) -> int:
+        return row * row_bytes + (chunk ^ row * row_bytes // 128 % min(8, c["kRowChunks"])) * 16
+
+    a_tile, b_tile = {}, {}
+    for thread in range(plan.threads):
+        row, chunk = divmod(thread, c["kRowChunks"])
+        for further in range(0, n, c["kPassRows"]):
+            b_tile[offset(row, chunk) + further * row_bytes] = (row + further, chunk)
+        for further in range(0, m if row < m else 0, c["kPassRows"]):
+            a_tile[offset(row, chunk) + further * row_bytes] = (row + further, chunk)
+    assert sorted(a_tile) == list(range(0, c["kATile"], 16))
+    assert sorted(b_tile) == list(range(0, c["kBTile"], 16))
+    # Eight threads that follow each other write to distinct banks.
+    copied = [offset(*divmod(thread, c["kRowChunks"])) // 16 % 8 for thread in range(plan.threads)]
+    assert all(len(set(copied[i : i + 8])) == 8 for i in range(0, plan.threads, 8))
+
+    for warp, slice_, matrix in itertools.product(range(plan.threads // 32), range(k // 16), range(4)):
+        part_row = warp // c["kWarpsN"] * c["kWarpRows"]
+        part_column = warp % c["kWarpsN"] * c["kWarpColumns"]
+        lanes = range(8 * matrix, 8 * matrix + 8)
+        for i in range(c["kWarpRows"] // 16):
+            found = [(offset(part_row + lane % 16, lane // 16) ^ slice_ * 32) + i * 16 * row_bytes for lane in lanes]
+            rows = [part_row + 16 * i + lane % 16 for lane in lanes]
+            assert [a_tile[x] for x in found] == [(row, 2 * slice_ + matrix // 2) for row in rows]
+            assert len({x // 16 % 8 for x in found}) == 8
+        for j in range(c["kWarpColumns"] // 16):
+            found = [
+                (offset(part_column + lane // 16 * 8 + lane % 8, lane // 8 % 2) ^ slice_ * 32) + j * 16 * row_bytes
+                for lane in lanes
+            ]
+            # Registers 0 and 1 of a fragment are the depth of one product, 2 and 3 that of the one beside it.
+            columns = [part_column + 16 * j + matrix // 2 * 8 + i for i in range(8)]
+            assert [b_tile[x] for x in found] == [(column, 2 * slice_ + matrix % 2) for column in columns]
+            assert len({x // 16 % 8 for x in found}) == 8
+
+
+@pytest.mark.parametrize(("mma", "size"), [("mma", 64), ("mma", 16), ("wmma", 64)])
+def test_what_differs_where_b_is_stored_by_columns(mma: str, size: int) -> None:
+    changes = {"mma": mma, "block": {"rows": size, "cols": size}}
+    plain, plan = plan_of(**changes), plan_of(**changes, b_layout="column_major")
+    assert plan.spec.tile == plain.spec.tile and plan.threads == plain.threads
+    assert [param.name for param in plan.params] == [
+        {"b_row_stride": "b_column_stride"}.get(param.name, param.name) for param in plain.params
+    ]
+    source = render_plan(plan)
+    assert "B stored by columns" in source and "b_row_stride" not in source
+    assert ("ldmatrix_x4_trans" in render_plan(plain)) == (mma == "mma") and "ldmatrix_x4_trans" not in source
+    assert ("wmma::col_major" in source) == (mma == "wmma")
+
+
 def wmma(**changes: Any) -> Plan:
     return plan_of(**{"arch": "sm_90a", "mma": "wmma", "copy": "cp_async", **changes})
 
@@ -131,9 +197,12 @@ def test_a_tall_wmma_tile_gives_each_warp_64_rows() -> None:
     ("rows", "cols", "n", "k"),
     [(16, 16, 128, 16), (16, 64, 64, 64), (32, 16, 128, 16), (32, 32, 64, 32), (64, 16, 128, 16), (128, 128, 128, 32)],
 )
-def test_wmma_copies_every_chunk_once(rows: int, cols: int, n: int, k: int) -> None:
-    plan = wmma(block={"rows": rows, "cols": cols}, tile={"m": rows, "n": n, "k": k}, stages=2)
+@pytest.mark.parametrize("b_layout", ["row_major", "column_major"])
+def test_wmma_copies_every_chunk_once(rows: int, cols: int, n: int, k: int, b_layout: str) -> None:
+    plan = wmma(block={"rows": rows, "cols": cols}, tile={"m": rows, "n": n, "k": k}, stages=2, b_layout=b_layout)
     c = constants(plan)
+    kept, length = (n, k) if b_layout == "column_major" else (k, n)
+    assert (c["kBStride"], c["kBTile"]) == (length + 8, kept * (length + 8))
     for copies, elements in (("kACopies", rows * k), ("kBCopies", k * n)):
         found = [(copy * plan.threads + thread) * 8 for copy in range(c[copies]) for thread in range(plan.threads)]
         if copies == "kACopies" and plan.values["some_copy_a"]:
@@ -161,14 +230,15 @@ def test_steps_of_112_where_all_threads_make_as_many_copies(n: int, depths: set[
     assert allowed == depths
 
 
-def test_tma_pads_rows_by_reading_a_chunk_more() -> None:
-    plan = wmma(copy="tma", tile={"m": 128, "n": 128, "k": 64})
+@pytest.mark.parametrize("b_layout", ["row_major", "column_major"])
+def test_tma_pads_rows_by_reading_a_chunk_more(b_layout: str) -> None:
+    plan = wmma(copy="tma", tile={"m": 128, "n": 128, "k": 64}, b_layout=b_layout)
     c = constants(plan)
     assert plan.tensor_maps["a_map"].box == (c["kAStride"], 128, 1)
-    assert plan.tensor_maps["b_map"].box == (c["kBStride"], 64)
+    assert plan.tensor_maps["b_map"].box == (c["kBStride"], 64 if b_layout == "row_major" else 128)
     assert c["kAStride"] // 8 % 2 == c["kBStride"] // 8 % 2 == 1  # chunks: rows of a fragment lie in distinct banks
     assert all(2 * tile % 128 == 0 for tile in (c["kATile"], c["kBTile"]))  # what TMA writes to is aligned
-    assert not {"a", "b", "b_row_stride", "block_columns"} & {param.name for param in plan.params}
+    assert not {"a", "b", "b_row_stride", "b_column_stride", "block_columns"} & {param.name for param in plan.params}
 
 
 SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]

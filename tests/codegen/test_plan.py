@@ -768,6 +768,34 @@ def test_columns_of_b_are_copied_as_a_whole(rows: int, cols: int, more: dict[str
 
 
 @pytest.mark.parametrize(
+    ("fields", "multiply", "b", "only_by_rows"),
+    [
+        ({"block": {"rows": 128, "cols": 64}, "transpose_a": True}, "m_major_k_major", "(M, N)", "kTileGroups"),
+        (
+            {"block": {"rows": 64, "cols": 128}, "tile": {"m": 128, "n": 128, "k": 64}},
+            "k_major",
+            "(K, N)",
+            "kBGroupBytes",
+        ),
+    ],
+    ids=["transposed", "two block rows"],
+)
+def test_columns_of_b_in_other_kernels_for_wgmma(
+    fields: dict[str, Any], multiply: str, b: str, only_by_rows: str
+) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", **fields}
+    plain, plan = plan_of(fields), plan_of(fields | {"b_layout": "column_major"})
+    assert (plan.spec.tile, plan.shared_bytes, plan.template) == (plain.spec.tile, plain.shared_bytes, plain.template)
+    assert plan.tensor_maps["b_map"].box == (64, plan.spec.tile.n) and "b_groups_map" not in plan.tensor_maps
+    assert {param.name for param in plain.params} - {param.name for param in plan.params} == {"b_groups_map", "n"}
+    names = ({constant.name for constant in each.constants} for each in (plain, plan))
+    assert set.difference(*names) == {only_by_rows}
+    source = render_plan(plan)
+    assert f"k16_shared_{multiply}(" in source and f"// B, by columns {b}" in source
+    assert "load_b(" not in source and "b_groups_map" not in source
+
+
+@pytest.mark.parametrize(
     ("rows", "cols", "tile_k", "step"),
     [(32, 32, 32, "kTileK"), (16, 16, 32, "kBlockCols"), (16, 32, 32, "kTileK"), (32, 16, 64, "kBlockCols")],
 )
@@ -792,10 +820,6 @@ def test_columns_of_b_are_copied_for_small_blocks(rows: int, cols: int, tile_k: 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"arch": "sm_89"}, "is not written for sm_89 with mma"),
-        ({"arch": "sm_89", "mma": "wmma"}, "is not written for sm_89 with wmma"),
-        ({"transpose_a": True}, "allowed with transpose_a: row_major"),
-        ({"block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}}, "two block rows: row_major"),
         ({"block": {"rows": 64, "cols": 64}, "tile": {"m": 64, "n": 512, "k": 32}}, "tile.n is 512 and tile.k 32"),
         ({"tile": {"m": 128, "n": 256, "k": 32}}, "where tile.n is 256 and tile.k 32: row_major"),
     ],

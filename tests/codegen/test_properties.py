@@ -138,6 +138,7 @@ def parsed(data: Any) -> Spec | None:
 @given(plausible)
 @example({"op": "bsr_spgemm", "arch": "sm_80", "block": {"rows": 16, "cols": 16}, "balanced": True})
 @example({"op": "bsr_spgemm", "arch": "sm_89", "block": {"rows": 16, "cols": 16}, "output": "bsr"})
+@example({"op": "bsr_spmm", "arch": "sm_80", "block": {"rows": 16, "cols": 128}, "b_layout": "column_major"})
 def test_refused_or_rendered(data: dict[str, Any]) -> None:
     spec = parsed(data)
     if spec is None:

@@ -190,6 +190,26 @@ def test_rows_that_one_copy_brings_have_a_row_below(make: Make, columns: int, ro
     assert last <= 95 * row + columns and (depth, width) == (96, 64)
 
 
+@pytest.mark.parametrize("mma", ["mma", "wmma"])
+def test_kernels_without_tensor_maps_know_how_far_columns_of_b_are_apart(make: Make, mma: str) -> None:
+    kernel = make("sm_89", size=64, mma=mma, b_layout="column_major")
+    b = dense(2, 304, 256)[:, :, :192].mT
+    assert kernel(matrix([0, 1, 1, 3], [2, 0, 1], size=64), b).shape == (2, 192, 304)
+    (signature,), launches = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["numbers"]["b_column_stride"] == 256 and "b_row_stride" not in signature["numbers"]
+    assert [launch["b"] for launch in launches] == [b[0].data_ptr(), b[1].data_ptr()]
+
+
+def test_columns_of_b_where_a_is_transposed(make: Make) -> None:
+    kernel = make(size=64, transpose_a=True, b_layout="column_major")
+    a = matrix([0, 1, 1, 3], [2, 0, 1], size=64)
+    assert kernel(a, dense(304, 192).mT).shape == (192, 304)
+    (signature,) = kernel._loaded.signatures
+    assert signature["tensors"]["b"] == ((304, 192), (192, 1))
+    with pytest.raises(ArgumentError, match=r"b: has strides .*: it is row_major"):
+        kernel(a, dense(192, 304))
+
+
 def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
     kernel = make(accumulate=True)
     b, c = dense(4, 192, 77 + 3)[:, :, :77], dense(4, 192, 80)[:, :, :77]

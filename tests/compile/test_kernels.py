@@ -381,6 +381,28 @@ OTHERS = [
         for rows, cols, more in (
             (32, 32, {"balanced": True}),
             (16, 16, {"tile": {"m": 16, "n": 256, "k": 32}, "dtype": "bf16"}),
+            (64, 128, {"transpose_a": True, "dtype": "bf16", "epilogue": {"bias": True}}),
+            (64, 128, {"tile": {"m": 128, "n": 128, "k": 64}, "dtype": "bf16"}),
+            (128, 128, {"mma": "mma", "tile": {"m": 128, "n": 256, "k": 32}}),
+            (256, 112, {"mma": "wmma", "copy": "tma", "tile": {"m": 256, "n": 128, "k": 112}, "stages": 2}),
+        )
+    ),
+    *(
+        {
+            "op": "bsr_spmm",
+            "arch": "sm_89",
+            "block": {"rows": rows, "cols": 64},
+            "tile": {"m": rows, "n": n, "k": k},
+            "b_layout": "column_major",
+            **more,
+        }
+        for rows, n, k, more in (
+            (128, 256, 16, {"mma": "mma"}),
+            (64, 128, 32, {"mma": "mma", "dtype": "bf16"}),
+            (32, 512, 16, {"mma": "mma"}),
+            (16, 256, 64, {"mma": "mma", "stages": 2, "dtype": "bf16"}),
+            (128, 128, 64, {"mma": "wmma", "dtype": "bf16", "stages": 2}),
+            (16, 64, 64, {"mma": "wmma", "copy": "ld_global"}),
         )
     ),
     {

@@ -86,6 +86,16 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
             (16, 16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
             (16, 32, {"balanced": True, "accumulate": True, "tile": {"m": 16, "n": 128, "k": 32}}),
             (32, 16, {"tile": {"m": 32, "n": 1024, "k": 16}, "stages": 3, "dtype": "bf16"}),
+            (64, 128, {"transpose_a": True, "dtype": "bf16", "epilogue": {"bias": True}}),
+            (128, 64, {"transpose_a": True, "tile": {"m": 64, "n": 128, "k": 64}}),
+            (64, 128, {"tile": {"m": 128, "n": 128, "k": 64}, "dtype": "bf16"}),
+            (128, 64, {"mma": "mma", "dtype": "bf16"}),
+            (32, 64, {"mma": "mma", "tile": {"m": 32, "n": 512, "k": 16}}),
+            (16, 128, {"mma": "mma", "tile": {"m": 16, "n": 128, "k": 64}, "stages": 2}),
+            (64, 64, {"mma": "mma", "tile": {"m": 64, "n": 128, "k": 32}}),
+            (64, 16, {"mma": "wmma", "copy": "cp_async"}),
+            (256, 112, {"mma": "wmma", "copy": "tma", "tile": {"m": 256, "n": 128, "k": 112}, "stages": 2}),
+            (16, 64, {"mma": "wmma", "copy": "ld_global", "dtype": "bf16", "tile": {"m": 16, "n": 64, "k": 64}}),
         )
     ),
     *(

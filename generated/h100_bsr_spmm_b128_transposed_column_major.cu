@@ -1,0 +1,472 @@
+// Generated from specs/h100_bsr_spmm_b128_transposed_column_major.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spmm_b128_transposed_column_major.yaml
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
+// spec hash: cab6436a55ac5836d7f0ad0faaacdce04f864bf0f717f116cfad70a3ad9154e7
+// templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 2f8f4d531b35df7fa32e40c01178f27dac82ef777f60e4b278b589d06b465652
+
+// BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
+//
+// A block row of C is a block column of A, whose blocks are found through an index in the order of block columns. They
+// are read as they are stored, rows of A being the depth: so A^T is the M-major operand of a wgmma, while B is K-major.
+//
+// Who does what
+//   warpgroup 0      producer. Its first warp reads the index and fills the ring by TMA; the others rest.
+//   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
+// never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
+//
+// Symbols
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
+//   step         kTileK rows of one block of A, kTileK rows of B
+//   group        64 columns of A or C: in shared memory rows of 128 bytes, swizzled. So are columns of a tile of B
+//   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
+//                columns 8 j + 2 (lane % 4) + {0, 1}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 128;  // rows of a C tile: one block column of A
+constexpr int kTileN = 256;  // columns of a C tile
+constexpr int kTileK = 64;  // depth of one step
+constexpr int kBlockRows = 128;  // rows of a stored block of A
+constexpr int kStages = 4;  // depth of the ring of A and B tiles
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kAGroups = 2;  // column groups of an A tile
+constexpr int kWarpgroupRows = 64;  // rows from one warpgroup's part to the next
+constexpr int kWarpgroupColumns = 0;  // columns from one part to the next
+constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
+constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kABytes = 16384;  // bytes of an A tile
+constexpr int kBBytes = 32768;  // bytes of a B tile
+constexpr int kGroupBytes = 8192;  // bytes of one column group of A
+constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
+
+// Dynamic shared memory: 229440 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 2 column groups of 64 rows of 128 bytes
+constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 256 columns of 128 bytes
+constexpr int kCOffset = 196608;  // 32768 bytes: 2 C column groups of each warpgroup
+constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+
+struct Params {
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
+  TensorMap b_map;  // B, by columns (M, N)
+  TensorMap c_map;  // C (N, K)
+  const int* column_starts;  // first entry of each block column, and one more
+  const int2* entries;  // stored block and its block row, in the order of block columns
+  int block_columns;  // block columns of A
+  int column_tiles;  // tiles of a block row
+  int group_tiles;  // of these, how many are worked on at once
+  int tiles;  // block_columns * column_tiles
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, M-major, B k_major
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n256k16_shared_m_major_k_major(
+    float (&d)[128], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %130, 0;\n"
+      "mov.b64 a, { %128, %131 };\n"
+      "mov.b64 b, { %129, %131 };\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, "
+      "%72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, "
+      "%88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, "
+      "%104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, "
+      "%120, %121, %122, %123, %124, %125, %126, %127"
+      "}, a, b, p, 1, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+        "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Which tile comes when: groups of p.group_tiles column tiles, in each of which those of a block row come one after the
+// other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each group begins with
+// another row: a thread block has every gridDim.x-th tile, and where that number suits a group it would else have the
+// same rows in each group, and no short row would make up for a long one.
+struct TilePlace {
+  int row, column;
+
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const uint32 rows = p.block_columns, columns = p.column_tiles, group = p.group_tiles;
+    const uint32 number = tile / (rows * group), first = number * group, in_group = tile - first * rows;
+    const uint32 width = min(group, columns - first);
+    row = (in_group / width + number * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_group % width;
+  }
+};
+
+// A tile, and the entries [first, end) of the index that belong to its block column of A.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 behind the last tile
+  int row = 0;      // block row of C, which is a block column of A
+  int first = 0, end = 0;
+
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = place.row;
+    first = __ldg(p.column_starts + row);
+    end = __ldg(p.column_starts + row + 1);
+  }
+  // 32 entries from `entry` on, one a lane.
+  __device__ __forceinline__ int2 load_entries(const Params& p, int entry) const {
+    const int mine = entry + threadIdx.x % 32;
+    return mine < end ? __ldg(p.entries + mine) : make_int2(0, 0);
+  }
+};
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
+    int b_row, int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  const uint32 a = base + kAOffset + position.stage * kABytes;
+#pragma unroll
+  for (int group = 0; group < kAGroups; ++group) {
+    tma_load_3d(a + group * kGroupBytes, &p.a_map, full, group * kGroupColumns, block_k, block);
+  }
+  tma_load_2d(base + kBOffset + position.stage * kBBytes, &p.b_map, full, b_row, b_column);
+}
+
+// Producer: one warp fills the ring, tile after tile. Its lanes hold entries, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
+  const bool leader = threadIdx.x == 0;
+  RingPosition position;
+  Tile tile(p, blockIdx.x);
+  int2 next_entries = tile.load_entries(p, tile.first);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile and, below, for the next entries well before they are needed.
+    const Tile next_tile(p, number + gridDim.x);
+    const int b_column = tile.column * kTileN;
+    int2 entries = make_int2(0, 0);
+
+#pragma unroll 1
+    for (int entry = tile.first; entry < tile.end; ++entry) {
+      const int i = (entry - tile.first) % 32;
+      if (i == 0) {
+        entries = next_entries;
+        next_entries = tile.load_entries(p, entry + 32);
+      }
+      const int block = __shfl_sync(0xFFFFFFFF, entries.x, i);
+      const int b_row = __shfl_sync(0xFFFFFFFF, entries.y, i) * kBlockRows;
+#pragma unroll
+      for (int k = 0; k < kBlockRows; k += kTileK) {
+        if (leader) load_step(p, base, position, block, k, b_row + k, b_column);
+        position.advance();
+      }
+      __syncwarp();
+    }
+    tile = next_tile;
+    next_entries = tile.load_entries(p, tile.first);
+  }
+}
+
+// accumulators += A^T B for this warpgroup's part of one step (asynchronous).
+__device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
+    uint32 b_descriptor) {
+  keep_in_place(accumulators);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+    // 16 rows of A are 16 rows of 128 bytes, 16 rows of B are 32 bytes of its columns.
+    wgmma_m64n256k16_shared_m_major_k_major(accumulators, a_descriptor + (k * 16 * kRowBytes >> 4),
+        b_descriptor + (k * 32 >> 4), 1);
+  }
+  wgmma_commit();
+  keep_in_place(accumulators);
+}
+
+// Consumer: one warpgroup computes its part of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row / kGroupColumns * kGroupBytes, 0);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_column * kRowBytes, 0);
+  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  RingPosition position;
+  Tile tile(p, blockIdx.x);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile now, so that it starts without waiting for its block column.
+    const Tile next_tile(p, number + gridDim.x);
+    const int steps = (tile.end - tile.first) * (kBlockRows / kTileK);
+    // An empty block column has no step: its zeros are what is stored.
+    float accumulators[kAccumulators];
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
+
+    // Issue each step behind the one before, then hand that one's stage back.
+    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+          b_descriptor + (position.stage * kBBytes >> 4));
+      wgmma_wait<1>();
+      if (step > 0 && warp_leader) mbarrier_arrive(running);
+      running = base + kEmptyBarrier + 8 * position.stage;
+      position.advance();
+    }
+    wgmma_wait<0>();
+    keep_in_place(accumulators);
+    if (steps > 0 && warp_leader) mbarrier_arrive(running);
+
+    // Store C one column group at a time; the end of a row and of C clip the store.
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN + first_column;
+    const int staging_row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      // Wait until the store that last used this staging buffer has read it.
+      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* c = accumulators + group * 32 + j * 8;
+        const int chunk = j * 2 + lane / 16;
+        stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      if (warpgroup_leader) {
+        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+        tma_store_commit();
+      }
+    }
+    tile = next_tile;
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_bsr_spmm_b128_transposed_column_major(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warpgroup = threadIdx.x / kWarpgroupThreads;
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x < 32) produce(p, base);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, base, warpgroup - 1);
+  }
+}

@@ -1,0 +1,251 @@
+// Generated from specs/l4_bsr_spmm_wmma_b64_column_major.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/l4_bsr_spmm_wmma_b64_column_major.yaml
+// spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":128}}
+// spec hash: 965004b66f87718ad3f88c9e4249dd092a79068fae79a397b70e19b2ee1b045a
+// templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 5327e5782c5b4a9a86e796623664e3b734281881c492bfd0d1eea0b99103d438
+
+// BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
+//
+// Who does what: a thread block computes one tile of C, all warps load and all compute. Warp w has kWarpRows rows and
+// kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
+//
+// Pipeline: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
+//   cp_async_wait   this thread's copies for the step have landed
+//   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
+//
+// Symbols
+//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
+//            thread blocks at work share columns of B, which then come from the L2
+//   step     kTileK columns of one block of A, kTileK rows of B
+//   a_tile   A of a step, kTileM rows of kTileK, padded to kAStride; b_tile: B of it, kTileN columns, to kBStride
+//   strip    16 rows of a warp's part of C, staged as floats on their way out
+
+#include <cuda_fp16.h>
+#include <mma.h>
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kTileM = 64;  // rows of a C tile: one block row
+constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kTileK = 32;  // depth of one step
+constexpr int kBlockCols = 64;  // columns of a stored block of A
+constexpr int kThreads = 256;  // all load and compute
+constexpr int kCopy = 8;  // elements of a 16-byte copy
+constexpr int kACopies = 1;  // copies of a thread for an A tile
+constexpr int kBCopies = 2;  // copies of a thread for a B tile
+constexpr int kAStride = 40;  // elements from one row of an A tile to the next, padding included
+constexpr int kBStride = 40;  // elements from one column of a B tile to the next, padding included
+constexpr int kWarpsN = 4;  // warps side by side along a row of C
+constexpr int kWarpRows = 32;  // rows of C of one warp
+constexpr int kWarpColumns = 32;  // columns of C of one warp
+constexpr int kStagingStride = 40;  // floats from one row of the staging to the next, padding included
+constexpr int kStages = 3;  // depth of the ring of A and B tiles
+constexpr int kATile = 2560;  // elements of an A tile, padding included
+constexpr int kBTile = 5120;  // elements of a B tile, padding included
+
+// Dynamic shared memory: 46080 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 15360 bytes: A tiles, 64 rows of 40 elements
+constexpr int kBOffset = 15360;  // 30720 bytes: B tiles, 128 columns of 40 elements
+constexpr int kStagingOffset = 0;  // 20480 bytes: float strips of C, one a warp, over the tiles
+
+constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
+constexpr int kMmasM = kWarpRows / kMma;
+constexpr int kMmasN = kWarpColumns / kMma;
+
+struct Params {
+  const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
+  const __half* b;  // B, by columns (K, N)
+  __half* c;  // C (M, N)
+  long long b_column_stride;  // elements from one column of B to the next
+  long long c_row_stride;  // elements from one row of C to the next
+  const int* crow_indices;  // first block of each block row, and one more
+  const int* col_indices;  // block column of each block
+  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int block_columns;  // blocks across A, block rows of B
+  int block_rows;  // block rows of A
+  int n;  // columns of B and C, a multiple of 8
+  int tiles;  // block_rows * column_tiles: the grid
+};
+
+namespace wmma = nvcuda::wmma;
+using Element = __half;
+using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma::row_major>;
+using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::col_major>;
+using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
+
+// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Element i of an index tensor, int32 or the low half of an int64.
+__device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
+  return __ldg(indices + static_cast<int64>(i) * p.index_words);
+}
+
+// The next step of a block row to load.
+struct Step {
+  int block, end;           // block of A, and the end of the block row
+  int k;                    // first column within the block
+  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+
+  __device__ __forceinline__ Step(const Params& p, int row) {
+    block = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
+    k = 0;
+    column = load_column(p, block);
+    next_column = load_column(p, block + 1);
+  }
+  __device__ __forceinline__ int load_column(const Params& p, int i) const {
+    return i < end ? load_index(p, p.col_indices, i) : 0;
+  }
+  __device__ __forceinline__ void advance(const Params& p) {
+    k += kTileK;
+    if (k == kBlockCols) {
+      k = 0;
+      ++block;
+      column = next_column;
+      next_column = load_column(p, block + 1);
+    }
+  }
+};
+
+// Copies 16 bytes to shared memory; zeros unless `valid`.
+__device__ __forceinline__ void copy_16(Element* to, const Element* from, bool valid) {
+  cp_async_16(static_cast<uint32>(__cvta_generic_to_shared(to)), from, valid);
+}
+
+// Copies the A and the B tile of one step to shared memory. What lies outside B is zeros, also for a block column that
+// there is not.
+__device__ __forceinline__ void load_step(const Params& p, const Step& step, int first_column, Element* a_tile,
+    Element* b_tile) {
+  const Element* a = p.a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
+  const Element* b = p.b + first_column * p.b_column_stride + static_cast<int64>(step.column) * kBlockCols + step.k;
+  const bool in_range = static_cast<uint32>(step.column) < static_cast<uint32>(p.block_columns);
+#pragma unroll
+  for (int copy = 0; copy < kACopies; ++copy) {
+    const int i = (copy * kThreads + threadIdx.x) * kCopy;
+    const int row = i / kTileK, column = i % kTileK;
+    copy_16(a_tile + row * kAStride + column, a + row * kBlockCols + column, true);
+  }
+#pragma unroll
+  for (int copy = 0; copy < kBCopies; ++copy) {
+    const int i = (copy * kThreads + threadIdx.x) * kCopy;
+    const int column = i / kTileK, row = i % kTileK;
+    const bool valid = in_range && first_column + column < p.n;
+    copy_16(b_tile + column * kBStride + row, b + column * p.b_column_stride + row, valid);
+  }
+}
+
+// accumulators += A B for this warp's part of one step; a_tile and b_tile begin at its rows and columns.
+__device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM][kMmasN], const Element* a_tile,
+    const Element* b_tile) {
+#pragma unroll
+  for (int k = 0; k < kTileK; k += kMma) {
+    FragmentA a[kMmasM];
+#pragma unroll
+    for (int i = 0; i < kMmasM; ++i) wmma::load_matrix_sync(a[i], a_tile + i * kMma * kAStride + k, kAStride);
+#pragma unroll
+    for (int j = 0; j < kMmasN; ++j) {
+      FragmentB b;
+      wmma::load_matrix_sync(b, b_tile + j * kMma * kBStride + k, kBStride);
+#pragma unroll
+      for (int i = 0; i < kMmasM; ++i) wmma::mma_sync(accumulators[i][j], a[i], b, accumulators[i][j]);
+    }
+  }
+}
+
+// Stores a warp's part of C, strip by strip: the layout of an accumulator is not ours to know, that of `strip` is.
+__device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
+    int first_row, int first_column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kMmasM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kMmasN; ++j) {
+      wmma::store_matrix_sync(strip + j * kMma, accumulators[i][j], kStagingStride, wmma::mem_row_major);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int chunk = lane; chunk < kMma * kWarpColumns / kCopy; chunk += 32) {
+      const int row = chunk * kCopy / kWarpColumns, column = chunk * kCopy % kWarpColumns;
+      const float4* from = reinterpret_cast<const float4*>(strip + row * kStagingStride + column);
+      const float4 low = from[0], high = from[1];
+      if (first_column + column < p.n) {
+        Element* to = p.c + static_cast<int64>(first_row + i * kMma + row) * p.c_row_stride + first_column + column;
+        *reinterpret_cast<uint4*>(to) =
+            make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
+      }
+    }
+    __syncwarp();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    l4_bsr_spmm_wmma_b64_column_major(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Element* a_tiles = reinterpret_cast<Element*>(shared + kAOffset);
+  Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
+  const int warp = threadIdx.x / 32;
+  const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
+  const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
+
+  // An empty block row has no step: its zeros are what is stored.
+  Accumulator accumulators[kMmasM][kMmasN];
+#pragma unroll
+  for (int i = 0; i < kMmasM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kMmasN; ++j) wmma::fill_fragment(accumulators[i][j], 0.0f);
+  }
+  Step next(p, row);
+  const int steps = (next.end - next.block) * (kBlockCols / kTileK);
+
+  // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < steps) load_step(p, next, first_column, a_tiles + stage * kATile, b_tiles + stage * kBTile);
+    next.advance(p);
+    cp_async_commit();
+  }
+  int stage = 0, free_stage = kStages - 1;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    // Wait for this step's tiles, refill the stage of the step before.
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    if (step + kStages - 1 < steps) {
+      load_step(p, next, first_column, a_tiles + free_stage * kATile, b_tiles + free_stage * kBTile);
+    }
+    next.advance(p);
+    cp_async_commit();
+    // Compute.
+    multiply_step(accumulators, a_tiles + stage * kATile + part_row * kAStride,
+        b_tiles + stage * kBTile + part_column * kBStride);
+    free_stage = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  __syncthreads();
+
+  // The staging lies over the tiles, with which everyone is done.
+  float* strip = reinterpret_cast<float*>(shared + kStagingOffset) + warp * kMma * kStagingStride;
+  store_part(p, accumulators, strip, row * kTileM + part_row, first_column + part_column);
+}

@@ -274,7 +274,9 @@ class BsrSpmmKernel:
             check_address({"a": "a.values()", "c": "out", "c_in": "c"}.get(name, name), address)
         if values.shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
-        by_rows = self._empty(b.shape[0], b) if copies_b(self.spec) else b  # what the product reads
+        by_rows = b  # what the product reads
+        if copies_b(self.spec):
+            by_rows = self._empty(b.shape[0], b, group_columns(self.spec))
         addresses |= {"b": by_rows.data_ptr(), "b_groups": by_rows.data_ptr(), "b_columns": b.data_ptr()}
         addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         if bias is not None:
@@ -330,10 +332,14 @@ class BsrSpmmKernel:
         return written
 
     @staticmethod
-    def _empty(rows: int, b: torch.Tensor) -> torch.Tensor:
-        """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
+    def _empty(rows: int, b: torch.Tensor, multiple: int = STORE) -> torch.Tensor:
+        """Allocate what has the columns of B: C, or a copy of B.
+
+        Rows are padded to a ``multiple`` of elements: N alone may break the alignment of 16-byte stores, and lines of
+        the L2 that hold ends of two rows are read twice.
+        """
         columns = b.shape[1]
-        padded = -(-columns // STORE) * STORE
+        padded = -(-columns // multiple) * multiple
         return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
 
     def _without_blocks(
@@ -460,12 +466,11 @@ class BsrSpmmKernel:
         if reads_columns(self.spec):
             return {"b": by_columns["b_columns"]}
         depth, columns = b.shape
-        row = -(-columns // STORE) * STORE if copies_b(self.spec) else b.stride(0)  # of the copy as _empty makes it
+        width = group_columns(self.spec)
+        row = -(-columns // width) * width if copies_b(self.spec) else b.stride(0)  # of the copy as _one makes it
         by_rows = {**by_columns, "b": ((depth, columns), (row, 1))}
-        whole = self.compiled.plan.tensor_maps.get("b_groups_map")
-        if whole is not None:  # B's columns in groups as wide as the map's box; the last one may reach beyond B
-            width = whole.box[0]
-            by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
+        # B's columns in groups; the last one may reach beyond B.
+        by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows
 
     def _whole_rows(self, depth: int, columns: int) -> int:

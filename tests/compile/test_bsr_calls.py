@@ -173,8 +173,8 @@ def test_columns_of_b_are_copied_by_rows_for_small_blocks(make: Make, size: int)
     (launch, *_), (signature, *_) = kernel._loaded.launches, kernel._loaded.signatures
     assert launch["b_columns"] == b.data_ptr() != launch["b"] == launch["b_groups"]
     tensors, numbers = signature["tensors"], signature["numbers"]
-    assert tensors["b_columns"] == ((300, 3 * size), (3 * size, 1)) and tensors["b"] == ((3 * size, 300), (304, 1))
-    assert tensors["b_groups"] == ((5, 3 * size, 64), (64, 304, 1))
+    assert tensors["b_columns"] == ((300, 3 * size), (3 * size, 1)) and tensors["b"] == ((3 * size, 300), (320, 1))
+    assert tensors["b_groups"] == ((5, 3 * size, 64), (64, 320, 1))
     # Tiles of 64 rows and 128 columns.
     assert numbers["copy_rows"] == -(-3 * size // 64) and signature["prologue_grid"] == 3 * numbers["copy_rows"]
 

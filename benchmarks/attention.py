@@ -123,6 +123,12 @@ FEW_KEY = {  # not even one tile of 128 queries for each SM: a warpgroup a tile
     for head_dim in (128, 64)
     for kind, pattern in (("dense", DENSE), ("causal", CAUSAL))
 }
+FEW_TILES = {  # heads and lengths where they are faster
+    (128, "dense"): [(8, 1024)],
+    (128, "causal"): [(8, 1024), (16, 1024)],
+    (64, "dense"): [(8, 1024), (16, 1024)],
+    (64, "causal"): [(8, 1024), (16, 1024)],
+}
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
 SHARED = topk(128, 32, 64, 64, share_kv=True)
 LONG_SHARED = {**SHARED, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
@@ -161,7 +167,7 @@ LENGTH_ROWS = tuple(
 SHORT_ROWS = tuple(
     Row(
         f"{kind}_h{heads}_s{length}_d{head_dim}",
-        (FEW_KEY if length == 1024 and (heads == 8 or kind == "causal") else SHORT_KEY)[head_dim, kind],
+        (FEW_KEY if (heads, length) in FEW_TILES[head_dim, kind] else SHORT_KEY)[head_dim, kind],
         heads,
         length,
         ("sdpa", *FLEX, "fa4", "fa3"),

@@ -219,6 +219,45 @@ def test_a_product_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() 
 
 
 @HOPPER
+def test_copies_of_b_by_rows_belong_to_their_launch() -> None:
+    kernel = load_kernel("h100_bsr_spmm_b32_column_major")
+    a = bsr(512, 1024, 32)
+    matrices = [torch.randn(1000, 1024, device="cuda", dtype=torch.float16).mT for _ in range(4)]
+    expected = [load_kernel("h100_bsr_spmm_b32")(a, b.contiguous()) for b in matrices]
+    captured, outs = torch.empty_like(expected[0]), [torch.full_like(expected[0], float("nan")) for _ in range(3)]
+    kernel(a, matrices[0])
+    torch.cuda.synchronize()
+    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(3)]
+    with torch.cuda.graph(graph):
+        kernel(a, matrices[0], out=captured)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        graph.replay()
+        for stream, b, out in zip(streams, matrices[1:], outs, strict=True):
+            with torch.cuda.stream(stream):
+                kernel(a, b, out=out)
+    torch.cuda.synchronize()
+    assert all(torch.equal(*pair) for pair in zip((captured, *outs), expected, strict=True))
+
+
+@HOPPER
+@pytest.mark.parametrize("block", [16, 32])
+def test_few_block_rows_are_cut_for_the_columns_of_b(block: int) -> None:
+    kernel = load_kernel(f"h100_bsr_spmm_b{block}_balanced")
+    a = bsr(4 * block, 96 * block, block)
+    whole, cut = kernel.row_order(a), kernel.row_order(a, 200)
+    assert cut.limit < 96 < whole.limit and int(cut.total) > int(whole.total) == 4
+    for columns in (200, 3000):
+        b = torch.randn(96 * block, columns, device="cuda", dtype=torch.float16)
+        exact = a.to_dense().double() @ b.double()
+        found = [kernel(a, b, row_order=order, validate=True) for order in (whole, cut, None)]
+        assert all((out.double() - exact).abs().max() < 2e-3 * exact.abs().max() for out in found)
+        assert torch.equal(found[2], kernel(a, b, row_order=kernel.row_order(a, columns)))
+    with pytest.raises(ArgumentError, match=r"row_order: is not what row_order\(a\) returns"):
+        kernel(bsr(4 * block, 96 * block, block), b, row_order=cut._replace(total=cut.total - 1), validate=True)
+
+
+@HOPPER
 def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> None:
     kernel = load_kernel("h100_topk32_b64_ordered")
     arguments = tensors(q_len=832)  # 13 query blocks: the last tile has one

@@ -442,7 +442,7 @@ class BsrSpmmKernel:
             "b_column_stride": b.stride(1),
             "c_row_stride": stride,
             "copy_rows": copy_rows,
-            "whole_rows": self._whole_rows(depth, columns),
+            "whole_rows": self._whole_rows(b),
             "beta": beta,
         }
         # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
@@ -473,16 +473,19 @@ class BsrSpmmKernel:
         by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows
 
-    def _whole_rows(self, depth: int, columns: int) -> int:
+    def _whole_rows(self, b: torch.Tensor) -> int:
         """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
 
         The last group may reach into the row below, whose elements are then brought and not used. Rows that meet the
-        last block column have none below; and where there are fewer columns than a group has, one row is not enough.
+        last block column have none below. Rows that lie less apart than they are long may have too little. A copy of B
+        by rows has room behind each row.
         """
+        depth, columns = b.shape
         width = group_columns(self.spec)
-        if columns % width == 0:
+        if columns % width == 0 or copies_b(self.spec):
             return depth
-        return depth - self.spec.block.cols if columns > width else 0
+        has_below = -(-columns // width) * width <= b.stride(0) + columns
+        return depth - self.spec.block.cols if has_below else 0
 
 
 def _check_prepared(

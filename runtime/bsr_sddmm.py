@@ -21,6 +21,10 @@ from runtime.compiler import Compiled
 from runtime.launch import LoadedKernel, Signature
 
 
+PANEL = 64  # columns of A and B that are one swizzled row in shared memory
+OCTET = 8  # rows after which the swizzle repeats
+
+
 class BsrSddmmKernel:
     """The stored blocks of C = A @ B^T.
 
@@ -83,6 +87,7 @@ class BsrSddmmKernel:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():
                 check_address({"c": "out"}.get(name, name), address)
+            addresses |= {"a_panels": a.data_ptr(), "b_panels": b.data_ptr()}
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
             with torch.cuda.device(a.device):
                 self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
@@ -110,6 +115,7 @@ class BsrSddmmKernel:
             "blocks": shape[0],
             "k": depth,
             "steps": -(-depth // tile.k),
+            "whole_steps": -(-depth // tile.k) if depth % PANEL == 0 else depth // tile.k,
             "tiles": tiles,
             "a_row_stride": a.stride(0),
             "b_row_stride": b.stride(0),
@@ -119,6 +125,18 @@ class BsrSddmmKernel:
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
+            "a_panels": _panels(a),
+            "b_panels": _panels(b),
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
         }
         return self._loaded.signature(a.device.index, tiles, numbers, tensors)
+
+
+def _panels(matrix: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape and the strides of a row-major matrix as (rows / 8, whole panels of columns, 8 rows, columns).
+
+    A matrix without a whole panel has one nevertheless, which is never read: a tensor map has no empty dimension.
+    """
+    rows, columns = matrix.shape
+    stride = matrix.stride(0)
+    return (rows // OCTET, max(columns // PANEL, 1), OCTET, PANEL), (OCTET * stride, PANEL, stride, 1)

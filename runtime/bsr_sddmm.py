@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from codegen.plans.bsr_parts import group_columns
+from codegen.plans.bsr_sddmm_sm90a_narrow import OCTET
 from codegen.spec import BsrSddmmSpec
 from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
 from runtime.bsr import (
@@ -19,10 +21,6 @@ from runtime.bsr import (
 )
 from runtime.compiler import Compiled
 from runtime.launch import LoadedKernel, Signature
-
-
-PANEL = 64  # columns of A and B that are one swizzled row in shared memory
-OCTET = 8  # rows after which the swizzle repeats
 
 
 class BsrSddmmKernel:
@@ -107,7 +105,7 @@ class BsrSddmmKernel:
         if out is not None:
             check_out_values(out, self._dtype, shape, a.device)
         tile, block = self.spec.tile, self.spec.block
-        tiles = -(-shape[0] // (tile.n // block.cols))
+        tiles, panel = -(-shape[0] // (tile.n // block.cols)), group_columns(self.spec)
         known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
             "block_rows": rows // block.rows,
@@ -115,7 +113,7 @@ class BsrSddmmKernel:
             "blocks": shape[0],
             "k": depth,
             "steps": -(-depth // tile.k),
-            "whole_steps": -(-depth // tile.k) if depth % PANEL == 0 else depth // tile.k,
+            "whole_steps": -(-depth // tile.k) if depth % panel == 0 else depth // tile.k,
             "tiles": tiles,
             "a_row_stride": a.stride(0),
             "b_row_stride": b.stride(0),
@@ -125,18 +123,18 @@ class BsrSddmmKernel:
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
-            "a_panels": _panels(a),
-            "b_panels": _panels(b),
+            "a_panels": _panels(a, panel),
+            "b_panels": _panels(b, panel),
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
         }
         return self._loaded.signature(a.device.index, tiles, numbers, tensors)
 
 
-def _panels(matrix: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and the strides of a row-major matrix as (rows / 8, whole panels of columns, 8 rows, columns).
+def _panels(matrix: torch.Tensor, panel: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape and the strides of a row-major matrix as (rows / 8, whole panels, 8 rows, columns of a panel).
 
     A matrix without a whole panel has one nevertheless, which is never read: a tensor map has no empty dimension.
     """
     rows, columns = matrix.shape
     stride = matrix.stride(0)
-    return (rows // OCTET, max(columns // PANEL, 1), OCTET, PANEL), (OCTET * stride, PANEL, stride, 1)
+    return (rows // OCTET, max(columns // panel, 1), OCTET, panel), (OCTET * stride, panel, stride, 1)

@@ -24,7 +24,7 @@ from codegen.spec import BsrSddmmSpec
 
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512)  # columns of a tile: no more than 32 blocks, of which each lane of a warp finds one
-STEP_PANELS = (1, 2)
+STEP_PANELS = (1, 2)  # panels of 64 columns: one 128-byte swizzled row each
 GROUP_COLUMNS = 64  # M side of one wgmma: rows of B
 OCTET = 8  # rows after which the swizzle repeats
 PIECE = 16  # rows and columns of what a warp stores at a time: its columns of a column group

@@ -1,4 +1,4 @@
-"""Calls of BSR x dense and BSR x BSR kernels and of sampled products up to the launch, on the CPU: what is refused, what a launch is given."""
+"""Calls of BSR kernels up to the launch, on the CPU: what is refused, what a launch is given."""
 
 from __future__ import annotations
 

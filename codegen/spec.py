@@ -347,6 +347,12 @@ class BsrSddmmSpec(SpecBase):
     op: Literal["bsr_sddmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of C")
     tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
+    blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
+        default=1,
+        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 "
+        "and 32 rows",
+    )
+    options: ClassVar[tuple[str, ...]] = ("blocks_per_sm",)
 
     @model_validator(mode="before")
     @classmethod
@@ -358,7 +364,11 @@ class BsrSddmmSpec(SpecBase):
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
         choice = _combination(data, "bsr_sddmm")
         tile, stages = {"m": rows, "n": 256, "k": 64}, 4
-        if choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
+        if choice is not None and choice.mma == "wgmma" and rows in (16, 32):
+            # Bound by loads: as deep a ring as fits. Copies of 16 rows are small, so that they bring 128 columns.
+            cols = block.get("cols", rows) if isinstance(block, Mapping) else rows
+            tile, stages = (tile | {"k": 128}, 3) if cols == 16 else (tile, 6)
+        elif choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
             wide = choice.mma == "mma" and rows in (32, 64)
             tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
             stages = 3 if choice.mma == "mma" and (rows == 128 or data.get("arch") == "sm_90a") else 2

@@ -11,6 +11,7 @@ from codegen.plans import (
     attention_wmma,
     bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
+    bsr_sddmm_sm90a_narrow,
     bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
     bsr_spmm_mma,
@@ -42,8 +43,7 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
             return attention_sm90a.plan(spec, stem)
         return attention_wmma.plan(spec, stem) if spec.mma == "wmma" else attention_sm89.plan(spec, stem)
     if isinstance(spec, BsrSddmmSpec):
-        sddmm = bsr_sddmm_sm90a.plan if spec.mma == "wgmma" else bsr_sddmm_multistage.plan
-        return sddmm(spec, stem)
+        return _sddmm(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):
         spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
         return spgemm(spec, stem)
@@ -67,3 +67,14 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
         return bsr_spmm_sm90a_transposed.plan(spec, stem)
     pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)
     return bsr_spmm_sm90a_pairs.plan(spec, stem) if pairs else bsr_spmm_sm90a.plan(spec, stem)
+
+
+def _sddmm(spec: BsrSddmmSpec, stem: str) -> Plan:
+    if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_narrow.SIZES:
+        return bsr_sddmm_sm90a_narrow.plan(spec, stem)
+    require(
+        spec.blocks_per_sm == 1,
+        "blocks_per_sm",
+        f"is {spec.blocks_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows",
+    )
+    return bsr_sddmm_sm90a.plan(spec, stem) if spec.mma == "wgmma" else bsr_sddmm_multistage.plan(spec, stem)

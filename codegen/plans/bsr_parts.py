@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i32, pointer, tensor_map
+from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i32, pointer, require, tensor_map
 from codegen.plans.balance import queue
 from codegen.plans.epilogue import barriers
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
@@ -98,6 +99,17 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
         Constant("kGroupColumns", group_columns(spec), "columns of a group: one 128-byte swizzled row"),
+    )
+
+
+def check_shared_memory(spec: BsrSpmmSpec | BsrSddmmSpec, size: int) -> None:
+    """Refuse more thread blocks on an SM than its shared memory holds; each costs 1 KB of its own."""
+    arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
+    require(
+        resident * (size + KIB) <= arch.shared_memory_per_sm,
+        "blocks_per_sm",
+        f"is {resident}; thread blocks of {-(-size // KIB)} KB and 1 KB each do not fit the "
+        f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages",
     )
 
 

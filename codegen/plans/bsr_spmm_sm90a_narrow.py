@@ -7,7 +7,7 @@ other: ``tile.k`` says how deep it is.
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS, KIB
+from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, i32, require
 from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
@@ -18,6 +18,7 @@ from codegen.plans.bsr_parts import (
     SWIZZLE,
     WARPGROUP,
     Part,
+    check_shared_memory,
     spmm_b_maps,
     spmm_params,
     spmm_shared,
@@ -69,7 +70,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
     registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
     check_budget(spec, shared.size, registers)
-    _check_shared_memory(spec, shared.size)
+    check_shared_memory(spec, shared.size)
 
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
@@ -146,17 +147,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say what a thread block computes."""
     return chunk_params() if spec.balanced else (i32("block_rows", "block rows of A"), TILES_PARAM)
-
-
-def _check_shared_memory(spec: BsrSpmmSpec, size: int) -> None:
-    """Refuse more thread blocks on an SM than its shared memory holds; each costs 1 KB of its own."""
-    arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
-    require(
-        resident * (size + KIB) <= arch.shared_memory_per_sm,
-        "blocks_per_sm",
-        f"is {resident}; thread blocks of {-(-size // KIB)} KB and 1 KB each do not fit the "
-        f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages",
-    )
 
 
 def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:

@@ -506,13 +506,30 @@ def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field
 @pytest.mark.parametrize(
     ("op", "field", "change"),
     [
-        ("sddmm", "block.rows", {"block": {"rows": 32, "cols": 64}}),
+        ("sddmm", "block.rows", {"block": {"rows": 48, "cols": 64}}),
         ("sddmm", "block.cols", {"block": {"rows": 64, "cols": 32}}),
+        ("sddmm", "block.cols", {"block": {"rows": 32, "cols": 64}}),
         ("sddmm", "tile.m", {"tile": {"m": 64, "n": 256, "k": 64}}),
         ("sddmm", "tile.n", {"tile": {"m": 128, "n": 64, "k": 64}}),
         ("sddmm", "tile.k", {"tile": {"m": 128, "n": 256, "k": 32}}),
         ("sddmm", "stages", {"stages": 1}),
         ("sddmm", "stages", {"stages": 5}),
+        ("sddmm", "blocks_per_sm", {"blocks_per_sm": 2}),
+        ("sddmm", "tile.m", {"block": {"rows": 32, "cols": 32}}),
+        ("sddmm", "tile.n", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 1024, "k": 64}}),
+        ("sddmm", "tile.k", {"block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 256, "k": 32}}),
+        ("sddmm", "stages", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 64}, "stages": 1}),
+        ("sddmm", "stages", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 512, "k": 64}}),
+        (
+            "sddmm",
+            "blocks_per_sm",
+            {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 256, "k": 64}, "blocks_per_sm": 2},
+        ),
+        (
+            "sddmm",
+            "tile",
+            {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 512, "k": 64}, "stages": 2, "blocks_per_sm": 3},
+        ),
         ("spgemm", "block.rows", {"block": {"rows": 32, "cols": 32}}),
         ("spgemm", "block.cols", {"block": {"rows": 128, "cols": 64}}),
         ("spgemm", "tile.m", {"tile": {"m": 64, "n": 128, "k": 64}}),
@@ -838,10 +855,73 @@ def test_small_blocks_are_multiplied_by_mma_sync(op: str, size: int) -> None:
     plan = plan_of(fields)
     assert (plan.spec.mma, plan.spec.copy_, plan.spec.schedule) == ("mma", "cp_async", "multistage")
     assert plan_of(fields | {"arch": "sm_89"}).spec.tile == plan.spec.tile
-    with pytest.raises(SpecError, match=rf"^block.rows: is {size}; allowed on sm_90a with wgmma: 64, 128"):
-        plan_of(fields | {"mma": "wgmma"})
+    if op == "bsr_spgemm":
+        with pytest.raises(SpecError, match=rf"^block.rows: is {size}; allowed on sm_90a with wgmma: 64, 128"):
+            plan_of(fields | {"mma": "wgmma"})
+    else:
+        with pytest.raises(SpecError, match=r"^blocks_per_sm: is 2; more than 1 is written for wgmma with blocks of"):
+            plan_of(fields | {"blocks_per_sm": 2})
     large = plan_of({"op": op, "arch": "sm_90a", "block": {"rows": 64, "cols": 64}})
     assert large.spec.mma == "wgmma"
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
+def test_sampled_small_blocks_fill_the_ring_by_tma_if_asked(rows: int, cols: int) -> None:
+    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "mma": "wgmma", "block": {"rows": rows, "cols": cols}}
+    plan = plan_of(fields)
+    spec, values = plan.spec, {constant.name: constant.value for constant in plan.constants}
+    assert (spec.copy_, spec.schedule, plan.template) == ("tma", "cooperative", "bsr_sddmm/sm90a_narrow.cu.j2")
+    assert spec.tile.model_dump() == {"m": rows, "n": 256, "k": 128 if cols == 16 else 64}
+    assert plan.bytes == 2 * (rows + 256) * spec.tile.k and spec.stages * plan.bytes >= 192 * KIB
+    # A wgmma's 64 rows are whole blocks, one behind the other; each begins where the swizzle's pattern does.
+    assert values["kBGroupBytes"] == 64 // cols * values["kBBlockBytes"] and values["kBBlockBytes"] % 1024 == 0
+    assert values["kABytes"] % 1024 == 0 and values["kWarpgroupGroups"] * 2 * 64 == 256
+    assert values["kTileBlocks"] == 256 // cols <= 32  # lanes of the warp that finds their columns
+    assert plan.tensor_maps["c_map"] == TensorMap((16, 16, 1), 32)
+    source = render_plan(plan)
+    assert f"wgmma_m64n{rows}k16_shared_k_major(accumulators[group]" in source
+    body = source.partition("\n\n")[2]
+    assert max(map(len, body.splitlines())) <= 120 and "\n\n\n" not in body
+    assert all(len(re.findall(rf"\b{name}\b", body)) > 1 for name in [*values, *(param.name for param in plan.params)])
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16, 32), (32, 16)])
+def test_a_step_of_two_panels_of_sampled_small_blocks(rows: int, cols: int) -> None:
+    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "mma": "wgmma", "block": {"rows": rows, "cols": cols}, "stages": 3}
+    one = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": 64}})
+    plan = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": 128}})
+    assert (plan.flops, plan.bytes) == (2 * one.flops, 2 * one.bytes)
+    assert (one.tensor_maps["a_map"].box, one.tensor_maps["b_map"].box) == ((64, rows), (64, cols))
+    assert "kDescriptorUpperHalf = 0x40000040;" in render_plan(one)
+    # One copy brings both panels, 8 rows of one behind those of the other: so the next 8 are twice as far.
+    assert plan.tensor_maps["a_panels_map"] == TensorMap((64, 8, 2, rows // 8), 128)
+    assert plan.tensor_maps["b_panels_map"] == TensorMap((64, 8, 2, cols // 8), 128)
+    assert plan.tensor_maps["a_map"] == plan.tensor_maps["b_map"] == TensorMap((64, 8), 128)
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kOctetBytes"] == 2 * values["kPanelBytes"] == 2048
+    assert "kDescriptorUpperHalf = 0x40000000 | (2048 >> 4);" in render_plan(plan)
+    assert {param.name for param in plan.params} - {param.name for param in one.params} == {
+        "a_panels_map",
+        "b_panels_map",
+        "whole_steps",
+    }
+
+
+@pytest.mark.parametrize(("stages", "resident", "pieces"), [(3, 1, 2), (6, 1, 2), (3, 2, 1), (2, 2, 2), (2, 3, 0)])
+def test_sampled_small_blocks_store_through_what_the_ring_leaves(stages: int, resident: int, pieces: int) -> None:
+    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "mma": "wgmma", "block": {"rows": 32, "cols": 32}, "stages": stages}
+    if pieces == 0:
+        with pytest.raises(SpecError, match="blocks_per_sm: is 3; thread blocks of 77 KB and 1 KB each do not fit"):
+            plan_of(fields | {"blocks_per_sm": resident})
+        return
+    plan = plan_of(fields | {"blocks_per_sm": resident})
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kStagingPieces"] == pieces and plan.blocks_per_sm == resident
+    assert next(region.bytes for region in plan.shared if region.name == "C") == 8 * pieces * 512
+    assert resident <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
+    assert plan.registers.needed <= plan.registers.limit <= launch_registers(plan)
+    assert f"__launch_bounds__(kThreads, {resident})" in render_plan(plan)
+    assert (plan.spec.hash == plan_of(fields).spec.hash) == (resident == 1)
 
 
 def test_tiles_are_not_handed_out_on_sm_89() -> None:

@@ -95,7 +95,7 @@ def other_bsr(op: str, **options: Any) -> Any:
 
 
 sddmm, spgemm = (
-    other_bsr("bsr_sddmm"),
+    other_bsr("bsr_sddmm", blocks_per_sm=st.sampled_from([1, 2, 3])),
     other_bsr("bsr_spgemm", output=st.sampled_from(["dense", "bsr"]), balanced=st.booleans()),
 )
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
@@ -106,7 +106,27 @@ changes = st.fixed_dictionaries(
 near_a_shipped_one = st.builds(
     lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes
 )
-plausible = attention | spmm | sddmm | spgemm | near_a_shipped_one
+small_sddmm = st.fixed_dictionaries(
+    {
+        "op": st.just("bsr_sddmm"),
+        "arch": st.just("sm_90a"),
+        "mma": st.just("wgmma"),
+        "block": st.fixed_dictionaries({"rows": st.sampled_from([16, 32]), "cols": st.sampled_from([16, 32, 64])}),
+    },
+    optional={
+        "stages": st.integers(1, 8),
+        "dtype": st.sampled_from(["fp16", "bf16"]),
+        "tile": st.fixed_dictionaries(
+            {
+                "m": st.sampled_from([16, 32]),
+                "n": st.sampled_from([64, 128, 256, 512]),
+                "k": st.sampled_from([32, 64, 128, 256]),
+            }
+        ),
+        "blocks_per_sm": st.sampled_from([1, 2, 3]),
+    },
+)
+plausible = attention | spmm | sddmm | small_sddmm | spgemm | near_a_shipped_one
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)

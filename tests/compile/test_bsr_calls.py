@@ -1,4 +1,4 @@
-"""Calls of BSR x dense and BSR x BSR kernels up to the launch, on the CPU: what is refused, what a launch is given."""
+"""Calls of BSR kernels up to the launch, on the CPU: what is refused, what a launch is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.plans.row_chunks import RowCut  # noqa: E402
-from runtime import arguments, bsr, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.row_chunks import cut_rows  # noqa: E402
 
@@ -68,7 +68,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         if tensor.dtype != dtype or tensor.dim() != rank:
             raise ArgumentError(name, "dtype or rank")
 
-    for module in (bsr, bsr_spmm):
+    for module in (bsr, bsr_sddmm, bsr_spmm):
         monkeypatch.setattr(module, "check_tensor", check)
 
     def on_gpu(name: str, tensor: Any) -> None:
@@ -89,6 +89,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         loaded: Any = Loaded(compiled.plan)
         if named.spec.op == "bsr_spgemm":
             return bsr_spgemm.BsrSpgemmKernel(compiled, loaded)
+        if named.spec.op == "bsr_sddmm":
+            return bsr_sddmm.BsrSddmmKernel(compiled, loaded)
         return bsr_spmm.BsrSpmmKernel(compiled, loaded)
 
     return make
@@ -596,3 +598,33 @@ def test_what_is_wrong_with_a_product_on_a_pattern(make: Make, change: dict[str,
     with pytest.raises(ArgumentError, match=message):
         kernel(**({"a": A, "b": B, "pattern": PATTERN, "validate": True} | change))
     assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize(
+    ("k", "steps", "whole_steps", "panels"),
+    [(256, 2, 2, 4), (192, 2, 2, 3), (200, 2, 1, 3), (136, 2, 1, 2), (128, 1, 1, 2), (64, 1, 1, 1), (8, 1, 0, 1)],
+)
+def test_sampled_small_blocks_take_whole_panels_by_maps_of_their_own(
+    make: Make, k: int, steps: int, whole_steps: int, panels: int
+) -> None:
+    kernel = make(op="bsr_sddmm", size=16, mma="wgmma")
+    assert kernel.spec.tile.k == 128
+    pattern = matrix([0, 1, 1, 3], [2, 0, 1], size=16)
+    wide = dense(48, k + 8)
+    kernel(wide[:, :k], dense(48, k), pattern)
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    numbers = {"index_words": 2, "block_rows": 3, "block_columns": 3, "blocks": 3, "tiles": 1}
+    assert signature["numbers"] == numbers | {"steps": steps, "whole_steps": whole_steps}
+    # The maps say which eight rows, which of the panels that K fills, which row, which column.
+    tensors = signature["tensors"]
+    assert tensors["a_panels"] == ((6, panels, 8, 64), (8 * (k + 8), 64, k + 8, 1))
+    assert tensors["b_panels"] == ((6, panels, 8, 64), (8 * k, 64, k, 1))
+    assert (tensors["a"], tensors["b"]) == (((48, k), (k + 8, 1)), ((48, k), (k, 1)))
+    assert launch["a_panels"] == launch["a"] and launch["b_panels"] == launch["b"]
+
+
+def test_sampled_small_blocks_in_steps_of_one_panel_have_no_other_maps(make: Make) -> None:
+    kernel = make(op="bsr_sddmm", size=32, mma="wgmma")
+    kernel(dense(96, 72), dense(96, 72), matrix([0, 1, 1, 3], [2, 0, 1], size=32))
+    assert kernel._loaded.signatures[0]["numbers"]["steps"] == 2
+    assert not {"whole_steps", "a_panels_map"} & {param.name for param in kernel._loaded.plan.params}

@@ -62,8 +62,8 @@ def test_random_shapes(name: str) -> None:
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
 
 
-# What no shipped spec is: small blocks by mma.sync on sm_90a; BSR x dense with B stored by columns, and handed out with
-# other rings than shipped ones have, and with what is added.
+# What no shipped spec is: small blocks by mma.sync on sm_90a, and sampled ones by WGMMA; BSR x dense with B stored by
+# columns, and handed out with other rings than shipped ones have, and with what is added.
 UNSHIPPED_BSR: list[dict[str, Any]] = [
     *(
         {"op": op, "block": {"rows": size, "cols": size}, "dtype": dtype}
@@ -72,6 +72,21 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
             ("bsr_sddmm", 16, "bf16"),
             ("bsr_spgemm", 32, "bf16"),
             ("bsr_spgemm", 16, "fp16"),
+        )
+    ),
+    *(
+        {"op": "bsr_sddmm", "mma": "wgmma", "block": {"rows": rows, "cols": cols}, **more}
+        for rows, cols, more in (
+            (32, 32, {}),
+            (32, 32, {"dtype": "bf16", "stages": 3, "blocks_per_sm": 2}),
+            (32, 32, {"tile": {"m": 32, "n": 512, "k": 64}, "stages": 3}),
+            (32, 32, {"tile": {"m": 32, "n": 256, "k": 128}, "stages": 3}),
+            (16, 16, {}),
+            (16, 16, {"dtype": "bf16", "tile": {"m": 16, "n": 128, "k": 128}, "stages": 3, "blocks_per_sm": 2}),
+            (16, 16, {"tile": {"m": 16, "n": 256, "k": 64}, "stages": 6}),
+            (16, 16, {"tile": {"m": 16, "n": 512, "k": 64}, "stages": 3}),
+            (16, 32, {"dtype": "bf16", "tile": {"m": 16, "n": 128, "k": 128}, "stages": 2, "blocks_per_sm": 2}),
+            (32, 16, {"tile": {"m": 32, "n": 256, "k": 64}, "stages": 2, "blocks_per_sm": 2}),
         )
     ),
     *(

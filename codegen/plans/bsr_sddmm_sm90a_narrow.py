@@ -1,0 +1,180 @@
+"""Plan of the sm_90a sampled product with blocks of 16 and 32: the product is computed transposed.
+
+A block of 16 or 32 rows would fill a part of a wgmma's 64 only. So the tile is C^T = B A^T: 64 rows of B, those of two
+or four stored blocks, are the M side of a wgmma, the rows of A its N side.
+"""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Param, Plan, Registers, SharedLayout, TensorMap, check_budget, i32, require
+from codegen.plan import tensor_map as map_param
+from codegen.plans.balance import WARP
+from codegen.plans.bsr_parts import (
+    CONSUMERS,
+    INDEX_PARAMS,
+    SWIZZLE,
+    WARPGROUP,
+    Part,
+    check_shared_memory,
+    group_columns,
+)
+from codegen.spec import BsrSddmmSpec
+
+SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
+WIDTHS = (128, 256, 512)  # columns of a tile: no more than 32 blocks, of which each lane of a warp finds one
+STEP_PANELS = (1, 2)  # panels of 64 columns: one 128-byte swizzled row each
+GROUP_COLUMNS = 64  # M side of one wgmma: rows of B
+OCTET = 8  # rows after which the swizzle repeats
+PIECE = 16  # rows and columns of what a warp stores at a time: its columns of a column group
+REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
+
+
+def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    rows, cols = spec.block.rows, spec.block.cols
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    _check(spec)
+
+    panels, groups, resident = k // group_columns(spec), Part.of(spec).groups, spec.blocks_per_sm
+    a_bytes, b_bytes, piece_bytes = m * k * dtype.bytes, n * k * dtype.bytes, PIECE * PIECE * dtype.bytes
+    shared, pieces = _shared(spec, a_bytes, b_bytes, piece_bytes)
+    threads = CONSUMERS * WARPGROUP + WARP
+    accumulators = m * GROUP_COLUMNS // WARPGROUP
+    limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
+    registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
+    check_budget(spec, shared.size, registers)
+    check_shared_memory(spec, shared.size)
+
+    constants = (
+        Constant("kTileM", m, "rows of a tile: those of a stored block of C"),
+        Constant("kBlockCols", cols, "columns of a stored block of C"),
+        Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
+        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // WARP, "warps that compute"),
+        Constant("kGroupColumns", GROUP_COLUMNS, "columns of C of a column group, rows of B: the M side of one wgmma"),
+        Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
+        Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
+        Constant("kPieceSize", PIECE, "rows and columns of a piece of C, which a warp stores at a time"),
+        Constant("kStagingPieces", pieces, "pieces that a warp can have on their way out"),
+        Constant("kABytes", a_bytes, "bytes of an A tile"),
+        Constant("kBBytes", b_bytes, "bytes of a B tile"),
+        Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),
+        Constant("kBGroupBytes", GROUP_COLUMNS * k * dtype.bytes, "bytes of the part that one column group needs"),
+        Constant("kPieceBytes", piece_bytes, "bytes of a piece of C"),
+        *_panel_constants(panels),
+    )
+    params = (
+        *_map_params(panels),
+        map_param("c_map", "stored blocks of C (cols, rows, nnz)"),
+        *INDEX_PARAMS,
+        i32("block_rows", "block rows of C"),
+        i32("block_columns", "block columns of C"),
+        i32("blocks", "stored blocks of C"),
+        i32("steps", "steps of kTileK that K takes"),
+        *((i32("whole_steps", "steps, from the first, whose columns are whole panels"),) if panels > 1 else ()),
+        i32("tiles", "blocks / kTileBlocks, rounded up"),
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_sddmm/sm90a_narrow.cu.j2",
+        threads=threads,
+        blocks_per_sm=resident,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=params,
+        tensor_maps={**_maps(spec, panels), "c_map": TensorMap((PIECE, PIECE, 1), PIECE * dtype.bytes)},
+        constants=constants,
+        values={"mma_n": m, "step_panels": panels, "octet_bytes": panels * OCTET * SWIZZLE},
+        summary=(
+            ("blocks of C", f"{rows} x {cols}"),
+            (
+                "tile",
+                f"{n // cols} stored blocks in steps of {k}; those of one block row are computed together, transposed; "
+                f"each warpgroup has {groups} groups of 64 columns",
+            ),
+            ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
+            (
+                "grid",
+                f"{'one thread block' if resident == 1 else f'{resident} thread blocks'} per SM, looping over tiles "
+                "(persistent), in the order of storage",
+            ),
+        ),
+        flops=2 * m * n * k,
+        bytes=a_bytes + b_bytes,
+    )
+
+
+def _check(spec: BsrSddmmSpec) -> None:
+    """Refuse what the kernel is not written for."""
+    rows, cols, tile = spec.block.rows, spec.block.cols, spec.tile
+    where = f"with wgmma where block.rows is {rows}"
+    require(cols in SIZES, "block.cols", f"is {cols}; allowed {where}: 16, 32")
+    require(tile.m == rows, "tile.m", f"is {tile.m}; a tile is one block row high: block.rows is {rows}")
+    require(tile.n in WIDTHS, "tile.n", f"is {tile.n}; allowed {where}: {', '.join(map(str, WIDTHS))}")
+    depths = [panels * group_columns(spec) for panels in STEP_PANELS]
+    require(tile.k in depths, "tile.k", f"is {tile.k}; allowed {where}: {', '.join(map(str, depths))}")
+    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+
+
+def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) -> tuple[SharedLayout, int]:
+    """Return the shared memory, and how many pieces of C a warp has room for: two if they fit beside the ring."""
+    arch, warps = ARCHS[spec.arch], CONSUMERS * WARPGROUP // WARP
+    for pieces in (2, 1):
+        shared = SharedLayout()
+        shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {spec.tile.m} rows of {spec.tile.k} columns")
+        shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {spec.tile.n} rows of {spec.tile.k} columns")
+        count = "a piece" if pieces == 1 else f"{pieces} pieces"
+        shared.add("C", warps * pieces * piece_bytes, f"{count} of C of each warp")
+        shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+        shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
+        room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.blocks_per_sm - 1024)
+        if shared.size <= room:
+            break
+    return shared, pieces
+
+
+def _panel_constants(panels: int) -> tuple[Constant, ...]:
+    """Return how a step of several panels lies in shared memory."""
+    if panels == 1:
+        return ()
+    return (
+        Constant("kPanelColumns", SWIZZLE // 2, "columns of A or B of a panel: one 128-byte swizzled row"),
+        Constant("kStepPanels", panels, "panels of a step"),
+        Constant("kPanelBytes", OCTET * SWIZZLE, "bytes of 8 rows of a panel"),
+        Constant("kOctetBytes", panels * OCTET * SWIZZLE, "bytes of 8 rows of all panels of a step"),
+    )
+
+
+def _map_params(panels: int) -> tuple[Param, ...]:
+    """Return the parameters that say where A and B are."""
+    a, b = map_param("a_map", "A (K, M)"), map_param("b_map", "B (K, N)")
+    if panels == 1:
+        return a, b
+    return (
+        map_param("a_panels_map", "A's whole panels (columns of one, 8 rows, panels, M / 8)"),
+        map_param("b_panels_map", "B's whole panels (columns of one, 8 rows, panels, N / 8)"),
+        a,
+        b,
+    )
+
+
+def _maps(spec: BsrSddmmSpec, panels: int) -> dict[str, TensorMap]:
+    """Return how A and B are read: all rows of a tile or a block at once, of whole panels or of the only one."""
+    columns, m, cols = group_columns(spec), spec.tile.m, spec.block.cols
+    if panels == 1:
+        return {"a_map": TensorMap((columns, m), SWIZZLE), "b_map": TensorMap((columns, cols), SWIZZLE)}
+    return {
+        "a_panels_map": TensorMap((columns, OCTET, panels, m // OCTET), SWIZZLE),
+        "b_panels_map": TensorMap((columns, OCTET, panels, cols // OCTET), SWIZZLE),
+        "a_map": TensorMap((columns, OCTET), SWIZZLE),
+        "b_map": TensorMap((columns, OCTET), SWIZZLE),
+    }

@@ -359,20 +359,22 @@ class BsrSddmmSpec(SpecBase):
     def _defaults(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        data = _by_mma_if_small(data)
         block = data.get("block")
         rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
         choice = _combination(data, "bsr_sddmm")
         tile, stages = {"m": rows, "n": 256, "k": 64}, 4
         if choice is not None and choice.mma == "wgmma" and rows in (16, 32):
-            # Bound by loads: as deep a ring as fits. Copies of 16 rows are small, so that they bring 128 columns.
-            cols = block.get("cols", rows) if isinstance(block, Mapping) else rows
-            tile, stages = (tile | {"k": 128}, 3) if cols == 16 else (tile, 6)
+            # Bound by loads: two thread blocks, which wait at different times, or wide tiles of larger copies.
+            cols, stages = block.get("cols", rows) if isinstance(block, Mapping) else rows, 3
+            if cols == 32:
+                tile["n"] = 512
+            elif not {"tile", "stages", "blocks_per_sm"} & set(data):
+                data = {**data, "blocks_per_sm": 2}
         elif choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
             wide = choice.mma == "mma" and rows in (32, 64)
             tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
             stages = 3 if choice.mma == "mma" and (rows == 128 or data.get("arch") == "sm_90a") else 2
-        return _fill(data, "bsr_sddmm", {"tile": tile, "stages": stages})
+        return _fill(dict(data), "bsr_sddmm", {"tile": tile, "stages": stages})
 
 
 class BsrSpgemmSpec(SpecBase):

@@ -1,111 +1,221 @@
 // Generated from specs/h100_bsr_sddmm_b16.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_sddmm_b16.yaml
-// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":128}}
-// spec hash: f577033eac44ef100f0b053c83b5d55fb90db2eb917815e2279a3a1a95499920
-// templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4aed0e6062ed180690e5d67621172fe2fe727bf32827d7c8cd88c9c9fcf83364
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
+// spec hash: bb0a9461dc672dc9b539281d8f5daeb904e3972de9397a5cc1a3c93b894e15e8
+// templates: bsr_sddmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 2039b377c669c748b34d2a15e756db4baa58b06e8163d7c37d1e81d99dc9e472
 
-// Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
-// row-major.
+// Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
+// dense and row-major.
 //
-// Who does what: a thread block computes one tile, all warps load and all compute. Warp w has kWarpRows rows and
-// kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
+// The product is computed transposed, C^T = B A^T: a wgmma is 64 rows high, a block row is not. So rows of B, those of
+// four stored blocks, are its M side, rows of A its N side. A block row of height h does at most h FLOPs for each
+// byte of B that is loaded, so what counts is that enough loads are always on their way: the ring has nearly all of the
+// shared memory.
 //
-// Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers:
-// while one slice is multiplied, the next one comes from shared memory, across the end of a step too.
-//   cp_async_wait   this thread's copies for the next step have landed
-//   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
+// Who does what
+//   warpgroups 0, 1  consumers. Each accumulates its column groups of a unit in registers; then each of its warps
+//                    stores its columns by TMA.
+//   the last warp    producer. It finds the rows of the stored blocks and fills the ring by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and counts[i]
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
+// handed back once step s is running. Across units the producer runs ahead.
 //
 // Symbols
-//   tile     kTileBlocks blocks of C that are stored one behind the other, side by side: kTileM x kTileN. Tiles are
-//            numbered in that order, so that the thread blocks at work share block rows of A and of B
-//   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where a
-//            block row ends inside a tile, there are more, one after the other. Blocks that a unit lacks are zeros
-//   step     kTileK columns of A and B; a slice of it: 16 of them, the depth of one product
-//   chunk    16 bytes, 8 elements. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
-//   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
-//            columns 2 (lane % 4) + {0, 1}
-//   strip    16 rows of a warp's part of a unit, on their way out
+//   tile         kTileBlocks blocks of C that are stored one behind the other. Tiles are numbered in that order, so
+//                that the thread blocks at work share block rows of A and of B, which then come from the L2
+//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where
+//                a block row ends inside a tile, there are more. For the blocks a unit lacks nothing is loaded; the
+//                products of what is in their place are not stored
+//   step         kTileK columns of A and B: in shared memory rows of 128 bytes, swizzled
+//   column group 64 columns of C, rows of B: the M side of a wgmma
+//   piece        of C: 16 of its rows and a warp's 16 columns of a column group
+//   accumulators a thread's part of a column group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's
+//                16 (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
 constexpr int kTileM = 16;  // rows of a tile: those of a stored block of C
-constexpr int kTileN = 128;  // columns of a tile
-constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockCols = 16;  // columns of a stored block of C
-constexpr int kTileBlocks = 8;  // stored blocks of a tile, at most
-constexpr int kRowChunks = 8;  // chunks of a row of an A or B tile
-constexpr int kPassRows = 16;  // rows of a tile that all threads copy at a time, a chunk each
+constexpr int kTileBlocks = 16;  // stored blocks of a tile, at most
+constexpr int kTileK = 64;  // depth of one step
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
-constexpr int kThreads = 128;  // all load and compute
-constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
-constexpr int kATile = 2048;  // bytes of an A tile
-constexpr int kBTile = 16384;  // bytes of a B tile
-constexpr int kWarpsN = 4;  // warps side by side along a row of C
-constexpr int kWarpRows = 16;  // rows of C of one warp
-constexpr int kWarpColumns = 32;  // columns of C of one warp
+constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kGroupColumns = 64;  // columns of C of a column group, rows of B: the M side of one wgmma
+constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
+constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
+constexpr int kPieceSize = 16;  // rows and columns of a piece of C, which a warp stores at a time
+constexpr int kStagingPieces = 2;  // pieces that a warp can have on their way out
+constexpr int kABytes = 2048;  // bytes of an A tile
+constexpr int kBBytes = 32768;  // bytes of a B tile
+constexpr int kBBlockBytes = 2048;  // bytes of the part of a B tile that one stored block needs
+constexpr int kBGroupBytes = 8192;  // bytes of the part that one column group needs
+constexpr int kPieceBytes = 512;  // bytes of a piece of C
 
-// Dynamic shared memory: 55808 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 6144 bytes: A tiles, 16 rows of 64 elements, swizzled
-constexpr int kBOffset = 6144;  // 49152 bytes: B tiles, 128 rows of 64 elements, swizzled
-constexpr int kBRowsOffset = 55296;  // 512 bytes: rows of B that a unit needs
-constexpr int kStagingOffset = 0;  // 4096 bytes: strips of C, one a warp, over the tiles
+// Dynamic shared memory: 112700 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 6144 bytes: ring of A tiles, 16 rows of 64 columns
+constexpr int kBOffset = 6144;  // 98304 bytes: ring of B tiles, 256 rows of 64 columns
+constexpr int kCOffset = 104448;  // 8192 bytes: 2 pieces of C of each warp
+constexpr int kBarriersOffset = 112640;  // 48 bytes: mbarriers: full, then empty
+constexpr int kCountsOffset = 112688;  // 12 bytes: stored blocks of the unit that a stage belongs to
 
-constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
-constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments take turns across steps too
-constexpr int kMmasM = kWarpRows / kMmaRows;
-constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two products side by side
-constexpr int kChunk = 16;  // bytes
-constexpr int kRowBytes = kRowChunks * kChunk;  // of a row of an A or B tile
-constexpr int kStripChunks = kWarpColumns / kCopy;
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kPieceRowBytes = 32;  // of a piece of C in shared memory: the swizzle
 
 struct Params {
-  const unsigned short* a;  // A (M, K)
-  const unsigned short* b;  // B (N, K)
-  unsigned short* c;  // stored blocks of C (nnz, rows, cols), contiguous
-  long long a_row_stride;  // elements from one row of A to the next
-  long long b_row_stride;  // elements from one row of B to the next
+  TensorMap a_map;  // A (K, M)
+  TensorMap b_map;  // B (K, N)
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz)
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
-  int k;  // columns of A and B
   int steps;  // steps of kTileK that K takes
+  int tiles;  // blocks / kTileBlocks, rounded up
 };
 
-using Element = unsigned short;  // the bits of one fp16
-
-// cp.async.cg: the first `bytes` of 16 bytes to shared memory, past the L1, and zeros behind them; no read where there
-// are none (PTX ISA, "cp.async")
-__device__ __forceinline__ void cp_async_16_part(uint32 to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
 template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n16k16: D = A B (+ D); A in shared memory, K-major, B k_major
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n16k16_shared_k_major(
+    float (&d)[8], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %10, 0;\n"
+      "mov.b64 a, { %8, %11 };\n"
+      "mov.b64 b, { %9, %11 };\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. Behind this, unlike behind a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
 }
 
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
@@ -115,9 +225,34 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
+// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
+// back, so that the barrier orders the two.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
 // The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
@@ -135,190 +270,180 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Finds the rows of B that a unit needs, -1 for one that there is not. Everyone is done with those of before.
-__device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
-  for (int row = threadIdx.x; row < kTileN; row += kThreads) {
-    const int i = row / kBlockCols;
-    const int block_column = i < count ? load_index(p.col_indices, p.index_words, block + i) : -1;
-    const bool known = static_cast<uint32>(block_column) < static_cast<uint32>(p.block_columns);
-    b_rows[row] = known ? block_column * kBlockCols + row % kBlockCols : -1;
-  }
-  __syncthreads();
+// Block columns of a tile's blocks, one a lane.
+__device__ __forceinline__ int load_column(const Params& p, int tile) {
+  const int lane = threadIdx.x % 32, block = tile * kTileBlocks + lane;
+  return lane < kTileBlocks && block < p.blocks ? load_index(p.col_indices, p.index_words, block) : 0;
 }
 
-// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
-// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
-template <int kChunks>
-__device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;
-  return (row * kChunks + (chunk ^ row / kRowsPerLine % kPlaces)) * kChunk;
+// The first row of B that a block column needs. That of one outside C is so far before B that TMA reads zeros only.
+__device__ __forceinline__ int first_b_row(const Params& p, int column) {
+  return static_cast<uint32>(column) < static_cast<uint32>(p.block_columns) ? column * kBlockCols : -kBlockCols;
 }
 
-// What this thread copies of every step of a unit: one chunk of each kPassRows-th row, of A and of B.
-struct Loader {
-  const Element *a, *b;  // its first chunk of A, and its chunk of B's row 0, in step 0
-  const int* b_rows;     // the first of its rows of B
-  int column;            // of its chunks in step 0
-  uint32 to;             // where its first chunk goes in the first tile of A
-
-  __device__ __forceinline__ Loader(const Params& p, uint32 base, int block_row, const int* unit_rows) {
-    const int row = threadIdx.x / kRowChunks, chunk = threadIdx.x % kRowChunks;
-    column = chunk * kCopy;
-    a = p.a + (static_cast<int64>(block_row) * kTileM + row) * p.a_row_stride + column;
-    b = p.b + column;
-    b_rows = unit_rows + row;
-    to = base + kAOffset + swizzled<kRowChunks>(row, chunk);
-  }
-  // Copies a step's tiles to a stage. What lies behind the last column of A and B is zeros, and so is a row of B that
-  // there is not. The swizzle is the same in all rows of this thread.
-  __device__ __forceinline__ void load(const Params& p, int step, int stage) const {
-    const int k = step * kTileK;
-    const int bytes = max(min(p.k - k - column, kCopy), 0) * static_cast<int>(sizeof(Element));
+// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, RingPosition position, int step,
+    int count, int a_row, const int (&b_rows)[kTileBlocks]) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  const uint32 a = base + kAOffset + position.stage * kABytes, b = base + kBOffset + position.stage * kBBytes;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  counts[position.stage] = count;
+  mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
+  tma_load_2d(a, &p.a_map, full, step * kTileK, a_row);
 #pragma unroll
-    for (int row = 0; row < kTileM; row += kPassRows) {
-      cp_async_16_part(to + stage * kATile + row * kRowBytes, a + row * p.a_row_stride + k, bytes);
-    }
-    const uint32 b_to = to + (kBOffset - kAOffset) + stage * kBTile;
-#pragma unroll
-    for (int row = 0; row < kTileN; row += kPassRows) {
-      const int b_row = b_rows[row];
-      cp_async_16_part(b_to + row * kRowBytes, b + max(b_row, 0) * p.b_row_stride + k, b_row < 0 ? 0 : bytes);
-    }
-  }
-};
-
-// A warp's operands of one slice: kMmasM times 16 rows of A, kPairsN times 16 rows of B.
-struct Fragments {
-  uint32 a[kMmasM][4], b[kPairsN][4];
-
-  // `a_address` and `b_address` are the lane's in the first slice of a stage. Going on by pairs of chunks flips bits of
-  // the chunk's number, as the swizzle does: both are exclusive ors.
-  __device__ __forceinline__ void load(uint32 a_address, uint32 b_address, int slice) {
-#pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
-      ldmatrix_x4(a[i], (a_address ^ slice * 2 * kChunk) + i * kMmaRows * kRowBytes);
-    }
-#pragma unroll
-    for (int j = 0; j < kPairsN; ++j) {
-      ldmatrix_x4(b[j], (b_address ^ slice * 2 * kChunk) + j * 2 * kMmaColumns * kRowBytes);
-    }
-  }
-};
-
-// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
-// larger operand, which is then read from the registers once.
-__device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
-#pragma unroll
-  for (int i = 0; i < kMmasM; ++i) {
-#pragma unroll
-    for (int j = 0; j < kPairsN; ++j) {
-      mma_m16n8k16(accumulators[i][2 * j], fragments.a[i], fragments.b[j][0], fragments.b[j][1]);
-      mma_m16n8k16(accumulators[i][2 * j + 1], fragments.a[i], fragments.b[j][2], fragments.b[j][3]);
-    }
+  for (int i = 0; i < kTileBlocks; ++i) {
+    if (i < count) tma_load_2d(b + i * kBBlockBytes, &p.b_map, full, step * kTileK, b_rows[i]);
   }
 }
 
-// Writes 16 rows of a warp's part of C to its strip.
-__device__ __forceinline__ void stage_strip(unsigned char* strip, const float (&accumulators)[2 * kPairsN][4]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int j = 0; j < 2 * kPairsN; ++j) {
-    const float* c = accumulators[j];
-    uint32* upper = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4, j)) + lane % 4;
-    uint32* lower = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4 + 8, j)) + lane % 4;
-    *upper = pack(c[0], c[1]);
-    *lower = pack(c[2], c[3]);
-  }
-}
+// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, one of them issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
+  RingPosition position;
+  int row = 0, next_column = load_column(p, blockIdx.x);
 
-// Stores a warp's part of a unit of `count` blocks, strip by strip through shared memory, so that whole lines leave.
-__device__ __forceinline__ void store_part(const Params& p, const float (&accumulators)[kMmasM][2 * kPairsN][4],
-    unsigned char* strip, int block, int count, int first_row, int first_column) {
-  const int lane = threadIdx.x % 32;
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const int first = tile * kTileBlocks, end = min(first + kTileBlocks, p.blocks);
+    const int b_row = first_b_row(p, next_column);
+    // Ask for the next columns well before they are needed.
+    next_column = load_column(p, tile + gridDim.x);
+
+    for (int block = first; block < end;) {
+      row = find_row(p, block, row);
+      // At least one block, also where crow_indices is not what it should be: the loop must end.
+      const int count = max(min(load_index(p.crow_indices, p.index_words, row + 1), end) - block, 1);
+      int b_rows[kTileBlocks];
 #pragma unroll
-  for (int i = 0; i < kMmasM; ++i) {
-    stage_strip(strip, accumulators[i]);
-    __syncwarp();
-#pragma unroll
-    for (int copy = lane; copy < kMmaRows * kStripChunks; copy += 32) {
-      const int row = copy / kStripChunks, chunk = copy % kStripChunks;
-      const int column = first_column + chunk * kCopy;
-      if (column / kBlockCols < count) {
-        const int64 c_row = static_cast<int64>(block + column / kBlockCols) * kTileM + first_row + i * kMmaRows + row;
-        Element* to = p.c + c_row * kBlockCols + column % kBlockCols;
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(strip + swizzled<kStripChunks>(row, chunk));
+      for (int i = 0; i < kTileBlocks; ++i) b_rows[i] = __shfl_sync(0xFFFFFFFF, b_row, block - first + i);
+#pragma unroll 1
+      for (int step = 0; step < p.steps; ++step) {
+        if (elect()) load_step(p, base, counts, position, step, count, row * kTileM, b_rows);
+        position.advance();
+        __syncwarp();
       }
+      block += count;
     }
-    __syncwarp();
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+// accumulators += B A^T for this warpgroup's column groups of one step (asynchronous).
+__device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
+    uint32 a_descriptor, uint32 b_descriptor) {
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+    // 16 columns of A and of B are 32 bytes of their 128-byte rows.
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      wgmma_m64n16k16_shared_k_major(accumulators[group],
+          b_descriptor + ((group * kBGroupBytes + k * 32) >> 4), a_descriptor + (k * 32 >> 4), 1);
+    }
+  }
+  wgmma_commit();
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+}
+
+// Consumer: one warpgroup computes its column groups of a unit, unit after unit.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const int* counts, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool warp_leader = lane == 0;
+  const int first_group = warpgroup * kWarpgroupGroups;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
+  // Lanes 8 i to 8 i + 7 give the rows of the i-th matrix of a piece: its upper two side by side, then its lower two. A
+  // row is two 16-byte chunks, swizzled as TMA expects.
+  const uint32 staging = base + kCOffset + warp * kStagingPieces * kPieceBytes;
+  const int staging_row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2 ^ staging_row / 4 % 2;
+  RingPosition position;
+  int stored = 0;  // pieces that this warp has stored, modulo kStagingPieces
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const int end = min((tile + 1) * kTileBlocks, p.blocks);
+    for (int block = tile * kTileBlocks; block < end;) {
+      float accumulators[kWarpgroupGroups][kAccumulators];
+#pragma unroll
+      for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+        for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
+      }
+
+      // The first stage says how many blocks the unit has.
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      const int count = read_by_leader(counts + position.stage);
+
+      // Issue each step behind the one before, then hand that one's stage back.
+      uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+      for (int step = 0; step < p.steps; ++step) {
+        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+        issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+            b_descriptor + (position.stage * kBBytes >> 4));
+        wgmma_wait<1>();
+        if (step > 0 && warp_leader) mbarrier_arrive(running);
+        running = base + kEmptyBarrier + 8 * position.stage;
+        position.advance();
+      }
+      wgmma_wait<0>();
+#pragma unroll
+      for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+      if (warp_leader) mbarrier_arrive(running);
+
+      // Store C one piece at a time, as far as the unit has blocks.
+#pragma unroll
+      for (int group = 0; group < kWarpgroupGroups; ++group) {
+        const int column = (first_group + group) * kGroupColumns + warp % 4 * kPieceSize;
+        if (column / kBlockCols < count) {
+#pragma unroll
+          for (int j = 0; j < kTileM / kPieceSize; ++j) {
+            // Wait until the store that last used this staging buffer has read it.
+            const uint32 buffer = staging + stored * kPieceBytes;
+            stored = (stored + 1) % kStagingPieces;
+            if (warp_leader) tma_store_wait_read<kStagingPieces - 1>();
+            __syncwarp();
+            // Fill it, transposed.
+            const float* c = accumulators[group] + j * 8;
+            stmatrix_x4_trans(buffer + staging_row * kPieceRowBytes + chunk * 16,
+                pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+            fence_proxy_async();
+            __syncwarp();
+            if (warp_leader) {
+              tma_store_3d(&p.c_map, buffer, column % kBlockCols, j * kPieceSize, block + column / kBlockCols);
+              tma_store_commit();
+            }
+          }
+        }
+      }
+      block += count;
+    }
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warp_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_sddmm_b16(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  int* b_rows = reinterpret_cast<int*>(shared + kBRowsOffset);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
-  // Lanes 8 i to 8 i + 7 address matrix i. Of A: rows 0 to 7, rows 8 to 15, then both again one chunk further along the
-  // row. Of B: rows 0 to 7, the same one chunk further along, then both for rows 8 to 15.
-  const uint32 a_lane = base + kAOffset + swizzled<kRowChunks>(part_row + lane % 16, lane / 16);
-  const uint32 b_lane =
-      base + kBOffset + swizzled<kRowChunks>(part_column + lane / 16 * kMmaColumns + lane % 8, lane / 8 % 2);
-  const int end = min((static_cast<int>(blockIdx.x) + 1) * kTileBlocks, p.blocks);
+  int* const counts = reinterpret_cast<int*>(shared + kCountsOffset);
 
-  int block_row = 0;
-#pragma unroll 1
-  for (int block = blockIdx.x * kTileBlocks; block < end;) {
-    block_row = find_row(p, block, block_row);
-    // At least one block, also where crow_indices is not what it should be: the loop must end.
-    const int count = max(min(load_index(p.crow_indices, p.index_words, block_row + 1), end) - block, 1);
-    find_b_rows(p, block, count, b_rows);
-    const Loader loader(p, base, block_row, b_rows);
-    float accumulators[kMmasM][2 * kPairsN][4];
-#pragma unroll
-    for (int i = 0; i < kMmasM; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2 * kPairsN; ++j) {
-#pragma unroll
-        for (int element = 0; element < 4; ++element) accumulators[i][j][element] = 0.0f;
-      }
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
 
-    // Fill all stages. Every step has its group of copies, empty behind the last step: so one wait fits all.
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      if (stage < p.steps) loader.load(p, stage, stage);
-      cp_async_commit();
-    }
-    Fragments fragments[2];
-    cp_async_wait<kStages - 1>();
-    __syncthreads();
-    fragments[0].load(a_lane, b_lane, 0);
-    int stage = 0;
-#pragma unroll 1
-    for (int step = 0; step < p.steps; ++step) {
-      // Fetch the next slice, then multiply this one.
-#pragma unroll
-      for (int slice = 0; slice < kSlices - 1; ++slice) {
-        fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
-        multiply(accumulators, fragments[slice % 2]);
-      }
-      // Go on to the next step's tiles (behind the last step, what is fetched there is not used), and refill these.
-      const int free_stage = stage;
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      cp_async_wait<kStages - 2>();
-      __syncthreads();
-      fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
-      if (step + kStages < p.steps) loader.load(p, step + kStages, free_stage);
-      cp_async_commit();
-      multiply(accumulators, fragments[1]);
-    }
-    // The staging lies over the tiles: everyone is done with them before it is filled, and with it before they are.
-    __syncthreads();
-    unsigned char* strip = shared + kStagingOffset + warp * kMmaRows * kWarpColumns * sizeof(Element);
-    store_part(p, accumulators, strip, block, count, part_row, part_column);
-    __syncthreads();
-    block += count;
+  if (threadIdx.x / 32 == kConsumerWarps) {
+    produce(p, base, counts);
+  } else {
+    consume(p, base, counts, threadIdx.x / kWarpgroupThreads);
   }
 }

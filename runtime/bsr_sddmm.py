@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from codegen.plans.bsr_parts import group_columns
-from codegen.plans.bsr_sddmm_sm90a_narrow import OCTET
 from codegen.spec import BsrSddmmSpec
 from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
 from runtime.bsr import (
@@ -85,7 +83,6 @@ class BsrSddmmKernel:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():
                 check_address({"c": "out"}.get(name, name), address)
-            addresses |= {"a_panels": a.data_ptr(), "b_panels": b.data_ptr()}
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
             with torch.cuda.device(a.device):
                 self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
@@ -105,7 +102,7 @@ class BsrSddmmKernel:
         if out is not None:
             check_out_values(out, self._dtype, shape, a.device)
         tile, block = self.spec.tile, self.spec.block
-        tiles, panel = -(-shape[0] // (tile.n // block.cols)), group_columns(self.spec)
+        tiles = -(-shape[0] // (tile.n // block.cols))
         known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
             "block_rows": rows // block.rows,
@@ -113,7 +110,6 @@ class BsrSddmmKernel:
             "blocks": shape[0],
             "k": depth,
             "steps": -(-depth // tile.k),
-            "whole_steps": -(-depth // tile.k) if depth % panel == 0 else depth // tile.k,
             "tiles": tiles,
             "a_row_stride": a.stride(0),
             "b_row_stride": b.stride(0),
@@ -123,18 +119,6 @@ class BsrSddmmKernel:
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
-            "a_panels": _panels(a, panel),
-            "b_panels": _panels(b, panel),
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
         }
         return self._loaded.signature(a.device.index, tiles, numbers, tensors)
-
-
-def _panels(matrix: torch.Tensor, panel: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and the strides of a row-major matrix as (rows / 8, whole panels, 8 rows, columns of a panel).
-
-    A matrix without a whole panel has one nevertheless, which is never read: a tensor map has no empty dimension.
-    """
-    rows, columns = matrix.shape
-    stride = matrix.stride(0)
-    return (rows // OCTET, max(columns // panel, 1), OCTET, panel), (OCTET * stride, panel, stride, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, Plan, Registers, SharedLayout, TensorMap, check_budget, i32, require
+from codegen.plan import Constant, Plan, Registers, SharedLayout, TensorMap, check_budget, i32, require
 from codegen.plan import tensor_map as map_param
 from codegen.plans.balance import WARP
 from codegen.plans.bsr_parts import (
@@ -24,9 +24,7 @@ from codegen.spec import BsrSddmmSpec
 
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512)  # columns of a tile: no more than 32 blocks, of which each lane of a warp finds one
-STEP_PANELS = (1, 2)  # panels of 64 columns: one 128-byte swizzled row each
 GROUP_COLUMNS = 64  # M side of one wgmma: rows of B
-OCTET = 8  # rows after which the swizzle repeats
 PIECE = 16  # rows and columns of what a warp stores at a time: its columns of a column group
 REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 
@@ -38,7 +36,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     _check(spec)
 
-    panels, groups, resident = k // group_columns(spec), Part.of(spec).groups, spec.blocks_per_sm
+    groups, resident = Part.of(spec).groups, spec.blocks_per_sm
     a_bytes, b_bytes, piece_bytes = m * k * dtype.bytes, n * k * dtype.bytes, PIECE * PIECE * dtype.bytes
     shared, pieces = _shared(spec, a_bytes, b_bytes, piece_bytes)
     threads = CONSUMERS * WARPGROUP + WARP
@@ -66,17 +64,16 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),
         Constant("kBGroupBytes", GROUP_COLUMNS * k * dtype.bytes, "bytes of the part that one column group needs"),
         Constant("kPieceBytes", piece_bytes, "bytes of a piece of C"),
-        *_panel_constants(panels),
     )
     params = (
-        *_map_params(panels),
+        map_param("a_map", "A (K, M)"),
+        map_param("b_map", "B (K, N)"),
         map_param("c_map", "stored blocks of C (cols, rows, nnz)"),
         *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("block_columns", "block columns of C"),
         i32("blocks", "stored blocks of C"),
         i32("steps", "steps of kTileK that K takes"),
-        *((i32("whole_steps", "steps, from the first, whose columns are whole panels"),) if panels > 1 else ()),
         i32("tiles", "blocks / kTileBlocks, rounded up"),
     )
     return Plan(
@@ -90,9 +87,13 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         shared_bytes=shared.size,
         registers=registers,
         params=params,
-        tensor_maps={**_maps(spec, panels), "c_map": TensorMap((PIECE, PIECE, 1), PIECE * dtype.bytes)},
+        tensor_maps={
+            "a_map": TensorMap((k, m), SWIZZLE),
+            "b_map": TensorMap((k, cols), SWIZZLE),
+            "c_map": TensorMap((PIECE, PIECE, 1), PIECE * dtype.bytes),
+        },
         constants=constants,
-        values={"mma_n": m, "step_panels": panels, "octet_bytes": panels * OCTET * SWIZZLE},
+        values={"mma_n": m},
         summary=(
             ("blocks of C", f"{rows} x {cols}"),
             (
@@ -120,8 +121,8 @@ def _check(spec: BsrSddmmSpec) -> None:
     require(cols in SIZES, "block.cols", f"is {cols}; allowed {where}: 16, 32")
     require(tile.m == rows, "tile.m", f"is {tile.m}; a tile is one block row high: block.rows is {rows}")
     require(tile.n in WIDTHS, "tile.n", f"is {tile.n}; allowed {where}: {', '.join(map(str, WIDTHS))}")
-    depths = [panels * group_columns(spec) for panels in STEP_PANELS]
-    require(tile.k in depths, "tile.k", f"is {tile.k}; allowed {where}: {', '.join(map(str, depths))}")
+    depth = group_columns(spec)  # one 128-byte swizzled row
+    require(tile.k == depth, "tile.k", f"is {tile.k}; allowed {where}: {depth}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
 
@@ -140,41 +141,3 @@ def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) ->
         if shared.size <= room:
             break
     return shared, pieces
-
-
-def _panel_constants(panels: int) -> tuple[Constant, ...]:
-    """Return how a step of several panels lies in shared memory."""
-    if panels == 1:
-        return ()
-    return (
-        Constant("kPanelColumns", SWIZZLE // 2, "columns of A or B of a panel: one 128-byte swizzled row"),
-        Constant("kStepPanels", panels, "panels of a step"),
-        Constant("kPanelBytes", OCTET * SWIZZLE, "bytes of 8 rows of a panel"),
-        Constant("kOctetBytes", panels * OCTET * SWIZZLE, "bytes of 8 rows of all panels of a step"),
-    )
-
-
-def _map_params(panels: int) -> tuple[Param, ...]:
-    """Return the parameters that say where A and B are."""
-    a, b = map_param("a_map", "A (K, M)"), map_param("b_map", "B (K, N)")
-    if panels == 1:
-        return a, b
-    return (
-        map_param("a_panels_map", "A's whole panels (columns of one, 8 rows, panels, M / 8)"),
-        map_param("b_panels_map", "B's whole panels (columns of one, 8 rows, panels, N / 8)"),
-        a,
-        b,
-    )
-
-
-def _maps(spec: BsrSddmmSpec, panels: int) -> dict[str, TensorMap]:
-    """Return how A and B are read: all rows of a tile or a block at once, of whole panels or of the only one."""
-    columns, m, cols = group_columns(spec), spec.tile.m, spec.block.cols
-    if panels == 1:
-        return {"a_map": TensorMap((columns, m), SWIZZLE), "b_map": TensorMap((columns, cols), SWIZZLE)}
-    return {
-        "a_panels_map": TensorMap((columns, OCTET, panels, m // OCTET), SWIZZLE),
-        "b_panels_map": TensorMap((columns, OCTET, panels, cols // OCTET), SWIZZLE),
-        "a_map": TensorMap((columns, OCTET), SWIZZLE),
-        "b_map": TensorMap((columns, OCTET), SWIZZLE),
-    }

@@ -517,7 +517,7 @@ def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field
         ("sddmm", "blocks_per_sm", {"blocks_per_sm": 2}),
         ("sddmm", "tile.m", {"block": {"rows": 32, "cols": 32}}),
         ("sddmm", "tile.n", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 1024, "k": 64}}),
-        ("sddmm", "tile.k", {"block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 256, "k": 32}}),
+        ("sddmm", "tile.k", {"block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 256, "k": 128}}),
         ("sddmm", "stages", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 64}, "stages": 1}),
         ("sddmm", "stages", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 512, "k": 64}}),
         (
@@ -848,35 +848,43 @@ def test_where_b_is_stored_by_rows_only(change: dict[str, Any], reason: str) -> 
     assert caught.value.field == "b_layout"
 
 
-@pytest.mark.parametrize("op", ["bsr_sddmm", "bsr_spgemm"])
 @pytest.mark.parametrize("size", [16, 32])
-def test_small_blocks_are_multiplied_by_mma_sync(op: str, size: int) -> None:
-    fields = {"op": op, "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+def test_small_blocks_of_two_sparse_matrices_are_multiplied_by_mma_sync(size: int) -> None:
+    fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
     plan = plan_of(fields)
     assert (plan.spec.mma, plan.spec.copy_, plan.spec.schedule) == ("mma", "cp_async", "multistage")
     assert plan_of(fields | {"arch": "sm_89"}).spec.tile == plan.spec.tile
-    if op == "bsr_spgemm":
-        with pytest.raises(SpecError, match=rf"^block.rows: is {size}; allowed on sm_90a with wgmma: 64, 128"):
-            plan_of(fields | {"mma": "wgmma"})
-    else:
-        with pytest.raises(SpecError, match=r"^blocks_per_sm: is 2; more than 1 is written for wgmma with blocks of"):
-            plan_of(fields | {"blocks_per_sm": 2})
-    large = plan_of({"op": op, "arch": "sm_90a", "block": {"rows": 64, "cols": 64}})
+    with pytest.raises(SpecError, match=rf"^block.rows: is {size}; allowed on sm_90a with wgmma: 64, 128"):
+        plan_of(fields | {"mma": "wgmma"})
+    large = plan_of({"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}})
     assert large.spec.mma == "wgmma"
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_sampled_small_blocks_by_mma_sync_if_asked(size: int) -> None:
+    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "mma": "mma"}
+    plan = plan_of(fields)
+    assert (plan.spec.copy_, plan.spec.schedule, plan.spec.stages) == ("cp_async", "multistage", 3)
+    assert plan_of(fields | {"arch": "sm_89"}).spec.tile == plan.spec.tile
+    with pytest.raises(SpecError, match=r"^blocks_per_sm: is 2; more than 1 is written for wgmma with blocks of"):
+        plan_of(fields | {"blocks_per_sm": 2})
+
+
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
-def test_sampled_small_blocks_fill_the_ring_by_tma_if_asked(rows: int, cols: int) -> None:
-    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "mma": "wgmma", "block": {"rows": rows, "cols": cols}}
+def test_sampled_small_blocks_are_computed_transposed(rows: int, cols: int) -> None:
+    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}}
     plan = plan_of(fields)
     spec, values = plan.spec, {constant.name: constant.value for constant in plan.constants}
     assert (spec.copy_, spec.schedule, plan.template) == ("tma", "cooperative", "bsr_sddmm/sm90a_narrow.cu.j2")
-    assert spec.tile.model_dump() == {"m": rows, "n": 256, "k": 128 if cols == 16 else 64}
-    assert plan.bytes == 2 * (rows + 256) * spec.tile.k and spec.stages * plan.bytes >= 192 * KIB
+    width = 512 if cols == 32 else 256
+    assert spec.tile.model_dump() == {"m": rows, "n": width, "k": 64}
+    assert plan.bytes == 2 * (rows + width) * 64 and spec.stages * plan.blocks_per_sm * plan.bytes >= 192 * KIB
+    assert plan.blocks_per_sm == (2 if cols == 16 else 1)
+    assert plan_of(fields | {"stages": 2}).blocks_per_sm == 1
     # A wgmma's 64 rows are whole blocks, one behind the other; each begins where the swizzle's pattern does.
     assert values["kBGroupBytes"] == 64 // cols * values["kBBlockBytes"] and values["kBBlockBytes"] % 1024 == 0
-    assert values["kABytes"] % 1024 == 0 and values["kWarpgroupGroups"] * 2 * 64 == 256
-    assert values["kTileBlocks"] == 256 // cols <= 32  # lanes of the warp that finds their columns
+    assert values["kABytes"] % 1024 == 0 and values["kWarpgroupGroups"] * 2 * 64 == width
+    assert values["kTileBlocks"] == width // cols <= 32  # lanes of the warp that finds their columns
     assert plan.tensor_maps["c_map"] == TensorMap((16, 16, 1), 32)
     source = render_plan(plan)
     assert f"wgmma_m64n{rows}k16_shared_k_major(accumulators[group]" in source
@@ -885,31 +893,10 @@ def test_sampled_small_blocks_fill_the_ring_by_tma_if_asked(rows: int, cols: int
     assert all(len(re.findall(rf"\b{name}\b", body)) > 1 for name in [*values, *(param.name for param in plan.params)])
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(16, 32), (32, 16)])
-def test_a_step_of_two_panels_of_sampled_small_blocks(rows: int, cols: int) -> None:
-    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "mma": "wgmma", "block": {"rows": rows, "cols": cols}, "stages": 3}
-    one = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": 64}})
-    plan = plan_of(fields | {"tile": {"m": rows, "n": 256, "k": 128}})
-    assert (plan.flops, plan.bytes) == (2 * one.flops, 2 * one.bytes)
-    assert (one.tensor_maps["a_map"].box, one.tensor_maps["b_map"].box) == ((64, rows), (64, cols))
-    assert "kDescriptorUpperHalf = 0x40000040;" in render_plan(one)
-    # One copy brings both panels, 8 rows of one behind those of the other: so the next 8 are twice as far.
-    assert plan.tensor_maps["a_panels_map"] == TensorMap((64, 8, 2, rows // 8), 128)
-    assert plan.tensor_maps["b_panels_map"] == TensorMap((64, 8, 2, cols // 8), 128)
-    assert plan.tensor_maps["a_map"] == plan.tensor_maps["b_map"] == TensorMap((64, 8), 128)
-    values = {constant.name: constant.value for constant in plan.constants}
-    assert values["kOctetBytes"] == 2 * values["kPanelBytes"] == 2048
-    assert "kDescriptorUpperHalf = 0x40000000 | (2048 >> 4);" in render_plan(plan)
-    assert {param.name for param in plan.params} - {param.name for param in one.params} == {
-        "a_panels_map",
-        "b_panels_map",
-        "whole_steps",
-    }
-
-
 @pytest.mark.parametrize(("stages", "resident", "pieces"), [(3, 1, 2), (6, 1, 2), (3, 2, 1), (2, 2, 2), (2, 3, 0)])
 def test_sampled_small_blocks_store_through_what_the_ring_leaves(stages: int, resident: int, pieces: int) -> None:
-    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "mma": "wgmma", "block": {"rows": 32, "cols": 32}, "stages": stages}
+    fields = {"op": "bsr_sddmm", "arch": "sm_90a", "block": {"rows": 32, "cols": 32}, "stages": stages}
+    fields |= {"tile": {"m": 32, "n": 256, "k": 64}}
     if pieces == 0:
         with pytest.raises(SpecError, match="blocks_per_sm: is 3; thread blocks of 77 KB and 1 KB each do not fit"):
             plan_of(fields | {"blocks_per_sm": resident})

@@ -298,30 +298,26 @@ OTHERS = [
         )
     ),
     {"op": "bsr_sddmm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 64}},
-    # Sampled small blocks by WGMMA: steps of one and two panels, thread blocks that share an SM, the widest tiles.
+    # Sampled small blocks by WGMMA: thread blocks that share an SM, the widest tiles.
     *(
         {
             "op": "bsr_sddmm",
             "arch": "sm_90a",
-            "mma": "wgmma",
             "dtype": dtype,
             "block": {"rows": rows, "cols": cols},
-            "tile": {"m": rows, "n": n, "k": k},
+            "tile": {"m": rows, "n": n, "k": 64},
             "stages": stages,
             "blocks_per_sm": resident,
         }
-        for dtype, rows, cols, n, k, stages, resident in (
-            ("fp16", 32, 32, 256, 64, 6, 1),
-            ("bf16", 16, 16, 256, 128, 3, 1),
-            ("bf16", 32, 32, 256, 64, 3, 2),
-            ("fp16", 16, 16, 128, 128, 3, 2),
-            ("fp16", 32, 16, 512, 64, 3, 1),
-            ("bf16", 16, 32, 128, 64, 3, 3),
-            ("fp16", 32, 32, 256, 128, 3, 1),
+        for dtype, rows, cols, n, stages, resident in (
+            ("fp16", 32, 32, 256, 6, 1),
+            ("bf16", 32, 32, 256, 3, 2),
+            ("fp16", 32, 16, 512, 3, 1),
+            ("bf16", 16, 32, 128, 3, 3),
         )
     ),
     *(
-        {"op": op, "arch": "sm_90a", "dtype": dtype, "block": {"rows": size, "cols": size}}
+        {"op": op, "arch": "sm_90a", "mma": "mma", "dtype": dtype, "block": {"rows": size, "cols": size}}
         for op, size, dtype in (
             ("bsr_sddmm", 32, "fp16"),
             ("bsr_sddmm", 16, "bf16"),

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i32, pointer, require, tensor_map
+from codegen.plan import (
+    Constant,
+    Param,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+    tensor_map,
+)
 from codegen.plans.balance import queue
 from codegen.plans.epilogue import barriers
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
@@ -18,6 +29,7 @@ THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
 # 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
+SMALL_BLOCK_REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 SWIZZLE = 128  # bytes: width of one column group in shared memory
 MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
 C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # of one column group of a warpgroup's C
@@ -42,6 +54,11 @@ RUN_PARAMS = (
     i32("runs", "block rows of C * row_runs"),
 )
 A_MAP, C_MAP = tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"), tensor_map("c_map", "C (N, M)")
+SDDMM_MAPS = (
+    tensor_map("a_map", "A (K, M)"),
+    tensor_map("b_map", "B (K, N)"),
+    tensor_map("c_map", "stored blocks of C (cols, rows, nnz)"),
+)
 COLUMNS_PARAM = i32("n", "columns of B and C")
 
 
@@ -102,15 +119,23 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
     )
 
 
-def check_shared_memory(spec: BsrSpmmSpec | BsrSddmmSpec, size: int) -> None:
-    """Refuse more thread blocks on an SM than its shared memory holds; each costs 1 KB of its own."""
+def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumulators: int, shared: int) -> Registers:
+    """Return the register budget of a kernel for small blocks, of which ``blocks_per_sm`` thread blocks share an SM.
+
+    Raises:
+        SpecError: where registers or shared memory do not suffice for them; each thread block costs 1 KB of its own.
+    """
     arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
+    limit = min(SMALL_BLOCK_REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
+    registers = Registers(accumulators=accumulators, overhead=40, limit=limit)
+    check_budget(spec, shared, registers)
     require(
-        resident * (size + KIB) <= arch.shared_memory_per_sm,
+        resident * (shared + KIB) <= arch.shared_memory_per_sm,
         "blocks_per_sm",
-        f"is {resident}; thread blocks of {-(-size // KIB)} KB and 1 KB each do not fit the "
+        f"is {resident}; thread blocks of {-(-shared // KIB)} KB and 1 KB each do not fit the "
         f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages",
     )
+    return registers
 
 
 def copies_b(spec: BsrSpmmSpec) -> bool:

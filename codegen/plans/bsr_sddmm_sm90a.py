@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Plan, SharedLayout, TensorMap, check_budget, i32, require, tensor_map
+from codegen.plan import Constant, Plan, SharedLayout, TensorMap, check_budget, i32, require
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     CONSUMERS,
     INDEX_PARAMS,
+    SDDMM_MAPS,
     SWIZZLE,
     THREADS,
     WARPGROUP_ROWS,
@@ -60,9 +61,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
-        tensor_map("a_map", "A (K, M)"),
-        tensor_map("b_map", "B (K, N)"),
-        tensor_map("c_map", "stored blocks of C (cols, rows, nnz)"),
+        *SDDMM_MAPS,
         *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("blocks", "stored blocks of C"),

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Plan, Registers, SharedLayout, TensorMap, check_budget, i32, require
-from codegen.plan import tensor_map as map_param
+from codegen.plan import Constant, Plan, SharedLayout, TensorMap, i32, require
 from codegen.plans.balance import WARP
 from codegen.plans.bsr_parts import (
     CONSUMERS,
     INDEX_PARAMS,
+    SDDMM_MAPS,
     SWIZZLE,
     WARPGROUP,
     Part,
-    check_shared_memory,
     group_columns,
+    small_block_registers,
 )
 from codegen.spec import BsrSddmmSpec
 
@@ -26,12 +26,11 @@ SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512)  # columns of a tile: no more than 32 blocks, of which each lane of a warp finds one
 GROUP_COLUMNS = 64  # M side of one wgmma: rows of B
 PIECE = 16  # rows and columns of what a warp stores at a time: its columns of a column group
-REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
-    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     _check(spec)
@@ -41,10 +40,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     shared, pieces = _shared(spec, a_bytes, b_bytes, piece_bytes)
     threads = CONSUMERS * WARPGROUP + WARP
     accumulators = m * GROUP_COLUMNS // WARPGROUP
-    limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
-    registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
-    check_budget(spec, shared.size, registers)
-    check_shared_memory(spec, shared.size)
+    registers = small_block_registers(spec, threads, groups * accumulators, shared.size)
 
     constants = (
         Constant("kTileM", m, "rows of a tile: those of a stored block of C"),
@@ -66,9 +62,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kPieceBytes", piece_bytes, "bytes of a piece of C"),
     )
     params = (
-        map_param("a_map", "A (K, M)"),
-        map_param("b_map", "B (K, N)"),
-        map_param("c_map", "stored blocks of C (cols, rows, nnz)"),
+        *SDDMM_MAPS,
         *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("block_columns", "block columns of C"),

@@ -7,9 +7,8 @@ other: ``tile.k`` says how deep it is.
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, Plan, Registers, TensorMap, check_budget, i32, require
+from codegen.plan import Constant, Param, Plan, TensorMap, i32, require
 from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
 from codegen.plans.balance import WARP, order_summary, producers
 from codegen.plans.bsr_parts import (
@@ -18,7 +17,7 @@ from codegen.plans.bsr_parts import (
     SWIZZLE,
     WARPGROUP,
     Part,
-    check_shared_memory,
+    small_block_registers,
     spmm_b_maps,
     spmm_params,
     spmm_shared,
@@ -39,12 +38,11 @@ SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512, 1024)  # columns of a tile
 STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
 TILES_PARAM = i32("tiles", "block_rows * column_tiles")
-REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
-    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     require(cols in SIZES, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
@@ -67,10 +65,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     workers = "one warp that produces" + (", one that schedules" if spec.balanced else "")
     threads, resident = CONSUMERS * WARPGROUP + (2 if spec.balanced else 1) * WARP, spec.blocks_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
-    limit = min(REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
-    registers = Registers(accumulators=groups * accumulators, overhead=40, limit=limit)
-    check_budget(spec, shared.size, registers)
-    check_shared_memory(spec, shared.size)
+    registers = small_block_registers(spec, threads, groups * accumulators, shared.size)
 
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),

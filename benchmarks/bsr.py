@@ -7,7 +7,7 @@
 
 Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
 lengths follow a power law, beside rows of equal length and the same number of blocks; "rectangular", blocks that are
-not square; "column_major", B stored by columns; "few", an A of few rows;
+not square; "column_major", B stored by columns; "few", an A of few rows, or a B of few columns;
 "small", sampled products and BSR x BSR with smaller blocks; "ada",
 the kernels for sm_89, which a newer GPU runs through PTX.
 
@@ -169,6 +169,16 @@ FEW_ROWS = tuple(
     )
     for block in (32, 16)
     for balanced in (True, False)
+) + tuple(
+    # As a linear layer of which a tenth is stored has them for a few tokens.
+    Row(
+        f"spmm_b{block}_few_columns",
+        *(f"{spmm(block)}_few_columns", block, 64, ("cublas", "torch", "triton")),
+        groups=("few",),
+        row_blocks=row_blocks,
+        height=4096,
+    )
+    for block, row_blocks in ((128, 6), (64, 13), (32, 26), (16, 51))
 )
 SMALL_ROWS = tuple(
     Row(f"{op}_b{block}", f"h100_bsr_{op}_b{block}", block, 8192, ("cublas",), groups=("small",))

@@ -476,16 +476,19 @@ class BsrSpmmKernel:
     def _whole_rows(self, b: torch.Tensor) -> int:
         """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
 
-        The last group may reach into the row below, whose elements are then brought and not used. Rows that meet the
-        last block column have none below. Rows that lie less apart than they are long may have too little. A copy of B
-        by rows has room behind each row.
+        The last group may reach beyond its row, into those below, whose elements are then brought and not used. The
+        last rows have too few below them, and a copy brings all rows that meet a block column. A copy of B by rows has
+        room behind each row.
         """
         depth, columns = b.shape
         width = group_columns(self.spec)
-        if columns % width == 0 or copies_b(self.spec):
+        beyond = -columns % width
+        if beyond == 0 or copies_b(self.spec):
             return depth
-        has_below = -(-columns // width) * width <= b.stride(0) + columns
-        return depth - self.spec.block.cols if has_below else 0
+        if b.stride(0) <= 0:
+            return 0
+        rows, cols = -(-beyond // b.stride(0)), self.spec.block.cols
+        return max(0, depth - -(-rows // cols) * cols)
 
 
 def _check_prepared(

@@ -182,7 +182,9 @@ def test_columns_of_b_are_copied_by_rows_for_small_blocks(make: Make, size: int)
     assert numbers["copy_rows"] == -(-3 * size // 64) and signature["prologue_grid"] == 3 * numbers["copy_rows"]
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(512, 96), (64, 96), (576, 96), (1000, 64), (72, 64), (63, 64), (8, 0)])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(512, 96), (64, 96), (576, 96), (1000, 64), (72, 64), (63, 64), (8, 64), (1, 64)]
+)
 def test_rows_that_one_copy_brings_have_a_row_below(make: Make, columns: int, rows: int) -> None:
     kernel = make(size=32)
     kernel(matrix([0, 1, 1, 3], [2, 0, 1], size=32), dense(96, -(-columns // 8) * 8)[:, :columns])
@@ -190,14 +192,16 @@ def test_rows_that_one_copy_brings_have_a_row_below(make: Make, columns: int, ro
     assert signature["numbers"]["whole_rows"] == rows
     (groups, depth, width), (across, row, _) = signature["tensors"]["b_groups"]
     last = (groups - 1) * across + (rows - 1) * row + width  # behind the last element that such a copy reads
-    assert (last <= 95 * row + columns or rows == 0) and (depth, width) == (96, 64)
+    assert last <= 95 * row + columns and (depth, width) == (96, 64)
 
 
 def test_rows_that_overlap_may_have_too_little_below(make: Make) -> None:
     kernel, a = make(size=32), matrix([0, 1, 1, 3], [2, 0, 1], size=32)
-    for stride, rows in ((0, 0), (8, 0), (24, 64)):
-        kernel(a, dense(1, 3280).as_strided((96, 1000), (stride, 1)))
+    for columns, stride, rows in ((1000, 0, 0), (1000, 8, 64), (1000, 24, 64), (8, 8, 64), (904, 8, 64), (1, 8, 64)):
+        kernel(a, dense(1, 3280).as_strided((96, columns), (stride, 1)))
         assert kernel._loaded.signatures[-1]["numbers"]["whole_rows"] == rows
+        # The last element that such a copy reads is one of B's.
+        assert rows == 0 or (rows - 1) * stride + -(-columns // 64) * 64 <= 95 * stride + columns
 
 
 @pytest.mark.parametrize("mma", ["mma", "wmma"])

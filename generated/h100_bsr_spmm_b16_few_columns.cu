@@ -1,0 +1,470 @@
+// Generated from specs/h100_bsr_spmm_b16_few_columns.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spmm_b16_few_columns.yaml
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
+// spec hash: eedf2597080900b12c9a4714fc345b85899dcbd44ec72b5bffd5fcf863d29275
+// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 799ab2647594d00be34b734bfb8a9674f47d7e02b13a45c6ef12d6bb0074b311
+
+// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
+//
+// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
+// its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
+// loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
+//
+// Who does what
+//   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
+//   the last warp    producer. It reads the block columns and fills the ring by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the blocks of A of one step, and the B tile of each
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
+// handed back once step s is running. Across tiles the producer runs ahead.
+//
+// Symbols
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
+//                thread blocks at work share columns of B, which then come from the L2
+//   step         kStepBlocks blocks of A that a block row lists one after the other, for each of them the kBlockCols
+//                rows of B that meet it: its B tile. The last step of a row may have fewer
+//   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
+//                32 bytes there
+//   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
+//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 16;  // rows of a C tile: one block row
+constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kBlockCols = 16;  // columns of a stored block of A
+constexpr int kStepBlocks = 4;  // blocks of A of one step, at most
+constexpr int kStages = 5;  // depth of the ring of A and B tiles
+constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
+constexpr int kTileGroups = 2;  // column groups of a tile
+constexpr int kWarpgroupGroups = 1;  // column groups of a warpgroup's part
+constexpr int kStagingGroups = 1;  // column groups a warpgroup can have on their way out
+constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
+constexpr int kABytes = 2048;  // bytes of the blocks of A of one step
+constexpr int kABlockBytes = 512;  // bytes of one of them
+constexpr int kBBytes = 16384;  // bytes of the B tiles of one step
+constexpr int kBBlockBytes = 4096;  // bytes of that of one block of A
+constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
+constexpr int kCGroupBytes = 2048;  // bytes of one column group of C
+
+// Dynamic shared memory: 96336 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 10240 bytes: ring of blocks of A, 16 rows of 32 bytes
+constexpr int kBOffset = 10240;  // 81920 bytes: ring of B tiles, 4 x 2 column groups of 16 rows of 128 bytes
+constexpr int kCOffset = 92160;  // 4096 bytes: 1 C column groups of each warpgroup
+constexpr int kBarriersOffset = 96256;  // 80 bytes: mbarriers: full, then empty
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+
+struct Params {
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
+  TensorMap b_map;  // B (N, K)
+  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap c_map;  // C (N, M)
+  const int* crow_indices;  // first block of each block row, and one more
+  const int* col_indices;  // block column of each block
+  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
+  int block_rows;  // block rows of A
+  int tiles;  // block_rows * column_tiles
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// The same for a K-major tile whose rows are 32 bytes. Upper half: 32-byte swizzle, 256 bytes from 8 rows to
+// the next 8.
+constexpr uint32 kNarrowDescriptorUpperHalf = 0xC0000010;
+
+// wgmma.mma_async m64n16k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n16k16_m_major_narrow(
+    float (&d)[8], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %10, 0;\n"
+      "mov.b64 a, { %8, %11 };\n"
+      "mov.b64 b, { %9, %12 };\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, a, b, p, 1, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
+// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
+// else have the same row in each column, and no short row would make up for a long one.
+__device__ __forceinline__ int row_of(const Params& p, int tile) {
+  const uint32 rows = p.block_rows;
+  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
+}
+
+// The blocks [first, end) of a tile's block row; none behind the last tile.
+struct BlockRow {
+  int first = 0, end = 0;
+
+  __device__ __forceinline__ BlockRow(const Params& p, int tile) {
+    if (tile >= p.tiles) return;
+    const int row = row_of(p, tile);
+    first = load_index(p.crow_indices, p.index_words, row);
+    end = load_index(p.crow_indices, p.index_words, row + 1);
+  }
+  // Block columns of 32 blocks from `block` on, one a lane.
+  __device__ __forceinline__ int load_columns(const Params& p, int block) const {
+    const int mine = block + threadIdx.x % 32;
+    return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
+  }
+};
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
+// Copies `count` blocks of A from `block` on, and the B tile of each, to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int count,
+    const int (&b_rows)[kStepBlocks], int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  const uint32 b = base + kBOffset + position.stage * kBBytes;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
+  // Blocks are stored in the order of the list, so that one copy brings them. What it brings beyond them is not used.
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
+#pragma unroll
+  for (int i = 0; i < kStepBlocks; ++i) {
+    if (i < count) load_b(p, b + i * kBBlockBytes, full, b_rows[i], b_column);
+  }
+}
+
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
+  const bool leader = threadIdx.x % 32 == 0;
+  RingPosition position;
+  BlockRow row(p, blockIdx.x);
+  int next_columns = row.load_columns(p, row.first);
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    // Ask for the next block row and, below, for the next columns well before they are needed.
+    const BlockRow next_row(p, tile + gridDim.x);
+    const int b_column = tile / p.block_rows * kTileN;
+    int columns = 0;
+
+#pragma unroll 1
+    for (int block = row.first; block < row.end; block += kStepBlocks) {
+      const int i = (block - row.first) % 32;
+      if (i == 0) {
+        columns = next_columns;
+        next_columns = row.load_columns(p, block + 32);
+      }
+      int b_rows[kStepBlocks];
+#pragma unroll
+      for (int j = 0; j < kStepBlocks; ++j) b_rows[j] = __shfl_sync(0xFFFFFFFF, columns, i + j) * kBlockCols;
+      if (leader) load_step(p, base, position, block, min(kStepBlocks, row.end - block), b_rows, b_column);
+      position.advance();
+      __syncwarp();
+    }
+    row = next_row;
+    next_columns = row.load_columns(p, row.first);
+  }
+}
+
+// accumulators += B^T A^T for this warpgroup's column groups and kBlocks blocks of a step (asynchronous).
+template <int kBlocks>
+__device__ __forceinline__ void issue_blocks(float (&accumulators)[kWarpgroupGroups][kAccumulators],
+    uint32 a_descriptor, uint32 b_descriptor) {
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+    for (int k = 0; k < kBlockCols / 16; ++k) {
+#pragma unroll
+      for (int group = 0; group < kWarpgroupGroups; ++group) {
+        // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+        wgmma_m64n16k16_m_major_narrow(accumulators[group],
+            b_descriptor + ((i * kBBlockBytes + group * kBGroupBytes + k * 16 * kRowBytes) >> 4),
+            a_descriptor + ((i * kABlockBytes + k * 32) >> 4), 1);
+      }
+    }
+  }
+  wgmma_commit();
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+}
+
+// Consumer: one warpgroup computes its part of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int first_group = warpgroup * kWarpgroupGroups;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
+  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  RingPosition position;
+  BlockRow row(p, blockIdx.x);
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    // Ask for the next block row now, so that the next tile starts without waiting for it.
+    const BlockRow next_row(p, tile + gridDim.x);
+    // Whole steps, and what is left for a shorter one.
+    const int steps = (row.end - row.first) / kStepBlocks, left = (row.end - row.first) % kStepBlocks;
+    // An empty block row has no step: its zeros are what is stored.
+    float accumulators[kWarpgroupGroups][kAccumulators];
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
+    }
+
+    // Issue each step behind the one before, then hand that one's stage back.
+    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      issue_blocks<kStepBlocks>(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+          b_descriptor + (position.stage * kBBytes >> 4));
+      wgmma_wait<1>();
+      if (step > 0 && warp_leader) mbarrier_arrive(running);
+      running = base + kEmptyBarrier + 8 * position.stage;
+      position.advance();
+    }
+    if (left > 0) mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+#pragma unroll 1
+    for (int i = 0; i < left; ++i) {
+      issue_blocks<1>(accumulators, a_descriptor + ((position.stage * kABytes + i * kABlockBytes) >> 4),
+          b_descriptor + ((position.stage * kBBytes + i * kBBlockBytes) >> 4));
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+    if (steps > 0 && warp_leader) mbarrier_arrive(running);
+    if (left > 0) {
+      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+      position.advance();
+    }
+
+    // Store C one column group at a time; the end of a row clips the store.
+    const int c_row = row_of(p, tile) * kTileM;
+    const int c_column = tile / p.block_rows * kTileN + first_group * kGroupColumns;
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      // Wait until the store that last used this staging buffer has read it.
+      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
+      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+#pragma unroll
+      for (int j = 0; j < kTileM / 16; ++j) {
+        const float* c = accumulators[group] + j * 8;
+        const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
+        const int chunk = warp * 2 + lane / 8 % 2;
+        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      if (warpgroup_leader) {
+        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+        tma_store_commit();
+      }
+    }
+    row = next_row;
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    h100_bsr_spmm_b16_few_columns(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (threadIdx.x / 32 == kConsumerWarps) {
+    produce(p, base);
+  } else {
+    consume(p, base, threadIdx.x / kWarpgroupThreads);
+  }
+}

@@ -1,0 +1,473 @@
+// Generated from specs/h100_bsr_spmm_b64_few_columns.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spmm_b64_few_columns.yaml
+// spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":64,"n":128}}
+// spec hash: 985ca9f93e471a59ea0ef3683a3df0751d588796734620b2158f3973b701242e
+// templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 f479e413b6aaa2b187372d94735d76ff7e7538f98d141ec2061a133ca29e801c
+
+// BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
+//
+// Who does what
+//   warpgroup 0      producer. Its first warp reads the block columns and fills the ring by TMA; the others rest.
+//   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
+// never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
+//
+// Symbols
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
+//   step         kTileK columns of one block of A, kTileK rows of B
+//   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
+//   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
+//                columns 8 j + 2 (lane % 4) + {0, 1}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 64;  // rows of a C tile: one block row
+constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kTileK = 64;  // depth of one step
+constexpr int kBlockCols = 64;  // columns of a stored block of A
+constexpr int kStages = 6;  // depth of the ring of A and B tiles
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kTileGroups = 2;  // column groups of a tile
+constexpr int kWarpgroupRows = 0;  // rows from one warpgroup's part to the next
+constexpr int kWarpgroupColumns = 64;  // columns from one part to the next
+constexpr int kWarpgroupGroups = 1;  // column groups of a warpgroup's part
+constexpr int kStagingGroups = 1;  // column groups a warpgroup can have on their way out
+constexpr int kAccumulators = 32;  // accumulators of a thread
+constexpr int kABytes = 8192;  // bytes of an A tile
+constexpr int kBBytes = 16384;  // bytes of a B tile
+constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
+constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
+
+// Dynamic shared memory: 163936 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 64 rows of 128 bytes
+constexpr int kBOffset = 49152;  // 98304 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
+constexpr int kCOffset = 147456;  // 16384 bytes: 1 C column groups of each warpgroup
+constexpr int kBarriersOffset = 163840;  // 96 bytes: mbarriers: full, then empty
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+
+struct Params {
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
+  TensorMap b_map;  // B (N, K)
+  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap c_map;  // C (N, M)
+  const int* crow_indices;  // first block of each block row, and one more
+  const int* col_indices;  // block column of each block
+  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int n;  // columns of B and C
+  int block_rows;  // block rows of A
+  int column_tiles;  // tiles of a block row
+  int group_tiles;  // of these, how many are worked on at once
+  int tiles;  // block_rows * column_tiles
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B mn_major
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_shared_mn_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 0, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Element i of an index tensor, int32 or the low half of an int64.
+__device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
+  return __ldg(indices + static_cast<int64>(i) * p.index_words);
+}
+
+// Which tile comes when: groups of p.group_tiles column tiles, in each of which those of a block row come one after the
+// other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each group begins with
+// another row: a thread block has every gridDim.x-th tile, and where that number suits a group it would else have the
+// same rows in each group, and no short row would make up for a long one.
+struct TilePlace {
+  int row, column;
+
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const uint32 rows = p.block_rows, columns = p.column_tiles, group = p.group_tiles;
+    const uint32 number = tile / (rows * group), first = number * group, in_group = tile - first * rows;
+    const uint32 width = min(group, columns - first);
+    row = (in_group / width + number * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_group % width;
+  }
+};
+
+// A tile, and the blocks [first, end) of its block row.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 behind the last tile
+  int row = 0, first = 0, end = 0;
+
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = place.row;
+    first = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
+  }
+  // Block columns of 32 blocks from `block` on, one a lane.
+  __device__ __forceinline__ int load_columns(const Params& p, int block) const {
+    const int mine = block + threadIdx.x % 32;
+    return mine < end ? load_index(p, p.col_indices, mine) : 0;
+  }
+};
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring: the column groups that B has.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      const int first = column + group * kGroupColumns;
+      if (first < p.n) tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, first, row);
+    }
+  }
+}
+
+// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
+    int b_row, int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  const int groups = min(kTileGroups, (p.n - b_column + kGroupColumns - 1) / kGroupColumns);
+  mbarrier_arrive_expect_tx(full, kABytes + groups * kBGroupBytes);
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
+  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
+}
+
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
+  const bool leader = threadIdx.x == 0;
+  RingPosition position;
+  Tile tile(p, blockIdx.x);
+  int next_columns = tile.load_columns(p, tile.first);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile and, below, for the next columns well before they are needed.
+    const Tile next_tile(p, number + gridDim.x);
+    const int b_column = tile.column * kTileN;
+    int columns = 0;
+
+#pragma unroll 1
+    for (int block = tile.first; block < tile.end; ++block) {
+      const int i = (block - tile.first) % 32;
+      if (i == 0) {
+        columns = next_columns;
+        next_columns = tile.load_columns(p, block + 32);
+      }
+      const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
+#pragma unroll
+      for (int k = 0; k < kBlockCols; k += kTileK) {
+        if (leader) load_step(p, base, position, block, k, b_row + k, b_column);
+        position.advance();
+      }
+      __syncwarp();
+    }
+    tile = next_tile;
+    next_columns = tile.load_columns(p, tile.first);
+  }
+}
+
+// accumulators += A B for this warpgroup's part of one step (asynchronous).
+__device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
+    uint32 b_descriptor) {
+  keep_in_place(accumulators);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    wgmma_m64n64k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
+        b_descriptor + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  keep_in_place(accumulators);
+}
+
+// Consumer: one warpgroup computes its part of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
+  const uint32 b_descriptor =
+      wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
+  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  RingPosition position;
+  Tile tile(p, blockIdx.x);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile now, so that it starts without waiting for its block row.
+    const Tile next_tile(p, number + gridDim.x);
+    const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN + first_column;
+    if (c_column >= p.n) {
+      // All columns of this warpgroup lie behind the last one: it hands the stages back.
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+        if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+        position.advance();
+      }
+      tile = next_tile;
+      continue;
+    }
+    // An empty block row has no step: its zeros are what is stored.
+    float accumulators[kAccumulators];
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
+
+    // Issue each step behind the one before, then hand that one's stage back.
+    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+          b_descriptor + (position.stage * kBBytes >> 4));
+      wgmma_wait<1>();
+      if (step > 0 && warp_leader) mbarrier_arrive(running);
+      running = base + kEmptyBarrier + 8 * position.stage;
+      position.advance();
+    }
+    wgmma_wait<0>();
+    keep_in_place(accumulators);
+    if (steps > 0 && warp_leader) mbarrier_arrive(running);
+
+    // Store C one column group at a time; the end of a row and of C clip the store.
+    const int staging_row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      // Wait until the store that last used this staging buffer has read it.
+      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* c = accumulators + group * 32 + j * 8;
+        const int chunk = j * 2 + lane / 16;
+        stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      if (warpgroup_leader) {
+        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+        tma_store_commit();
+      }
+    }
+    tile = next_tile;
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_bsr_spmm_b64_few_columns(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warpgroup = threadIdx.x / kWarpgroupThreads;
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x < 32) produce(p, base);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, base, warpgroup - 1);
+  }
+}

@@ -21,6 +21,7 @@ _ABI = {
     "i32": (4, 4, "<i"),
     "f32": (4, 4, "<f"),
 }
+_thread = threading.local()
 _MAPS_KEPT = 256  # tensor maps remembered for one signature: the caching allocator hands out few addresses
 
 
@@ -41,6 +42,20 @@ def call(function: Any, *arguments: Any) -> Any:
     if int(status) != 0:
         raise DeviceError(f"{function.__name__} failed: {getattr(status, 'name', status)}")
     return results[0] if len(results) == 1 else results
+
+
+def make_context_current(device: int) -> None:
+    """Give the calling thread a CUDA context if it has none, as in a thread of autograd's that nothing has run on yet.
+
+    torch counts on CUDA's runtime for that, whose functions do it by themselves; the driver's fail instead.
+    """
+    if getattr(_thread, "has_context", False):
+        return
+    cuda = driver()
+    if int(call(cuda.cuCtxGetCurrent)) == 0:
+        handle = call(cuda.cuDeviceGet, device)
+        call(cuda.cuCtxSetCurrent, call(cuda.cuDevicePrimaryCtxRetain, handle))
+    _thread.has_context = True
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class Signature:
     """A checked call: everything about it but the addresses.
 
     Attributes:
+        device: CUDA device number.
         block: parameter block, used by every call of this signature: its numbers stay, its addresses and tensor maps
             are written before each launch.
         pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
@@ -89,6 +105,7 @@ class Signature:
         lock: held from writing the block until the driver has copied it.
     """
 
+    device: int
     block: ctypes.Array[ctypes.c_char]
     pointers: tuple[tuple[str, ctypes.c_uint64], ...]
     maps: tuple[tuple[str, memoryview, MapEncoder], ...]
@@ -220,6 +237,7 @@ class LoadedKernel:
             encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
             maps.append((name.removesuffix("_map"), view[offsets[name] : offsets[name] + 128], encoder))
         return Signature(
+            device=device,
             block=block,
             pointers=tuple(
                 (name, ctypes.c_uint64.from_buffer(block, offsets[name]))
@@ -235,6 +253,7 @@ class LoadedKernel:
 
     def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int) -> None:
         """Launch on ``stream``; ``addresses`` has the device address of every tensor by name (0: not given)."""
+        make_context_current(signature.device)
         with signature.lock:
             for name, place, encoder in signature.maps:
                 place[:] = encoder.at(addresses[name])

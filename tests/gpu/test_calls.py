@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -216,6 +217,45 @@ def test_a_product_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() 
                     kernel(large, large, out=out)
         torch.cuda.synchronize()
         assert all(torch.equal(out, expected) for out in outs)
+
+
+def in_a_new_thread(work: Callable[[], None]) -> None:
+    """Run something where no CUDA context is current, and raise what it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def test_a_thread_without_a_context_gets_one(attn: Any) -> None:
+    given = tensors()
+    expected, _ = attn(**given)
+    out = torch.full_like(expected, float("nan"))
+    torch.cuda.synchronize()
+    in_a_new_thread(lambda: attn(**given, out=out))
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@HOPPER
+def test_autograd_may_call_kernels_from_its_own_thread() -> None:
+    forwards, backwards = load_kernel("h100_bsr_spmm_b128"), load_kernel("h100_bsr_spmm_b128_transposed")
+    a = bsr()
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, b: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = forwards(a, b)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, dc: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = backwards(a, dc)
+            return result
+
+    b = torch.randn(384, 256, device="cuda", dtype=torch.float16, requires_grad=True)
+    dc = torch.randn(256, 256, device="cuda", dtype=torch.float16)
+    Product.apply(b).backward(dc)  # type: ignore[no-untyped-call]
+    exact = a.to_dense().double().mT @ dc.double()
+    assert b.grad is not None and (b.grad.double() - exact).abs().max() < 2e-3 * exact.abs().max()
 
 
 @HOPPER

@@ -173,12 +173,15 @@ FEW_ROWS = tuple(
     # As a linear layer of which a tenth is stored has them for a few tokens.
     Row(
         f"spmm_b{block}_few_columns",
-        *(f"{spmm(block)}_few_columns", block, 64, ("cublas", "torch", "triton")),
+        *(kernel, block, 64, ("cublas", "torch", "triton")),
         groups=("few",),
         row_blocks=row_blocks,
         height=4096,
     )
-    for block, row_blocks in ((128, 6), (64, 13), (32, 26), (16, 51))
+    for block, row_blocks, kernel in (
+        (128, 6, "h100_ladder_09_stages"),
+        *((block, blocks, f"{spmm(block)}_few_columns") for block, blocks in ((64, 13), (32, 26), (16, 51))),
+    )
 )
 SMALL_ROWS = tuple(
     Row(f"{op}_b{block}", f"h100_bsr_{op}_b{block}", block, 8192, ("cublas",), groups=("small",))

@@ -365,7 +365,8 @@ class BsrSddmmSpec(SpecBase):
         tile, stages = {"m": rows, "n": 256, "k": 64}, 4
         if choice is not None and choice.mma == "wgmma" and rows in (16, 32):
             # Bound by loads: two thread blocks, which wait at different times, or wide tiles of larger copies.
-            cols, stages = block.get("cols", rows) if isinstance(block, Mapping) else rows, 3
+            assert isinstance(block, Mapping)
+            cols, stages = block.get("cols", rows), 3
             if cols == 32:
                 tile["n"] = 512
             elif not {"tile", "stages", "blocks_per_sm"} & set(data):

@@ -123,11 +123,12 @@ class BsrSpmmKernel:
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
             index: of specs that transpose A only: what ``transposed_index(a)`` returns. Without it, each call makes it
                 anew, which takes a few small kernels. Its content is trusted.
-            row_order: of balanced specs only: what ``row_order(a)`` returns. Without it, each call finds it anew, which
-                takes a few small kernels. Its content is trusted: it must be that of this matrix; ``validate`` finds
-                out. With blocks of 16 and 32 rows, long block rows are divided between thread blocks, and so are rows
-                whose tiles are fewer than the SMs; parts of them take a place in device memory of at most the bytes of
-                C, or of 128 block rows in fp32, or of two tiles for each SM, whichever are most.
+            row_order: of balanced specs only: what ``row_order(a, b.shape[-1])`` returns. Without it, each call finds
+                it anew, which takes a few small kernels. Its content is trusted: it must be that of this matrix;
+                ``validate`` finds out. With blocks of 16 and 32 rows, long block rows are divided between thread
+                blocks, whose parts take a place in device memory of at most the bytes of C, or of 128 block rows in
+                fp32 if these are more; and so are others where all tiles are fewer than half the SMs and that is
+                faster, whose parts take two tiles for each SM, of a B as wide as they were cut for.
             out: (M, N) to write into, same rules as c.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
@@ -150,12 +151,21 @@ class BsrSpmmKernel:
         return self._one(a, b, options)
 
     def row_order(self, a: torch.Tensor, columns: int | None = None) -> torch.Tensor | RowChunks:
-        """Return the block rows of ``a``, longest first, on its device: what a balanced kernel takes.
+        """Return the block rows of ``a``, longest first, on its device: what a balanced kernel takes, with any B.
 
-        That is int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut. It may be used
-        with any B. ``columns``, where given, are those of B: rows whose tiles are too few for the GPU are then cut too.
+        Args:
+            a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape.
+            columns: of B. With blocks of 16 and 32 rows, and tiles for half of the SMs at most, other rows than long
+                ones are then cut too, if that is faster. Without it, sums do not depend on how wide B is.
+
+        Returns:
+            int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut.
+
+        Raises:
+            ArgumentError: naming the argument.
         """
         check_layout("a", a)
+        check_structure("a", a, self.spec.block, a.device)
         if columns is not None and (type(columns) is not int or columns < 1):
             raise ArgumentError("columns", f"is {columns!r}, expected the columns of b, an int of at least 1")
         if cuts_rows(self.spec):

@@ -133,7 +133,7 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
         resident * (shared + KIB) <= arch.shared_memory_per_sm,
         "blocks_per_sm",
         f"is {resident}; thread blocks of {-(-shared // KIB)} KB and 1 KB each do not fit the "
-        f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages",
+        f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages or a smaller tile.n",
     )
     return registers
 

@@ -6,7 +6,7 @@ or four stored blocks, are the M side of a wgmma, the rows of A its N side.
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
+from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, SharedLayout, TensorMap, i32, require
 from codegen.plans.balance import WARP
@@ -131,7 +131,7 @@ def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) ->
         shared.add("C", warps * pieces * piece_bytes, f"{count} of C of each warp")
         shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
         shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
-        room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.blocks_per_sm - 1024)
+        room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.blocks_per_sm - KIB)
         if shared.size <= room:
             break
     return shared, pieces

@@ -18,8 +18,8 @@ PART_SHARE = 30
 # There are so few places for parts that they take no more memory than C, or, for a few block rows, as many as give each
 # thread block something to do.
 FEWEST_PARTS = 128
-# Where block rows have fewer tiles than there are SMs, rows are cut though parts are not cheap: it is time that counts.
-# In blocks of A: leaving and joining parts takes as long as about so many, and as so many more for each part. Measured
+# Where block rows have tiles for half of the SMs at most, rows are cut though parts are not cheap: it is time that
+# counts. In blocks of A: leaving and joining parts takes as long as about so many, and as so many more for each part. Measured
 # on an H200 with blocks of 32, a step of which takes 0.3 us where nothing else is on the L2.
 JOIN_BLOCKS, JOIN_PART_BLOCKS = 12, 2
 
@@ -67,8 +67,8 @@ class RowCut:
     def workspace(self, spec: BsrSpmmSpec, column_tiles: int) -> tuple[int, int]:
         """Return the counters of finished chunks, and the bytes for parts.
 
-        The bytes are no more than C's, rounded up to whole tiles, or those of 128 block rows of C in fp32, or of two
-        tiles for each SM, whichever are most.
+        The bytes are no more than C's, rounded up to whole tiles, or those of 128 block rows of C in fp32, whichever
+        are more; of rows that were cut for so few column tiles, those of two tiles for each SM.
         """
         tiles = self.parts * column_tiles
         return tiles * CONSUMERS, tiles * spec.tile.m * spec.tile.n * FLOAT_BYTES
@@ -118,5 +118,9 @@ def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
     limit = RowCut.of(spec, 1, 0).limit
     return (
         ("grid", f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"),
-        ("chunk", f"{limit} blocks of a block row, more where many rows are long; parts of C are joined in order"),
+        (
+            "chunk",
+            f"{limit} blocks of a block row, more where many rows are long, fewer where tiles are few; parts of C are "
+            "joined in order",
+        ),
     )

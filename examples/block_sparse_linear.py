@@ -19,7 +19,7 @@ from runtime.measurement import median_milliseconds
 
 
 class BlockSparseLinear(torch.nn.Module):
-    """y = x W^T, x (tokens, in_features); of W (out_features, in_features) each block row has ``stored`` random blocks."""
+    """y = x W^T, x (tokens, in_features); W (out_features, in_features) has ``stored`` random blocks a block row."""
 
     def __init__(self, out_features: int, in_features: int, block: int, stored: int) -> None:
         super().__init__()

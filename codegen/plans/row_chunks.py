@@ -19,8 +19,8 @@ PART_SHARE = 30
 # thread block something to do.
 FEWEST_PARTS = 128
 # Where block rows have tiles for half of the SMs at most, rows are cut though parts are not cheap: it is time that
-# counts. In blocks of A: leaving and joining parts takes as long as about so many, and as so many more for each part. Measured
-# on an H200 with blocks of 32, a step of which takes 0.3 us where nothing else is on the L2.
+# counts. In blocks of A: leaving and joining parts takes as long as about so many, and as so many more for each part.
+# Measured on an H200 with blocks of 32, a step of which takes 0.3 us where nothing else is on the L2.
 JOIN_BLOCKS, JOIN_PART_BLOCKS = 12, 2
 
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.plans.b_by_rows import copy_tiles
+from codegen.plans.b_by_rows import copy_stride, copy_tiles
 from codegen.plans.balance import cuts_rows, group_tiles
 from codegen.plans.bsr_parts import copies_b, group_columns, reads_columns
 from codegen.plans.bsr_spmm_mma import group_rows
+from codegen.plans.bsr_spmm_sm90a_narrow import whole_rows
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import (
@@ -286,7 +287,7 @@ class BsrSpmmKernel:
             return self._without_blocks(c, beta, bias, out)
         by_rows = b  # what the product reads
         if copies_b(self.spec):
-            by_rows = self._empty(b.shape[0], b, group_columns(self.spec))
+            by_rows = torch.empty((b.shape[0], copy_stride(self.spec, b.shape[1])), dtype=b.dtype, device=b.device)
         addresses |= {"b": by_rows.data_ptr(), "b_groups": by_rows.data_ptr(), "b_columns": b.data_ptr()}
         addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         if bias is not None:
@@ -342,14 +343,10 @@ class BsrSpmmKernel:
         return written
 
     @staticmethod
-    def _empty(rows: int, b: torch.Tensor, multiple: int = STORE) -> torch.Tensor:
-        """Allocate what has the columns of B: C, or a copy of B.
-
-        Rows are padded to a ``multiple`` of elements: N alone may break the alignment of 16-byte stores, and lines of
-        the L2 that hold ends of two rows are read twice.
-        """
+    def _empty(rows: int, b: torch.Tensor) -> torch.Tensor:
+        """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
         columns = b.shape[1]
-        padded = -(-columns // multiple) * multiple
+        padded = -(-columns // STORE) * STORE
         return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
 
     def _without_blocks(
@@ -452,7 +449,7 @@ class BsrSpmmKernel:
             "b_column_stride": b.stride(1),
             "c_row_stride": stride,
             "copy_rows": copy_rows,
-            "whole_rows": self._whole_rows(b),
+            "whole_rows": whole_rows(self.spec, depth, columns, b.stride(0)),
             "beta": beta,
         }
         # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
@@ -477,28 +474,11 @@ class BsrSpmmKernel:
             return {"b": by_columns["b_columns"]}
         depth, columns = b.shape
         width = group_columns(self.spec)
-        row = -(-columns // width) * width if copies_b(self.spec) else b.stride(0)  # of the copy as _one makes it
+        row = copy_stride(self.spec, columns) if copies_b(self.spec) else b.stride(0)
         by_rows = {**by_columns, "b": ((depth, columns), (row, 1))}
         # B's columns in groups; the last one may reach beyond B.
         by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows
-
-    def _whole_rows(self, b: torch.Tensor) -> int:
-        """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
-
-        The last group may reach beyond its row, into those below, whose elements are then brought and not used. The
-        last rows have too few below them, and a copy brings all rows that meet a block column. A copy of B by rows has
-        room behind each row.
-        """
-        depth, columns = b.shape
-        width = group_columns(self.spec)
-        beyond = -columns % width
-        if beyond == 0 or copies_b(self.spec):
-            return depth
-        if b.stride(0) <= 0:
-            return 0
-        rows, cols = -(-beyond // b.stride(0)), self.spec.block.cols
-        return max(0, depth - -(-rows // cols) * cols)
 
 
 def _check_prepared(

@@ -13,18 +13,24 @@ from codegen.spec import BsrSpmmSpec
 
 WARP_COLUMNS = 16  # of B, that a warp turns round
 COPY_COLUMNS = 128  # of a tile: 33 KB of shared memory with its copy, so that an SM has six on their way
+COPY_THREADS = COPY_COLUMNS // WARP_COLUMNS * 32
 
 
 def copy_prologue(spec: BsrSpmmSpec, stem: str) -> Prologue | None:
     """Return the kernel that copies B, if there is one."""
     if not copies_b(spec):
         return None
-    return Prologue(f"{stem}_copy_b", COPY_COLUMNS // WARP_COLUMNS * 32)
+    return Prologue(f"{stem}_copy_b", COPY_THREADS)
 
 
 def copy_tiles(spec: BsrSpmmSpec, rows: int, columns: int) -> tuple[int, int]:
     """Return how many tiles of the copy lie one above the other, and side by side, in a B of this shape."""
     return (-(-rows // group_columns(spec)), -(-columns // COPY_COLUMNS)) if copies_b(spec) else (0, 0)
+
+
+def copy_stride(spec: BsrSpmmSpec, columns: int) -> int:
+    """Return the elements from one row of the copy to the next: whole lines of the L2, so that none holds two rows."""
+    return -(-columns // group_columns(spec)) * group_columns(spec)
 
 
 def copy_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
@@ -33,7 +39,7 @@ def copy_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         return ()
     depth = group_columns(spec)
     return (
-        Constant("kCopyThreads", COPY_COLUMNS // WARP_COLUMNS * 32, "threads of a block that copies B by rows"),
+        Constant("kCopyThreads", COPY_THREADS, "threads of a block that copies B by rows"),
         Constant("kCopyDepth", depth, "rows of B that it copies"),
         Constant("kCopyColumns", COPY_COLUMNS, "columns of these"),
         Constant("kCopyBytes", COPY_COLUMNS * depth * DTYPES[spec.dtype].bytes, "bytes of them"),

@@ -5,7 +5,8 @@
     python benchmarks/bsr.py --groups crossover --budget 120        # a sweep; no row is begun after 120 seconds
     python benchmarks/bsr.py --from bsr.json --plot bsr             # no GPU: print and draw an earlier run
 
-Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "uneven", block rows whose
+Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "gathered", small blocks whose
+rows are gathered, and the same not gathered; "uneven", block rows whose
 lengths follow a power law, beside rows of equal length and the same number of blocks; "rectangular", blocks that are
 not square; "column_major", B stored by columns; "few", an A of few rows, or a B of few columns;
 "small", sampled products and BSR x BSR with smaller blocks; "ada",
@@ -53,6 +54,7 @@ from runtime.measurement import Call
 PACKAGES = ("torch", "triton")
 SIZE = 8192  # rows and columns of A
 ROW_BLOCKS = 16  # stored blocks of a block row, unless a row says otherwise
+GATHERED_DENSITY = 1 / 2  # up to which block rows are gathered: more is for dense products
 DENSITIES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 
 
@@ -102,6 +104,7 @@ def spmm(block: int) -> str:
 
 SPMM_PEERS = ("cublas", "torch", "triton", "blocked_ell")
 BOTH = ("main", "uneven")
+GATHERED = ("main", "gathered")
 MAIN_ROWS = (
     Row("spmm_b128", spmm(128), 128, 8192, SPMM_PEERS, 690, groups=BOTH, quick=True),
     Row("spmm_b128_n1024", spmm(128), 128, 1024, SPMM_PEERS, 600),
@@ -112,6 +115,7 @@ MAIN_ROWS = (
     Row("spmm_b32_n1024", spmm(32), 32, 1024, SPMM_PEERS, 225),
     Row("spmm_b16", spmm(16), 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),
     Row("spmm_b16_n1024", spmm(16), 16, 1024, SPMM_PEERS, target_ratio=1.5),
+    Row("spmm_b16_gathered", "h100_bsr_spmm_b16_gathered", 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=GATHERED),
     Row("spgemm_b128", "h100_bsr_spgemm_b128", 128, 8192, ("cublas",), 480, quick=True),
     Row("spgemm_b128_balanced", "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=True),
     Row("spgemm_b128_bsr", "h100_bsr_spgemm_b128_bsr", 128, 8192, ("cublas",)),
@@ -133,11 +137,21 @@ CROSSOVER_ROWS = tuple(
     Row(
         f"spmm_b{block}_density{1000 * density:04.0f}",
         *(spmm(block), block, 8192, ("cublas",)),
-        groups=("crossover",),
+        groups=("crossover", "gathered") if block <= 32 and density <= GATHERED_DENSITY else ("crossover",),
         row_blocks=round(density * SIZE / block),
     )
     for block in (128, 64, 32, 16)
     for density in DENSITIES
+) + tuple(
+    Row(
+        f"spmm_b{block}_gathered_density{1000 * density:04.0f}",
+        *(f"{spmm(block)}_gathered", block, 8192, ("cublas", "triton")),
+        groups=("crossover", "gathered"),
+        row_blocks=round(density * SIZE / block),
+    )
+    for block in (32, 16)
+    for density in DENSITIES
+    if density <= GATHERED_DENSITY
 )
 # No Blocked-ELL beside them: its blocks are square.
 RECTANGULAR_ROWS = tuple(
@@ -206,7 +220,7 @@ ADA_ROWS = (
 ROWS = (
     MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + COLUMN_MAJOR_ROWS + FEW_ROWS + SMALL_ROWS + ADA_ROWS
 )
-GROUPS = ("main", "crossover", "uneven", "rectangular", "column_major", "few", "small", "ada")
+GROUPS = ("main", "crossover", "gathered", "uneven", "rectangular", "column_major", "few", "small", "ada")
 MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
 
 
@@ -355,7 +369,7 @@ def ours(problem: Problem) -> dict[str, Call]:
         out = torch.empty_like(pattern.values())
         return {OURS: lambda: kernel(a, b, pattern, out=out)}
     out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
-    if isinstance(problem.spec, BsrSpmmSpec) and problem.spec.balanced:
+    if isinstance(problem.spec, BsrSpmmSpec) and kernel.takes_row_order:
         order = kernel.row_order(a, b.shape[1])
         return {OURS: lambda: kernel(a, b, row_order=order, out=out)}
     return {OURS: lambda: kernel(a, b, out=out)}
@@ -395,13 +409,17 @@ def lost(report: Fields) -> dict[str, float]:
     return {name: 1 - own[name]["tflops"] / base["tflops"] for name, base in even.items() if base and own[name]}
 
 
-def gains(report: Fields) -> dict[int, dict[float, float]]:
-    """Return of each block size how often cuBLAS's speed on a dense A is ours, by density, in ascending order."""
-    found: dict[int, dict[float, float]] = {}
+def gains(report: Fields) -> dict[str, dict[float, float]]:
+    """Return how often cuBLAS's speed on a dense A is ours, by density, in ascending order.
+
+    There is an entry for each block size, and for those of kernels that gather block rows.
+    """
+    found: dict[str, dict[float, float]] = {}
     for record in sorted(of_group(report, "crossover"), key=lambda record: record["density"]):
         own, dense = (record["results"].get(label) for label in (OURS, DENSE))
         if own and dense:
-            by_density = found.setdefault(record["spec"]["block"]["rows"], {})
+            gathered = ", block rows gathered" if record["kernel"].endswith("_gathered") else ""
+            by_density = found.setdefault(f"{record['spec']['block']['rows']}{gathered}", {})
             by_density[record["density"]] = dense["milliseconds"] / own["milliseconds"]
     return found
 

@@ -11,6 +11,7 @@ from codegen.plans.b_by_rows import copy_stride, copy_tiles
 from codegen.plans.balance import cuts_rows, group_tiles
 from codegen.plans.bsr_parts import copies_b, group_columns, reads_columns
 from codegen.plans.bsr_spmm_mma import group_rows
+from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows, packet_bytes, ring_columns, slots
 from codegen.plans.bsr_spmm_sm90a_narrow import whole_rows
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
@@ -39,6 +40,7 @@ from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
 from runtime.row_chunks import RowChunks, cut_rows
+from runtime.row_groups import RECORD_WORDS, RowGroups, count_groups, covers, gather_rows
 from runtime.workspace import COUNTER_BYTES, SCHEDULER_COUNTERS, counters, scratch
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -48,6 +50,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
 }
 """What each activation of an epilogue is in torch."""
+
+
+RowOrder = torch.Tensor | RowChunks | RowGroups
+"""What ``row_order`` returns."""
 
 
 class TransposedIndex(NamedTuple):
@@ -68,7 +74,7 @@ class _Options(NamedTuple):
     c: torch.Tensor | None
     beta: float
     bias: torch.Tensor | None
-    row_order: torch.Tensor | RowChunks | None
+    row_order: RowOrder | None
     transposed: TransposedIndex | None
     out: torch.Tensor | None
     validate: bool
@@ -88,6 +94,9 @@ class BsrSpmmKernel:
         self.spec: BsrSpmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._gathers = gathers_rows(self.spec)
+        self._ring_columns = ring_columns(self.spec) if self._gathers else 0
+        self._groups: RowGroups | None = None  # the last that were checked
         self._signatures: dict[Any, Signature] = {}
 
     def __repr__(self) -> str:
@@ -101,7 +110,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None = None,
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
-        row_order: torch.Tensor | RowChunks | None = None,
+        row_order: RowOrder | None = None,
         index: TransposedIndex | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
@@ -124,12 +133,13 @@ class BsrSpmmKernel:
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
             index: of specs that transpose A only: what ``transposed_index(a)`` returns. Without it, each call makes it
                 anew, which takes a few small kernels. Its content is trusted.
-            row_order: of balanced specs only: what ``row_order(a, b.shape[-1])`` returns. Without it, each call finds
-                it anew, which takes a few small kernels. Its content is trusted: it must be that of this matrix;
-                ``validate`` finds out. With blocks of 16 and 32 rows, long block rows are divided between thread
-                blocks, whose parts take a place in device memory of at most the bytes of C, or of 128 block rows in
-                fp32 if these are more; and so are others where all tiles are fewer than half the SMs and that is
-                faster, whose parts take two tiles for each SM, of a B as wide as they were cut for.
+            row_order: what ``row_order(a, b.shape[-1])`` returns. Its content is trusted: it must be that of this
+                matrix; ``validate`` finds out. Specs that gather block rows (``tile.m`` 384) need it; each call packs A
+                in its order, to device memory of about A's size that is kept. Balanced specs find it anew without it,
+                which takes a few small kernels. In those, with blocks of 16 and 32 rows, long block rows are divided
+                between thread blocks, whose parts take a place in device memory of at most the bytes of C, or of 128
+                block rows in fp32 if these are more; and so are others where all tiles are fewer than half the SMs and
+                that is faster, whose parts take two tiles for each SM, of a B as wide as they were cut for.
             out: (M, N) to write into, same rules as c.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
@@ -151,16 +161,27 @@ class BsrSpmmKernel:
             return self._each(a, b, options)
         return self._one(a, b, options)
 
-    def row_order(self, a: torch.Tensor, columns: int | None = None) -> torch.Tensor | RowChunks:
-        """Return the block rows of ``a``, longest first, on its device: what a balanced kernel takes, with any B.
+    @property
+    def takes_row_order(self) -> bool:
+        """Whether calls take a ``row_order``."""
+        return self.spec.balanced or self._gathers
+
+    def row_order(self, a: torch.Tensor, columns: int | None = None) -> RowOrder:
+        """Return the order of block rows of ``a``, on its device, that a kernel takes which has one, with any B.
+
+        A balanced kernel takes the longest first. One that gathers block rows takes groups of those that have columns
+        in common. Finding them takes the CPU a while (0.3 s for 512 block rows of 16 blocks, and as much more as there
+        are more blocks) and synchronises; it depends on the places of the blocks only, not on their values.
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape.
             columns: of B. With blocks of 16 and 32 rows, and tiles for half of the SMs at most, other rows than long
-                ones are then cut too, if that is faster. Without it, sums do not depend on how wide B is.
+                ones are then cut too, if that is faster. Without it, sums do not depend on how wide B is. Groups are
+                made so large that all SMs have about as many tiles; without it, as large as they can be.
 
         Returns:
-            int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut.
+            int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut; a RowGroups for a
+            kernel that gathers them.
 
         Raises:
             ArgumentError: naming the argument.
@@ -169,13 +190,24 @@ class BsrSpmmKernel:
         check_structure("a", a, self.spec.block, a.device)
         if columns is not None and (type(columns) is not int or columns < 1):
             raise ArgumentError("columns", f"is {columns!r}, expected the columns of b, an int of at least 1")
+        device, tiles = a.device.index, 0 if columns is None else -(-columns // self.spec.tile.n)
+        sm_count = 0 if device is None else self._loaded.sm_count(device)
+        if self._gathers:
+            size = slots(self.spec)
+            groups = count_groups(self._block_rows(a), size, tiles, sm_count)
+            known, ring = self._known_columns(a), self._ring_columns
+            return gather_rows(a.crow_indices(), *known, slots=size, groups=groups, ring_columns=ring)
         if cuts_rows(self.spec):
-            device, tiles = a.device.index, 0 if columns is None else -(-columns // self.spec.tile.n)
-            sm_count = 0 if device is None else self._loaded.sm_count(device)
             cut = RowCut.of(self.spec, self._block_rows(a), a.values().shape[0], tiles, sm_count)
             return cut_rows(a.crow_indices(), cut, blocks_of_step(self.spec))
         lengths: torch.Tensor = a.crow_indices().diff()
         return lengths.argsort(descending=True).to(torch.int32)
+
+    @staticmethod
+    def _known_columns(a: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Return the block columns of the stored blocks, and how many there are, the last for all that A has not."""
+        col, columns = a.col_indices(), a.shape[1] // a.values().shape[2]
+        return torch.where((col >= 0) & (col < columns), col, columns), columns + 1
 
     def _block_rows(self, a: torch.Tensor) -> int:
         return int(a.shape[0]) // self.spec.block.rows
@@ -184,11 +216,13 @@ class BsrSpmmKernel:
         """Return how the block rows of ``a`` are cut."""
         return RowCut.at(rows.limit, self._block_rows(a), a.values().shape[0])
 
-    def _ordered(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> torch.Tensor | RowChunks | None:
+    def _ordered(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> RowOrder | None:
         """Return the order of block rows that the kernel takes; None for kernels that take none."""
+        stem = self.compiled.named.stem
+        if self._gathers:
+            return self._grouped(a, row_order, validate)
         if not self.spec.balanced:
             if row_order is not None:
-                stem = self.compiled.named.stem
                 raise ArgumentError("row_order", f"is not an argument of {stem}: its spec is not balanced")
             return None
         if row_order is None:
@@ -225,6 +259,43 @@ class BsrSpmmKernel:
             if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
                 raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
         return row_order
+
+    def _grouped(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowGroups:
+        """Return the groups of block rows that the kernel takes."""
+        if row_order is None:
+            raise ArgumentError(
+                "row_order",
+                f"is missing: {self.compiled.named.stem} takes what its row_order(a) returns, which takes too long to "
+                "be found anew by each call",
+            )
+        if not isinstance(row_order, RowGroups):
+            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
+        if row_order is not self._groups:
+            self._check_groups(row_order)
+            self._groups = row_order
+        size, rounds, groups = slots(self.spec), row_order.rounds.shape[0], row_order.rows.shape[0]
+        if row_order.rounds.device != a.device:
+            raise ArgumentError("row_order", f"is on {row_order.rounds.device}, a is on {a.device}")
+        if groups * size < self._block_rows(a) or rounds * size < a.values().shape[0]:
+            raise ArgumentError("row_order", "has too few groups or rounds: it is not of this matrix")
+        if validate:
+            check_structure("a", a, self.spec.block, a.device)
+        if validate and not covers(row_order, a.crow_indices(), self._known_columns(a)[0]):
+            raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
+        return row_order
+
+    def _check_groups(self, order: RowGroups) -> None:
+        """Check what can be said of groups of block rows by themselves."""
+        size, ring = slots(self.spec), self._ring_columns
+        rounds, groups = (tensor.shape[0] if tensor.dim() else 0 for tensor in (order.rounds, order.rows))
+        shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
+        tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
+        _check_prepared("row_order", tensors, shapes, order.rounds.device)
+        if order.ring_columns != ring:
+            raise ArgumentError(
+                "row_order", f"is for a ring of {order.ring_columns} columns, that of this kernel has {ring}"
+            )
+        check_address("row_order.entries", order.entries.data_ptr())
 
     @staticmethod
     def transposed_index(a: torch.Tensor) -> TransposedIndex:
@@ -265,8 +336,7 @@ class BsrSpmmKernel:
         """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
         c, beta, bias, row_order, index, out, validate = options
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
-        limit = row_order.limit if isinstance(row_order, RowChunks) else None
-        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, limit)
+        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, _extent(row_order))
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
@@ -296,13 +366,19 @@ class BsrSpmmKernel:
             stream = torch.cuda.current_stream().cuda_stream
             if index is not None:
                 addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
-            if isinstance(row_order, RowChunks):
-                addresses |= self._chunk_addresses(a, row_order, b, stream)
-            elif row_order is not None:
-                addresses["row_order"] = row_order.data_ptr()
-                addresses["scheduler"] = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
+            if row_order is not None:
+                addresses |= self._order_addresses(a, row_order, b, stream)
             self._loaded.launch(signature, addresses, stream)
         return out
+
+    def _order_addresses(self, a: torch.Tensor, order: RowOrder, b: torch.Tensor, stream: int) -> dict[str, int]:
+        """Return what the kernel reads of the order of block rows, and the memory that it needs for that."""
+        if isinstance(order, RowGroups):
+            return self._group_addresses(order, b, stream)
+        if isinstance(order, RowChunks):
+            return self._chunk_addresses(a, order, b, stream)
+        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
+        return {"row_order": order.data_ptr(), "scheduler": scheduler}
 
     def _chunk_addresses(self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int) -> dict[str, int]:
         """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
@@ -314,6 +390,17 @@ class BsrSpmmKernel:
             "scheduler": scheduler,
             "chunks_done": scheduler + SCHEDULER_COUNTERS * COUNTER_BYTES,
             "parts": scratch(b.device, stream, part_bytes).data_ptr() if part_bytes else 0,
+        }
+
+    def _group_addresses(self, order: RowGroups, b: torch.Tensor, stream: int) -> dict[str, int]:
+        """Return what the kernel reads of the groups, and where it packs A."""
+        packets = scratch(b.device, stream, order.rounds.shape[0] * packet_bytes(self.spec))
+        return {
+            "rounds": order.rounds.data_ptr(),
+            "entries": order.entries.data_ptr(),
+            "round_starts": order.starts.data_ptr(),
+            "slot_rows": order.rows.data_ptr(),
+            "packets": packets.data_ptr(),
         }
 
     def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
@@ -431,6 +518,9 @@ class BsrSpmmKernel:
         block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
         cut = self._cut(a, row_order) if isinstance(row_order, RowChunks) else None
         copy_rows, copy_columns = copy_tiles(self.spec, *b.shape)
+        prologue_grid = copy_rows * copy_columns
+        if isinstance(row_order, RowGroups):
+            tile_rows, prologue_grid = row_order.rows.shape[0], row_order.rounds.shape[0]
         tiles = (tile_rows if cut is None else cut.chunks) * column_tiles  # or parts of them, at most
         if tiles >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
@@ -438,6 +528,7 @@ class BsrSpmmKernel:
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "block_rows": block_rows,
             "row_pairs": tile_rows,
+            "groups": tile_rows,
             "column_tiles": column_tiles,
             "group_tiles": min(group_tiles(self.spec, b.shape[0]), column_tiles),
             "group_rows": group_rows(self.spec, block_rows, a.values().shape[0]),
@@ -461,9 +552,7 @@ class BsrSpmmKernel:
             "a": (tuple(values.shape), values.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
-        return self._loaded.signature(
-            b.device.index, tiles * cluster, numbers, tensors, prologue_grid=copy_rows * copy_columns
-        )
+        return self._loaded.signature(b.device.index, tiles * cluster, numbers, tensors, prologue_grid=prologue_grid)
 
     def _b_tensors(self, b: torch.Tensor) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return the shapes and strides in which tensor maps see B."""
@@ -479,6 +568,13 @@ class BsrSpmmKernel:
         # B's columns in groups; the last one may reach beyond B.
         by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows
+
+
+def _extent(row_order: RowOrder | None) -> tuple[int, ...] | None:
+    """Return what of an order of block rows a signature depends on."""
+    if isinstance(row_order, RowGroups):
+        return (row_order.rows.shape[0], row_order.rounds.shape[0])
+    return (row_order.limit,) if isinstance(row_order, RowChunks) else None
 
 
 def _check_prepared(

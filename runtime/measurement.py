@@ -288,7 +288,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     epilogue = kernel.spec.epilogue
     bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
     c = torch.randn((size, columns), device="cuda", dtype=dtype) if kernel.spec.accumulate else None
-    order = kernel.row_order(a, columns) if kernel.spec.balanced else None
+    order = kernel.row_order(a, columns) if kernel.takes_row_order else None
     index = kernel.transposed_index(a) if kernel.spec.transpose_a else None
     left = dense.T if kernel.spec.transpose_a else dense
 

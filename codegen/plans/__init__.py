@@ -16,6 +16,7 @@ from codegen.plans import (
     bsr_spgemm_sm90a,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
+    bsr_spmm_sm90a_gathered,
     bsr_spmm_sm90a_narrow,
     bsr_spmm_sm90a_pairs,
     bsr_spmm_sm90a_transposed,
@@ -54,6 +55,8 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
 
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
     narrow = spec.mma == "wgmma" and not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
+    if narrow and bsr_spmm_sm90a_gathered.gathers_rows(spec):
+        return bsr_spmm_sm90a_gathered.plan(spec, stem)
     if narrow:
         return bsr_spmm_sm90a_narrow.plan(spec, stem)
     require(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from codegen.plans.balance import cuts_rows, group_tiles
+from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows
 from codegen.plans.row_chunks import RowCut
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES
@@ -96,11 +97,22 @@ CUT_CASES = (
 )
 """Further ones, of kernels that cut long block rows."""
 
+GATHER_CASES = (
+    Case("several_row_groups", block_rows=130, block_columns=90, n=1096),
+    Case("row_groups_repeated", block_rows=60, block_columns=40, n=264, repeated=True, index_dtype=torch.int32),
+    Case("row_groups_few_long", block_rows=120, block_columns=300, n=136, row_counts="few_long"),
+    Case("row_groups_batch", block_rows=50, block_columns=33, n=200, batch=2, own_out=True),
+    Case("row_groups_out_of_range", block_rows=30, block_columns=20, n=384, row_counts="even", wild=True),
+)
+"""Further ones, of kernels whose tiles gather block rows."""
+
 
 def cases_of(spec: BsrSpmmSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel."""
     if cuts_rows(spec):
         return CASES + CUT_CASES
+    if gathers_rows(spec):
+        return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
     group = group_tiles(spec, 8192)
@@ -223,7 +235,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     for run in range(2):
         if spec.balanced and case.row_counts == "limit":
             more["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
-        elif spec.balanced and run:
+        elif gathers_rows(spec) or (spec.balanced and run):
             more["row_order"] = kernel.row_order(a, case.n)
         if spec.transpose_a and run:
             more["index"] = kernel.transposed_index(a)

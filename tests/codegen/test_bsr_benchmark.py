@@ -197,20 +197,23 @@ def test_uneven_rows_are_held_against_even_ones(script: ModuleType) -> None:
     assert script.remarks({"rows": rows}) == ["uneven: 20.0% slower than even rows (10% allowed)"]
 
 
-def at(density: float, milliseconds: float, block: int = 128) -> dict[str, Any]:
+def at(density: float, milliseconds: float, block: int = 128, kernel: str = "a_kernel") -> dict[str, Any]:
     results = {
         "ours": {"milliseconds": milliseconds, "tflops": 1.0, "error": 1e-3},
         "cuBLAS, dense": {"milliseconds": 2.0, "tflops": 1.0, "error": 1e-3},
     }
-    return record("x", groups=["crossover"], density=density, results=results, spec={"block": {"rows": block}})
+    spec = {"block": {"rows": block}}
+    return record("x", groups=["crossover"], density=density, results=results, spec=spec, kernel=kernel)
 
 
 def test_crossover_lies_between_two_densities(script: ModuleType) -> None:
     rows = [at(0.5, 4.0), at(0.125, 1.0), at(0.25, 0.5, 64), at(0.5, 1.0, 64), at(0.5, 9.0, 16), at(1.0, 18.0, 16)]
     found = script.gains({"rows": rows})
-    assert found == {128: {0.125: 2.0, 0.5: 0.5}, 64: {0.25: 4.0, 0.5: 2.0}, 16: {0.5: 2 / 9, 1.0: 1 / 9}}
-    assert script.crossover(found[128]) == pytest.approx(0.25)
-    assert script.crossover(found[64]) is None
+    assert found == {"128": {0.125: 2.0, 0.5: 0.5}, "64": {0.25: 4.0, 0.5: 2.0}, "16": {0.5: 2 / 9, 1.0: 1 / 9}}
+    gathered = script.gains({"rows": [at(0.5, 1.0, 16), at(0.5, 4.0, 16, "a_kernel_gathered")]})
+    assert gathered == {"16": {0.5: 2.0}, "16, block rows gathered": {0.5: 0.5}}
+    assert script.crossover(found["128"]) == pytest.approx(0.25)
+    assert script.crossover(found["64"]) is None
     assert script.remarks({"rows": rows}) == [
         "blocks of 128: faster than cuBLAS on a dense A up to a density of 25.0%",
         "blocks of 64: faster than cuBLAS on a dense A at densities from 25.0% to 50.0%",

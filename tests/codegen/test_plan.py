@@ -618,6 +618,58 @@ def test_what_tiles_of_two_block_rows_are_not_written_for(change: dict[str, Any]
     assert caught.value.field == field
 
 
+GATHERED = {
+    "op": "bsr_spmm",
+    "arch": "sm_90a",
+    "block": {"rows": 16, "cols": 16},
+    "tile": {"m": 384, "n": 128, "k": 16},
+    "stages": 4,
+}
+
+
+@pytest.mark.parametrize(("rows", "cols", "stages"), [(16, 16, 4), (16, 32, 3), (32, 16, 4), (32, 32, 3)])
+def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, cols: int, stages: int) -> None:
+    tile = {"m": 384, "n": 128, "k": cols}
+    plan = plan_of(GATHERED | {"block": {"rows": rows, "cols": cols}, "tile": tile, "stages": stages})
+    assert plan.template == "bsr_spmm/sm90a_gathered.cu.j2" and plan.prologue is not None
+    values = {constant.name: constant.value for constant in plan.constants}
+    assert values["kTileSlots"] * rows == 384 and values["kConsumers"] * values["kSlots"] == values["kTileSlots"]
+    assert values["kSlots"] * values["kTileGroups"] * values["kAccumulators"] == plan.registers.accumulators == 128
+    # What setmaxnreg gives to some warpgroups is what it takes from the other.
+    kept = values["kProducerRegisters"] + values["kConsumers"] * values["kConsumerRegisters"]
+    assert kept * 128 == 65536 and values["kSlots"] % values["kStagingSlots"] == 0
+    regions = {region.name: region for region in plan.shared}
+    assert regions["B"].bytes == values["kRingColumns"] * values["kBColumnBytes"]
+    assert values["kRingColumns"] >= min(values["kRoundColumns"], values["kTileSlots"])
+    # One more column would not fit.
+    assert plan.shared_bytes <= 232448 < plan.shared_bytes + values["kBColumnBytes"]
+    assert values["kPacketBytes"] <= values["kStageBytes"] and values["kPacketBytes"] % 16 == 0
+    assert values["kStageBytes"] % (8 * values["kARowBytes"]) == 0  # the swizzle repeats there
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"accumulate": True}, "accumulate"),
+        ({"balanced": True}, "balanced"),
+        ({"epilogue": {"bias": True}}, "epilogue"),
+        ({"b_layout": "column_major"}, "b_layout"),
+        ({"cluster": 2}, "cluster"),
+        ({"blocks_per_sm": 2}, "blocks_per_sm"),
+        ({"stages": 1}, "stages"),
+        ({"stages": 15}, "stages"),
+        ({"block": {"rows": 16, "cols": 64}}, "block.cols"),
+        ({"tile": {"m": 256, "n": 128, "k": 16}}, "tile.m"),
+        ({"tile": {"m": 384, "n": 256, "k": 16}}, "tile.n"),
+        ({"tile": {"m": 384, "n": 128, "k": 32}}, "tile.k"),
+    ],
+)
+def test_what_tiles_of_gathered_rows_are_not_written_for(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(GATHERED | change)
+    assert caught.value.field == field
+
+
 @pytest.mark.parametrize(("rows", "cols"), [(128, 128), (128, 64), (64, 128), (64, 64)])
 def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "transpose_a": True}

@@ -417,6 +417,75 @@ def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.Mon
     assert asked[1:] == [2 + 2 * 2 * 2, 2 * 2 * 32 * 512 * 4]  # two parts, column tiles, warpgroups
 
 
+GATHERED = {"size": 16, "tile": {"m": 384, "n": 128, "k": 16}, "stages": 4}
+
+
+def test_block_rows_are_gathered(make: Make) -> None:
+    kernel = make(**GATHERED)
+    assert kernel.takes_row_order and not make().takes_row_order
+    rows = 30
+    a = matrix(list(range(0, 2 * rows + 1, 2)), [0, 7] * rows, columns=8, size=16)
+    order = kernel.row_order(a)
+    assert order.rows.shape == (2, 24) and order.rounds.shape[0] == 4  # two groups of rows with the same columns
+    kernel(a, dense(128, 1000), row_order=order, validate=True)
+    kernel(a, dense(2, 128, 1000), row_order=order)
+    given, *found = kernel._loaded.launches
+    assert given["rounds"] == order.rounds.data_ptr() and given["slot_rows"] == order.rows.data_ptr()
+    assert len(found) == 2
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"] == {"groups": 2, "tiles": 16, "n": 1000, "whole_rows": 112}
+    assert signature["tiles"] == 16 and signature["prologue_grid"] == 4
+
+
+def test_columns_out_of_range_are_gathered(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 2, 3], [5, -1, 1], columns=3, size=16)
+    order = kernel.row_order(a)
+    assert set(order.rounds[:, :15].flatten().tolist()) <= {0, 1, 3}  # 3: behind B, whose rows there are zeros
+    kernel(a, dense(48, 128), row_order=order)
+    with pytest.raises(ArgumentError, match=r"a.col_indices\(\): ranges from -1 to 5, allowed: 0 to 2"):
+        kernel(a, dense(48, 128), row_order=order, validate=True)
+
+
+def test_a_matrix_without_blocks_is_gathered(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 0, 0], [], size=16)
+    found = kernel(a, dense(48, 128), row_order=kernel.row_order(a), validate=True)
+    assert found.shape == (32, 128) and not found.any() and not kernel._loaded.launches
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda order: None, r"row_order: is missing: bsr_spmm_\w+ takes what its row_order\(a\) returns"),
+        (lambda order: order.rows, r"row_order: is Tensor, expected what row_order\(a\) returns"),
+        (lambda order: order._replace(rounds=order.rounds[:1]), r"row_order.entries: is torch.int32 \(2, 24, 2\)"),
+        (lambda order: order._replace(starts=order.starts.long()), "row_order.starts: is torch.int64"),
+        (lambda order: order._replace(rows=order.rows[:0]), r"row_order.starts: is torch.int32 \(2,\)"),
+        (lambda order: order._replace(rounds=order.rounds.T.contiguous().T), "row_order.rounds: has strides"),
+        (
+            lambda order: order._replace(ring_columns=5),
+            "row_order: is for a ring of 5 columns, that of this kernel has",
+        ),
+        (lambda order: order._replace(rows=order.rows.flip(1)), r"row_order: is not what row_order\(a\) returns"),
+        (lambda order: order._replace(entries=order.entries.flip(0)), r"row_order: is not what row_order\(a\) returns"),
+    ],
+)
+def test_what_is_wrong_with_groups(make: Make, change: Any, message: str) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    with pytest.raises(ArgumentError, match=message):
+        kernel(a, dense(48, 128), row_order=change(kernel.row_order(a)), validate=True)
+    assert not kernel._loaded.launches
+
+
+def test_groups_of_another_matrix(make: Make) -> None:
+    kernel = make(**GATHERED)
+    order = kernel.row_order(matrix([0, 1, 2], [0, 1], size=16))
+    with pytest.raises(ArgumentError, match="row_order: has too few groups or rounds"):
+        kernel(matrix(list(range(31)), [0] * 30, size=16), dense(48, 128), row_order=order)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from codegen.plans.balance import cuts_rows
+from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows, slots
 from codegen.plans.row_chunks import RowCut
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
@@ -38,7 +39,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, BsrSpmmSpec):
         # Where long rows are cut, the first one is.
         longest = RowCut.of(spec, 6, 0).limit + 5 if cuts_rows(spec) else 3
-        a = _bsr(spec.block.rows, spec.block.cols, 6, max(8, longest), draw, device, longest)
+        block_rows = slots(spec) + 6 if gathers_rows(spec) else 6  # two groups
+        a = _bsr(spec.block.rows, spec.block.cols, block_rows, max(8, longest), draw, device, longest)
         rows, depth = reversed(a.shape) if spec.transpose_a else a.shape
         more = {"c": draw(rows, COLUMNS)} if spec.accumulate else {}
         biased = spec.epilogue is not None and spec.epilogue.bias
@@ -91,6 +93,8 @@ def main() -> None:
     for name in sys.argv[1:]:
         kernel = load_kernel(name, forward_compatible=True)
         positional, named = arguments_of(kernel.spec)
+        if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
+            named["row_order"] = kernel.row_order(positional[0])
         kernel(*positional, **named)
         torch.cuda.synchronize()
         sys.stdout.write(f"{name}: ran\n")

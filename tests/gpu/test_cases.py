@@ -105,6 +105,10 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
             (16, 128, {"mma": "mma", "tile": {"m": 16, "n": 128, "k": 64}, "stages": 2}),
             (64, 64, {"mma": "mma", "tile": {"m": 64, "n": 128, "k": 32}}),
             (64, 16, {"mma": "wmma", "copy": "cp_async"}),
+            *(
+                (rows, cols, {"b_layout": "row_major", "tile": {"m": 384, "n": 128, "k": cols}, "stages": 3, **more})
+                for rows, cols, more in ((16, 16, {"dtype": "bf16"}), (16, 32, {}), (32, 16, {"stages": 2}))
+            ),
             (256, 112, {"mma": "wmma", "copy": "tma", "tile": {"m": 256, "n": 128, "k": 112}, "stages": 2}),
             (16, 64, {"mma": "wmma", "copy": "ld_global", "dtype": "bf16", "tile": {"m": 16, "n": 64, "k": 64}}),
         )

@@ -1,0 +1,633 @@
+// Generated from specs/h100_bsr_spmm_b32_gathered.yaml. Do not edit: change the spec or a template, then run
+//     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
+// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
+// spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
+// templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 59286e5c962086fbd6b7ae7153bf150329c1b438c6fb75d488e4abd03efc8f3a
+
+// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
+//
+// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
+// its M side, rows of a block its N side.
+//
+// Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
+// of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
+// with the order in which a tile goes through their block columns: in rounds, in each of which every block row takes
+// one of its blocks, at a column whose rows of B are in shared memory. So the products of a round are always the same
+// instructions on the same accumulators, and only where they read B differs.
+//
+// Who does what
+//   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use
+//   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, whose products it keeps in registers
+//   the last warpgroup producer. Its four warps share the copies of a round
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: packet i and the rows of B of its round have come
+//   empty[i]  consumers -> producer: every consumer warp is done with both
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Symbols
+//   group        block rows of a tile; several if they have more than kTileSlots in all. Tiles are numbered groups
+//                first, so that the thread blocks at work share columns of B, which then come from the L2
+//   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
+//                block in a round: it then multiplies zeros by zeros
+//   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
+//   packet       of a round: the blocks of all slots, and for each of them where its rows of B are
+//   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
+//                64 bytes there
+//   accumulators a thread's part of a block row and column group: columns c and c + 8 of its warp's 16 (c = lane / 4),
+//                rows 8 j + 2 (lane % 4) + {0, 1}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kBlockRows = 32;  // rows of a block of A
+constexpr int kBlockCols = 32;  // columns of a block of A
+constexpr int kTileSlots = 12;  // block rows of a C tile
+constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kStages = 3;  // rounds whose packets have a place
+constexpr int kRingColumns = 15;  // block columns whose rows of B have a place
+constexpr int kRoundColumns = 15;  // block columns of a round, at most
+constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
+constexpr int kConsumers = 3;  // warpgroups that compute
+constexpr int kProducerWarps = 4;  // warps that load
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
+constexpr int kPackThreads = 256;  // threads of a block that packs
+constexpr int kSlots = 4;  // block rows of a warpgroup
+constexpr int kStagingSlots = 1;  // of these, how many leave at a time
+constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
+constexpr int kTileGroups = 2;  // column groups of a tile
+constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
+constexpr int kARowBytes = 64;  // bytes of a row of a block of A
+constexpr int kABlockBytes = 2048;  // bytes of a block of A
+constexpr int kPacketBytes = 24624;  // bytes of a packet
+constexpr int kStageBytes = 25088;  // bytes from one packet to the next in shared memory
+constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that meet a block column
+constexpr int kBGroupBytes = 4096;  // bytes of one column group of them
+constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row of C
+
+// Dynamic shared memory: 230960 bytes. Byte offsets:
+constexpr int kBOffset = 0;  // 122880 bytes: ring of rows of B, 15 x 2 column groups of 32 rows of 128 bytes
+constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros: what a slot without a block multiplies
+constexpr int kCOffset = 131072;  // 24576 bytes: C of some slots of each warpgroup
+constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A, where they find rows of B
+constexpr int kBarriersOffset = 230912;  // 48 bytes: mbarriers: full, then empty
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+constexpr int kRecordWords = kRoundColumns + 1;  // of p.rounds
+constexpr int kWarpColumns = (kRoundColumns + kProducerWarps - 1) / kProducerWarps;  // of a round
+constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
+
+struct Params {
+  TensorMap b_map;  // B (N, K)
+  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap c_map;  // C (N, M)
+  const uint4* a;  // stored blocks of A
+  const int* rounds;  // 16 words of each round: block columns; their number + first place in the ring << 8
+  const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
+  const int* round_starts;  // first round of each group, and one more
+  const int* slot_rows;  // of each group and slot: block row, or -1
+  uint4* packets;  // of each round: blocks of A and the places of their rows of B
+  int groups;  // groups of block rows
+  int tiles;  // groups * column tiles
+  int n;  // columns of B and C
+  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk: `bytes` bytes that follow each other to shared memory, counted by an mbarrier; addresses and bytes are
+// multiples of 16 (PTX ISA, "cp.async.bulk")
+__device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
+// the next 8.
+constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
+
+// wgmma.mma_async m64n32k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
+// (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
+    float (&d)[16], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "mov.b64 a, { %16, %19 };\n"
+      "mov.b64 b, { %17, %20 };\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15"
+      "}, a, b, p, 1, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
+}
+
+// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. Behind this, unlike behind a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Packs a round: the block of each slot, its rows swizzled as TMA does it, and where its rows of B will be, in units of
+// 16 bytes from the beginning of shared memory. A slot without a block has zeros.
+extern "C" __global__ void __launch_bounds__(kPackThreads)
+    h100_bsr_spmm_b32_gathered_pack_a(const __grid_constant__ Params p) {
+  constexpr int kBlockChunks = kABlockBytes / 16, kRowChunks = kARowBytes / 16;
+  const int64 round = blockIdx.x;
+  const int2* entries = p.entries + round * kTileSlots;
+  uint4* packet = p.packets + round * (kPacketBytes / 16);
+  for (int i = threadIdx.x; i < kTileSlots * kBlockChunks; i += kPackThreads) {
+    const int slot = i / kBlockChunks, chunk = i % kBlockChunks, row = chunk / kRowChunks;
+    const int block = entries[slot].x;
+    const uint4 elements = block < 0 ? make_uint4(0, 0, 0, 0) : p.a[static_cast<int64>(block) * kBlockChunks + chunk];
+    const int place = chunk % kRowChunks ^ row / (128 / kARowBytes) % kRowChunks;  // in its row
+    packet[slot * kBlockChunks + row * kRowChunks + place] = elements;
+  }
+  if (threadIdx.x < kTileSlots) {
+    const int column = entries[threadIdx.x].y;
+    const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8) + column) % kRingColumns;
+    const int from = column < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
+    reinterpret_cast<int*>(packet + kTileSlots * kBlockChunks)[threadIdx.x] = from >> 4;
+  }
+}
+
+// A position in the ring: the stage, and the parity of the pass over the ring.
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
+// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
+// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
+// Walks through the rounds of this thread block's tiles, for a whole warp. Where the next tile's rounds are is asked
+// for a tile ahead.
+struct RoundWalk {
+  int tile, column, round, end;
+  int next_group, next_column, next_round, next_end;
+
+  __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x) {
+    next_group = tile % p.groups;
+    next_column = tile / p.groups;
+    ask(p);
+    enter(p);
+    settle(p);
+  }
+  // Asks for the rounds of the next tile; there are some behind the last tile, too.
+  __device__ __forceinline__ void ask(const Params& p) {
+    next_round = __ldg(p.round_starts + next_group);
+    next_end = __ldg(p.round_starts + next_group + 1);
+  }
+  // Makes the next tile this one.
+  __device__ __forceinline__ void enter(const Params& p) {
+    column = next_column;
+    round = next_round;
+    end = next_end;
+    const int blocks = gridDim.x;
+    next_group += blocks % p.groups;
+    next_column += blocks / p.groups;
+    if (next_group >= p.groups) {
+      next_group -= p.groups;
+      ++next_column;
+    }
+    ask(p);
+  }
+  // Skips tiles without rounds.
+  __device__ __forceinline__ void settle(const Params& p) {
+    while (round == end && tile < p.tiles) {
+      tile += gridDim.x;
+      enter(p);
+    }
+  }
+  // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
+  // round. Behind the last one the number of columns is 0.
+  __device__ __forceinline__ int take(const Params& p) {
+    const int lane = threadIdx.x % 32;
+    if (tile >= p.tiles) return 0;
+    int word = lane == kRecordWords ? round : column;
+    if (lane < kRecordWords) word = __ldg(p.rounds + static_cast<int64>(round) * kRecordWords + lane);
+    ++round;
+    settle(p);
+    return word;
+  }
+};
+
+// Which places of the ring of rows of B are taken. Each round has those behind the places of the round before.
+struct ColumnRing {
+  RingPosition oldest;      // the first round that is not known to be done
+  int rounds = 0;           // that are not
+  int free = kRingColumns;  // places
+  int head = 0;             // the place behind the last round's
+  int sizes = 0;            // lane i: places that the round of stage i leaves
+
+  // Waits until there is room for a round of `count` columns that begins at `first`, and takes its places. A group
+  // begins at the ring's first place: the places that are skipped become free with the round before.
+  __device__ __forceinline__ void reserve(uint32 base, int stage, int first, int count) {
+    const int lane = threadIdx.x % 32;
+    if (first != head && rounds > 0) {
+      const int skipped = (first - head + kRingColumns) % kRingColumns;
+      if (lane == (stage + kStages - 1) % kStages) sizes += skipped;
+      free -= skipped;
+    }
+    while (free < count || rounds == kStages) {
+      mbarrier_wait(base + kEmptyBarrier + 8 * oldest.stage, oldest.parity);
+      free += __shfl_sync(0xFFFFFFFF, sizes, oldest.stage);
+      --rounds;
+      oldest.advance();
+    }
+    if (lane == stage) sizes = count;
+    free -= count;
+    ++rounds;
+    head = (first + count) % kRingColumns;
+  }
+};
+
+// Where the rows of B go that the column `number` of a round meets, whose first column has the place `first`.
+__device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
+  const int place = first + number < kRingColumns ? first + number : first + number - kRingColumns;
+  return base + kBOffset + place * kBColumnBytes;
+}
+
+// Producer: four warps. Each brings what every fourth block column of a round needs of B, the last one the packet, too.
+// It is they that set the pace where a round has few columns: so records are asked for long before, and tiles that have
+// all of their columns, as most do, have copies of their own.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
+  const bool brings_packet = warp == kProducerWarps - 1;
+  RingPosition position;
+  ColumnRing ring;
+  RoundWalk walk(p);
+  int records[kRecords];
+#pragma unroll
+  for (int i = 0; i < kRecords; ++i) records[i] = walk.take(p);
+
+  while (true) {
+#pragma unroll
+    for (int i = 0; i < kRecords; ++i) {
+      const int record = records[i];
+      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns), count = last & 255, first = last >> 8;
+      if (count == 0) return;
+      const int round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
+      const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
+      const uint32 full = base + kFullBarrier + 8 * position.stage;
+      ring.reserve(base, position.stage, first, count);
+      int b_rows[kWarpColumns];
+#pragma unroll
+      for (int j = 0; j < kWarpColumns; ++j) {
+        b_rows[j] = __shfl_sync(0xFFFFFFFF, record, j * kProducerWarps + warp) * kBlockCols;
+      }
+      if (elect()) {
+        const int mine = (count + kProducerWarps - 1 - warp) / kProducerWarps;
+        mbarrier_arrive_expect_tx(full, mine * kBColumnBytes + (brings_packet ? kPacketBytes : 0));
+        if (b_column + kTileN <= p.n) {
+#pragma unroll
+          for (int j = 0; j < kWarpColumns; ++j) {
+            const uint32 to = place_of(base, first, j * kProducerWarps + warp);
+            if (j < mine) tma_load_3d(to, &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
+          }
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWarpColumns; ++j) {
+            const uint32 to = place_of(base, first, j * kProducerWarps + warp);
+            if (j < mine) load_b(p, to, full, b_rows[j], b_column);
+          }
+        }
+        if (brings_packet) {
+          tma_load_bytes(base + kPacketsOffset + position.stage * kStageBytes,
+              p.packets + static_cast<int64>(round) * (kPacketBytes / 16), kPacketBytes, full);
+        }
+      }
+      records[i] = walk.take(p);
+      position.advance();
+      __syncwarp();
+    }
+  }
+}
+
+// accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are.
+__device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTileGroups][kAccumulators],
+    uint32 a_descriptor, uint32 b_descriptor, const uint32 (&from)[kSlots]) {
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
+  }
+  wgmma_fence();
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+    for (int k = 0; k < kBlockCols / 16; ++k) {
+#pragma unroll
+      for (int group = 0; group < kTileGroups; ++group) {
+        // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+        wgmma_m64n32k16_m_major_narrow(accumulators[slot][group],
+            b_descriptor + from[slot] + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4),
+            a_descriptor + ((slot * kABlockBytes + k * 32) >> 4), 1);
+      }
+    }
+  }
+  wgmma_commit();
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
+  }
+  wgmma_wait<0>();
+}
+
+// Consumer: one warpgroup computes its block rows of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int packet_part = kPacketsOffset + warpgroup * kSlots * kABlockBytes;
+  const int entries_part = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
+  const uint32 a_descriptor = wgmma_descriptor(base + packet_part, 0), b_descriptor = wgmma_descriptor(base, 0);
+  const uint32 staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
+  RingPosition position;
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const int block_group = tile % p.groups, c_column = tile / p.groups * kTileN;
+    const int rounds = __ldg(p.round_starts + block_group + 1) - __ldg(p.round_starts + block_group);
+    const int rows = __ldg(p.slot_rows + block_group * kTileSlots + warpgroup * kSlots + lane % kSlots);
+    // Slots are filled from the first: a warpgroup whose first slot has no block row has none.
+    const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
+    float accumulators[kSlots][kTileGroups][kAccumulators];
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int group = 0; group < kTileGroups; ++group) {
+#pragma unroll
+        for (int i = 0; i < kAccumulators; ++i) accumulators[slot][group][i] = 0.0f;
+      }
+    }
+
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      if (has_rows) {
+        uint32 from[kSlots];
+#pragma unroll
+        for (int slot = 0; slot < kSlots; slot += 4) {
+          const uint4 four =
+              *reinterpret_cast<const uint4*>(shared + entries_part + position.stage * kStageBytes + slot * 4);
+          from[slot] = four.x;
+          from[slot + 1] = four.y;
+          from[slot + 2] = four.z;
+          from[slot + 3] = four.w;
+        }
+        multiply_round(accumulators, a_descriptor + (position.stage * kStageBytes >> 4), b_descriptor, from);
+      }
+      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+      position.advance();
+    }
+
+    // Store C, kStagingSlots block rows at a time; the ends of C clip the stores.
+#pragma unroll
+    for (int first = 0; first < kSlots; first += kStagingSlots) {
+      // Wait until the stores that last used the staging have read it.
+      if (warpgroup_leader) tma_store_wait_read<0>();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
+      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+#pragma unroll
+      for (int slot = 0; slot < kStagingSlots; ++slot) {
+#pragma unroll
+        for (int group = 0; group < kTileGroups; ++group) {
+          const uint32 buffer = staging + slot * kSlotBytes + group * kCGroupBytes;
+#pragma unroll
+          for (int j = 0; j < kBlockRows / 16; ++j) {
+            const float* c = accumulators[first + slot][group] + j * 8;
+            const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
+            const int chunk = warp * 2 + lane / 8 % 2;
+            stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+                pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+          }
+        }
+      }
+      fence_proxy_async();
+      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+#pragma unroll
+      for (int slot = 0; slot < kStagingSlots; ++slot) {
+        const int row = __shfl_sync(0xFFFFFFFF, rows, first + slot);
+        if (warpgroup_leader && row >= 0) {
+#pragma unroll
+          for (int group = 0; group < kTileGroups; ++group) {
+            tma_store_2d(&p.c_map, staging + slot * kSlotBytes + group * kCGroupBytes,
+                c_column + group * kGroupColumns, row * kBlockRows);
+          }
+        }
+      }
+      if (warpgroup_leader) tma_store_commit();
+    }
+  }
+  // Shared memory must outlive the stores that read it.
+  if (warpgroup_leader) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_bsr_spmm_b32_gathered(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+
+  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, an empty one of each
+  // consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumers * kWarpgroupThreads / 32);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.b_groups_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  for (int i = threadIdx.x; i < kBColumnBytes / 16; i += kThreads) {
+    reinterpret_cast<uint4*>(shared + kZerosOffset)[i] = make_uint4(0, 0, 0, 0);
+  }
+  fence_proxy_async();
+  __syncthreads();
+
+  // Taken from one lane, so that the compiler knows that it is the same in all.
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / 4;
+  if (warpgroup == kConsumers) {
+    setmaxnreg_dec<kProducerRegisters>();
+    produce(p, base, warp % 4);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, warpgroup);
+  }
+}

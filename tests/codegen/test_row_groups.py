@@ -1,0 +1,315 @@
+"""Groups of block rows and their rounds: every stored block comes once, and few columns are loaded in few rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from runtime.row_groups import RowGroups, count_groups, covers, gather_rows  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The stored columns of each block row, in the order in which they are stored, and how to divide the rows."""
+
+    rows: list[list[int]]
+    block_columns: int
+    slots: int = 24
+    groups: int = 1
+    ring_columns: int = 20
+
+    def indices(self, dtype: torch.dtype = torch.int64) -> tuple[torch.Tensor, torch.Tensor]:
+        crow = torch.tensor([0, *map(len, self.rows)], dtype=dtype).cumsum(0, dtype=dtype)
+        return crow, torch.tensor([column for row in self.rows for column in row], dtype=dtype)
+
+    def order(self, dtype: torch.dtype = torch.int64) -> RowGroups:
+        return gather_rows(
+            *self.indices(dtype),
+            self.block_columns,
+            slots=self.slots,
+            groups=self.groups,
+            ring_columns=self.ring_columns,
+        )
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Matrix:
+    block_columns = draw(st.one_of(st.integers(1, 6), st.integers(1, 60)))
+    columns = st.integers(0, block_columns - 1)
+    longest = draw(st.sampled_from([2, 6, 30]))
+    rows = draw(st.lists(st.lists(columns, max_size=longest), min_size=1, max_size=60))
+    slots = draw(st.sampled_from([12, 24]))
+    fewest = -(-len(rows) // slots)
+    groups = draw(st.integers(fewest, 2 * fewest + 1))
+    return Matrix(rows, block_columns, slots, groups, draw(st.sampled_from([1, 3, 14, 15, 16, 20])))
+
+
+def uniform(block_rows: int, length: int, block_columns: int, seed: int, slots: int = 24) -> Matrix:
+    """Return a matrix whose rows have as many blocks each, of columns drawn without repetition."""
+    noise = torch.rand(block_rows, block_columns, generator=torch.Generator().manual_seed(seed))
+    rows = noise.argsort(1)[:, :length].tolist()
+    return Matrix(rows, block_columns, slots, count_groups(block_rows, slots))
+
+
+def check_rounds(order: RowGroups, matrix: Matrix) -> None:
+    """Check the rounds of an order one by one, against what the rows store."""
+    left = {}
+    for row, columns in enumerate(matrix.rows):
+        start = sum(map(len, matrix.rows[:row]))
+        left |= {start + i: (row, column) for i, column in enumerate(columns)}
+    starts, rows = order.starts.tolist(), order.rows.tolist()
+    assert starts[0] == 0 and starts[-1] == order.rounds.shape[0]
+    for group, (first, end) in enumerate(pairwise(starts)):
+        assert first <= end
+        loaded = 0
+        for record, slots in zip(order.rounds[first:end].tolist(), order.entries[first:end].tolist(), strict=True):
+            count, place = record[15] & 255, record[15] >> 8
+            assert 1 <= count <= min(15, matrix.ring_columns)
+            assert place == loaded % matrix.ring_columns
+            assert record[count:15] == [0] * (15 - count)
+            loaded += count
+            met = set()
+            for row, (block, meets) in zip(rows[group], slots, strict=True):
+                if block == -1:
+                    assert meets == -1
+                    continue
+                assert 0 <= meets < count
+                assert left.pop(block) == (row, record[meets])
+                met.add(meets)
+            assert len(met) == count  # no column is loaded for nothing
+    assert not left
+
+
+@given(matrix=matrices(), dtype=st.sampled_from([torch.int32, torch.int64]))
+@example(matrix=Matrix([[]], 1), dtype=torch.int32)
+@example(matrix=Matrix([[], [], []], 4, slots=12, groups=5), dtype=torch.int64)
+@example(matrix=Matrix([[2] * 40, [2, 2, 1], [0, 2, 0]], 3), dtype=torch.int64)
+@example(matrix=Matrix([[row] for row in range(24)], 24), dtype=torch.int64)
+@example(matrix=Matrix([list(range(60)), *[[7]] * 23], 60, ring_columns=1), dtype=torch.int32)
+def test_every_block_is_taken_once_where_its_column_is(matrix: Matrix, dtype: torch.dtype) -> None:
+    order = matrix.order(dtype)
+    assert {part.dtype for part in order[:4]} == {torch.int32}
+    assert order.rounds.shape[1:] == (16,) and order.entries.shape == (order.rounds.shape[0], matrix.slots, 2)
+    assert order.starts.shape == (matrix.groups + 1,) and order.rows.shape == (matrix.groups, matrix.slots)
+    assert order.ring_columns == matrix.ring_columns
+    check_rounds(order, matrix)
+    assert covers(order, *matrix.indices(dtype))
+
+
+@given(matrix=matrices())
+def test_groups_are_even_and_fill_the_first_slots(matrix: Matrix) -> None:
+    order = matrix.order()
+    groups = [[row for row in slots if row >= 0] for slots in order.rows.tolist()]
+    for slots, group in zip(order.rows.tolist(), groups, strict=True):
+        assert slots == group + [-1] * (matrix.slots - len(group))
+    assert sorted(row for group in groups for row in group) == list(range(len(matrix.rows)))
+    sizes = [len(group) for group in groups]
+    assert max(sizes) - min(sizes) <= 1
+    # A group begins with the longest row that no group has yet, and without blocks it has no rounds.
+    lengths = [[len(matrix.rows[row]) for row in group] for group in groups]
+    for number, group in enumerate(lengths):
+        assert not group or group[0] == max(length for later in lengths[number:] for length in later)
+        rounds = int(order.starts[number + 1] - order.starts[number])
+        assert rounds >= max(group, default=0) and (rounds > 0) == any(group)
+
+
+@given(matrix=matrices())
+@settings(max_examples=20)
+def test_the_same_matrix_gives_the_same_order(matrix: Matrix) -> None:
+    first, second, narrow = matrix.order(), matrix.order(), matrix.order(torch.int32)
+    for parts in zip(first[:4], second[:4], narrow[:4], strict=True):
+        assert torch.equal(parts[0], parts[1]) and torch.equal(parts[0], parts[2])
+
+
+@given(matrix=matrices(), data=st.data())
+@settings(max_examples=300)
+def test_changed_orders_do_not_cover(matrix: Matrix, data: st.DataObject) -> None:
+    order = matrix.order()
+    assume(order.rounds.shape[0] > 0)
+    name = data.draw(st.sampled_from(["rounds", "entries", "starts", "rows"]))
+    part = getattr(order, name).clone()
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in part.shape)
+    value = data.draw(st.one_of(st.integers(-2, 70), st.integers(-(2**31), 2**31 - 1)))
+    assume(int(part[place]) != value)
+    part[place] = value
+    assume(not still_valid(order, name, place, value))
+    assert not covers(order._replace(**{name: part}), *matrix.indices())
+
+
+def still_valid(order: RowGroups, name: str, place: tuple[int, ...], value: int) -> bool:
+    """Return whether an order has another number in a place and is none the worse."""
+    last = order.rounds[place[0], 15].item() if name in ("rounds", "entries") else 0
+    count = last & 255
+    if name == "rounds" and place[1] == 15:
+        # Columns that nothing meets, with no round of the group behind them that would begin elsewhere.
+        ends_group = place[0] + 1 in order.starts.tolist()
+        return ends_group and value >> 8 == last >> 8 and count < value & 255 <= min(15, order.ring_columns)
+    if name == "rounds":
+        return place[1] >= count  # means nothing
+    if name == "entries" and place[2] == 1 and 0 <= value < count and order.entries[place].item() >= 0:
+        columns = order.rounds[place[0]].tolist()  # one may be there twice
+        return bool(columns[value] == columns[order.entries[place].item()])
+    return False
+
+
+def test_orders_with_one_thing_wrong_do_not_cover() -> None:
+    matrix = Matrix([[0, 1, 2], [2, 1], [], [4]], 5, slots=12, groups=2)
+    crow, col = matrix.indices()
+    order = matrix.order()
+    assert order.rows[:, :3].tolist() == [[0, 1, -1], [3, 2, -1]] and covers(order, crow, col)
+
+    def with_rows(*rows: list[int]) -> RowGroups:
+        return order._replace(rows=torch.tensor([(row + [-1] * 12)[:12] for row in rows], dtype=torch.int32))
+
+    assert covers(with_rows([0, 1], [3, 2]), crow, col)
+    assert not covers(with_rows([1, 0], [3, 2]), crow, col)  # blocks of other rows
+    assert not covers(with_rows([0, 1], [3, -1]), crow, col)  # a row without blocks, that nobody writes
+    assert not covers(with_rows([0, 1], [3, 3]), crow, col)
+    assert not covers(with_rows([0, 1], [3, -1, 2]), crow, col)  # a slot without a row before one with a row
+    assert not covers(with_rows([0, 1], [3, 2, -2]), crow, col)
+    word = order.rounds[-1, 15].item()
+    for count, valid in ((word, True), (15, True), (16, False), (0, False), (word | 1 << 8, False)):
+        rounds = order.rounds.clone()
+        rounds[-1, 15] = count
+        assert covers(order._replace(rounds=rounds), crow, col) == valid
+    # A round of no column that takes nothing.
+    idle = [torch.cat([part, part[-1:] * 0 + fill]) for part, fill in ((order.rounds, 0), (order.entries, -1))]
+    idle[0][-1, 15] = 1 << 8
+    idle_order = order._replace(
+        rounds=idle[0], entries=idle[1], starts=order.starts + order.starts.new_tensor([0, 0, 1])
+    )
+    assert not covers(idle_order, crow, col)
+    idle[0][-1, 15] += 1
+    assert covers(idle_order, crow, col)
+    assert not covers(order._replace(rounds=order.rounds[:-1], entries=order.entries[:-1]), crow, col)
+    assert not covers(order._replace(starts=order.starts + 1), crow, col)
+    assert not covers(order._replace(starts=order.starts.flip(0)), crow, col)
+    for ring_columns in (1, 0, -3):
+        assert not covers(order._replace(ring_columns=ring_columns), crow, col)
+    swapped = order.entries.clone()
+    swapped[0, 0], swapped[1, 0] = order.entries[1, 0], order.entries[0, 0]
+    assert not covers(order._replace(entries=swapped), crow, col)
+    twice = order.entries.clone()
+    twice[1, 0] = -1
+    assert not covers(order._replace(entries=twice), crow, col)  # a block that is left out
+    # The order of another matrix of as many rows and blocks.
+    assert not covers(order, crow, col.flip(0))
+    assert not covers(order, torch.tensor([0, 2, 5, 5, 6]), col)
+    for wrong in ([0, 3, 5, 5, 7], [1, 3, 5, 5, 6], [0, 6, 5, 5, 6], [0, 3, 5, 6], [0]):
+        assert not covers(order, torch.tensor(wrong), col)
+
+
+def test_torchs_default_device_is_left_alone() -> None:
+    matrix = uniform(30, 4, 20, seed=0)
+    crow, col = matrix.indices()
+    expected = matrix.order()
+    with torch.device("meta"):
+        found = gather_rows(crow, col, 20, slots=24, groups=2, ring_columns=20)
+        assert covers(found, crow, col)
+    assert all(torch.equal(*parts) for parts in zip(found[:4], expected[:4], strict=True))
+
+
+def test_rounds_go_around_the_ring() -> None:
+    matrix = Matrix([[3 * row, 3 * row + 1, 3 * row + 2] for row in range(12)], 36, slots=12, ring_columns=20)
+    assert [word >> 8 for word in matrix.order().rounds[:, 15].tolist()] == [0, 12, 4]
+
+
+def test_rows_with_the_same_columns_are_put_together() -> None:
+    families = [list(range(8 * family, 8 * family + 8)) for family in range(4)]
+    matrix = Matrix([families[row % 4] for row in range(48)], 32, slots=12, groups=4)
+    order = matrix.order()
+    assert [{row % 4 for row in group} for group in order.rows.tolist()] == [{0}, {1}, {2}, {3}]
+    assert order.starts.diff().tolist() == [8] * 4
+    assert set((order.rounds[:, 15] & 255).tolist()) == {1}
+
+
+def test_rows_of_like_length_are_put_together() -> None:
+    # Each short row shares its columns with a long one, and long ones share none.
+    long = [list(range(20 * row, 20 * row + 20)) for row in range(12)]
+    matrix = Matrix([row[first:][:end] for row in long for first, end in ((5, 2), (0, 20))], 240, slots=12, groups=2)
+    order = matrix.order()
+    assert [{row % 2 for row in group} for group in order.rows.tolist()] == [{1}, {0}]
+    assert order.starts.diff().tolist() == [20, 2]
+
+
+def test_a_column_that_others_make_needless_waits() -> None:
+    # Column 0 comes first, as it serves three rows; what serves the other three then serves those as well.
+    matrix = Matrix([[0, 1], [0, 2], [0, 3], [1], [2], [3]], 4, slots=12)
+    assert [(record[: record[15] & 255]) for record in matrix.order().rounds.tolist()] == [[1, 2, 3], [0]]
+
+
+@pytest.mark.parametrize(
+    ("block_rows", "length", "slots", "most_rounds", "most_loads"),
+    [(512, 16, 24, 17.8, 212), (512, 64, 24, 65.5, 500), (256, 16, 12, 16.2, 110)],
+)
+def test_few_rounds_and_few_loads(
+    block_rows: int, length: int, slots: int, most_rounds: float, most_loads: float
+) -> None:
+    matrix = uniform(block_rows, length, block_rows, seed=0, slots=slots)
+    order = matrix.order()
+    assert covers(order, *matrix.indices())
+    loads = (order.rounds[:, 15] & 255).sum()
+    assert order.rounds.shape[0] / matrix.groups <= most_rounds
+    assert int(loads) / matrix.groups <= most_loads
+
+
+def test_a_group_loads_a_column_once_where_it_has_the_rounds() -> None:
+    matrix = uniform(512, 16, 512, seed=1)
+    order = matrix.order()
+    loads = [0] * matrix.groups
+    for group, (first, end) in enumerate(pairwise(order.starts.tolist())):
+        columns = Counter(
+            column for record in order.rounds[first:end].tolist() for column in record[: record[15] & 255]
+        )
+        assert set(columns) == {column for row in order.rows[group].tolist() if row >= 0 for column in matrix.rows[row]}
+        loads[group] = sum(columns.values()) - len(columns)
+    assert sum(loads) <= matrix.groups
+
+
+def test_slots_and_ring_must_have_room() -> None:
+    with pytest.raises(ValueError, match="2 groups of 12 slots are too few for 25 block rows"):
+        Matrix([[0]] * 25, 1, slots=12, groups=2).order()
+    with pytest.raises(ValueError, match="0 groups"):
+        Matrix([], 1, slots=12, groups=0).order()
+    with pytest.raises(ValueError, match="ring of 0 columns"):
+        Matrix([[0]], 1, ring_columns=0).order()
+
+
+@pytest.mark.parametrize(
+    ("block_rows", "slots", "column_tiles", "sm_count", "groups"),
+    [
+        (512, 24, 0, 0, 22),
+        (512, 24, 64, 0, 22),
+        (512, 24, 0, 132, 22),
+        (512, 24, 64, 132, 22),  # 11 waves of tiles of 24 rows; with more groups, more waves of hardly shorter tiles
+        (512, 24, 16, 132, 24),  # 3 waves still
+        (512, 24, 8, 132, 32),  # 2 waves still
+        (512, 24, 1, 132, 43),  # as many as allowed: SMs would be idle otherwise
+        (256, 12, 8, 132, 32),
+        (900, 24, 64, 132, 38),  # 19 waves of 40; 41 groups are 20 waves of 38
+        (3, 24, 1, 132, 2),  # at most twice the fewest
+        (1, 24, 1, 132, 1),  # no group without a row
+        (0, 24, 1, 132, 0),
+    ],
+)
+def test_groups_are_counted(block_rows: int, slots: int, column_tiles: int, sm_count: int, groups: int) -> None:
+    assert count_groups(block_rows, slots, column_tiles, sm_count) == groups
+
+
+@given(st.integers(1, 3000), st.sampled_from([12, 24]), st.integers(1, 300), st.integers(1, 200))
+def test_no_other_count_is_done_sooner(block_rows: int, slots: int, column_tiles: int, sm_count: int) -> None:
+    def duration(count: int) -> int:
+        return -(-count * column_tiles // sm_count) * (-(-block_rows // count) + 16)
+
+    fewest, groups = count_groups(block_rows, slots), count_groups(block_rows, slots, column_tiles, sm_count)
+    assert (fewest - 1) * slots < block_rows <= fewest * slots
+    assert fewest <= groups <= min(2 * fewest, block_rows)
+    assert all(duration(groups) < duration(count) for count in range(fewest, groups))
+    assert all(duration(groups) <= duration(count) for count in range(groups, min(2 * fewest, block_rows) + 1))

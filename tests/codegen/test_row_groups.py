@@ -173,7 +173,7 @@ def test_orders_with_one_thing_wrong_do_not_cover() -> None:
     assert not covers(with_rows([0, 1], [3, -1]), crow, col)  # a row without blocks, that nobody writes
     assert not covers(with_rows([0, 1], [3, 3]), crow, col)
     assert not covers(with_rows([0, 1], [3, -1, 2]), crow, col)  # a slot without a row before one with a row
-    assert not covers(with_rows([0, 1], [3, 2, -2]), crow, col)
+    assert not covers(with_rows([0, 1], [3, 2, *[-1] * 9, -2]), crow, col)
     word = order.rounds[-1, 15].item()
     for count, valid in ((word, True), (15, True), (16, False), (0, False), (word | 1 << 8, False)):
         rounds = order.rounds.clone()

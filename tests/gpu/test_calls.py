@@ -299,6 +299,31 @@ def test_few_block_rows_are_cut_for_the_columns_of_b(block: int) -> None:
 
 
 @HOPPER
+@pytest.mark.parametrize("block", [16, 32])
+def test_groups_of_block_rows_are_for_any_values_and_columns(block: int) -> None:
+    kernel = load_kernel(f"h100_bsr_spmm_b{block}_gathered")
+    a, b = bsr(60 * block, 40 * block, block), torch.randn(40 * block, 3000, device="cuda", dtype=torch.float16)
+    order = kernel.row_order(a, 200)
+
+    def check(out: torch.Tensor, columns: int) -> None:
+        exact = a.to_dense().double() @ b[:, :columns].double()
+        assert (out.double() - exact).abs().max() < 2e-3 * exact.abs().max()
+
+    for columns in (200, 3000):
+        check(kernel(a, b[:, :columns], row_order=order, validate=True), columns)
+    captured, graph = torch.empty(60 * block, 200, device="cuda", dtype=torch.float16), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        kernel(a, b[:, :200], row_order=order, out=captured)
+    a.values().copy_(torch.randn_like(a.values()))  # each call packs A anew
+    graph.replay()
+    check(captured, 200)
+    check(kernel(a, b[:, :200], row_order=order), 200)
+    with pytest.raises(ArgumentError, match=r"row_order: is not what row_order\(a\) returns"):
+        kernel(a, b, row_order=kernel.row_order(bsr(60 * block, 40 * block, block)), validate=True)
+
+
+@HOPPER
 def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> None:
     kernel = load_kernel("h100_topk32_b64_ordered")
     arguments = tensors(q_len=832)  # 13 query blocks: the last tile has one

@@ -39,7 +39,8 @@ HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
 HEADLINE_ROWS = (
     *("topk32", "topk32_d64", "topk32_b64", "topk64_b128x64", "gqa_topk32_b64"),
     *("window2k", "dense", "causal", "dense_d64", "causal_d64"),
-    *("spmm_b128", "spmm_b64", "spmm_b64_clustered", "spmm_b32", "spmm_b16", "spgemm_b128_balanced", "sddmm_b128"),
+    *("spmm_b128", "spmm_b64", "spmm_b64_clustered", "spmm_b32", "spmm_b16_gathered"),
+    *("spgemm_b128_balanced", "sddmm_b128"),
 )
 OLDER = "†"
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."

@@ -459,8 +459,8 @@ def plot(report: Fields, path: Path) -> None:
         plot_crossover(report, found, path.with_name(f"{path.stem}_crossover"))
 
 
-def plot_crossover(report: Fields, found: dict[int, dict[float, float]], path: Path) -> None:
-    """Draw how often cuBLAS's speed ours is, over the density, a line for each block size."""
+def plot_crossover(report: Fields, found: dict[str, dict[float, float]], path: Path) -> None:
+    """Draw how often cuBLAS's speed ours is, over the density, a line for each block size, gathered rows apart."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.5, 4.2), layout="constrained")

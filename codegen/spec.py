@@ -333,6 +333,9 @@ class BsrSpmmSpec(SpecBase):
             stages = 3 if rows == 128 or depth == 16 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
+            given = data.get("tile")
+            if isinstance(given, Mapping) and given.get("m") not in (None, rows):  # many block rows, most of them of B
+                stages = 4 if (rows, block.get("cols")) == (16, 16) else 3
         elif rows == 64 and _may_be_wide(data):
             # Bound by loads too.
             tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages

@@ -92,6 +92,17 @@ def check_values(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> None:
         raise ArgumentError(f"{name}.values()", f"has strides {values.stride()}, expected a contiguous tensor")
 
 
+def check_row_pointers(name: str, matrix: torch.Tensor) -> None:
+    """Check the row pointers of a BSR tensor (synchronises).
+
+    Raises:
+        ArgumentError: if they do not rise from 0 to the number of stored blocks.
+    """
+    crow, nnz = matrix.crow_indices(), matrix.col_indices().shape[0]
+    if int(crow[0]) != 0 or int(crow[-1]) != nnz or bool((crow.diff() < 0).any()):
+        raise ArgumentError(f"{name}.crow_indices()", f"must rise from 0 to the number of stored blocks, {nnz}")
+
+
 def check_indices(name: str, matrix: torch.Tensor, *, rising: bool = False) -> None:
     """Check the row pointers and column numbers of a BSR tensor (synchronises).
 
@@ -103,10 +114,9 @@ def check_indices(name: str, matrix: torch.Tensor, *, rising: bool = False) -> N
     Raises:
         ArgumentError: with the range of the columns, or the row whose columns do not rise.
     """
+    check_row_pointers(name, matrix)
     crow, col = matrix.crow_indices(), matrix.col_indices()
     nnz = col.shape[0]
-    if int(crow[0]) != 0 or int(crow[-1]) != nnz or bool((crow.diff() < 0).any()):
-        raise ArgumentError(f"{name}.crow_indices()", f"must rise from 0 to the number of stored blocks, {nnz}")
     block_columns = matrix.shape[1] // matrix.values().shape[2]
     if nnz and (int(col.min()) < 0 or int(col.max()) >= block_columns):
         raise ArgumentError(

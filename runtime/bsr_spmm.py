@@ -33,6 +33,7 @@ from runtime.bsr import (
     check_indices,
     check_layout,
     check_out,
+    check_row_pointers,
     check_structure,
     check_values,
 )
@@ -135,11 +136,12 @@ class BsrSpmmKernel:
                 anew, which takes a few small kernels. Its content is trusted.
             row_order: what ``row_order(a, b.shape[-1])`` returns. Its content is trusted: it must be that of this
                 matrix; ``validate`` finds out. Specs that gather block rows (``tile.m`` 384) need it; each call packs A
-                in its order, to device memory of about A's size that is kept. Balanced specs find it anew without it,
-                which takes a few small kernels. In those, with blocks of 16 and 32 rows, long block rows are divided
-                between thread blocks, whose parts take a place in device memory of at most the bytes of C, or of 128
-                block rows in fp32 if these are more; and so are others where all tiles are fewer than half the SMs and
-                that is faster, whose parts take two tiles for each SM, of a B as wide as they were cut for.
+                in its order, to device memory of A's size, or several times that where the rows of a group are of very
+                different lengths. Balanced specs find it anew without it, which takes a few small kernels. In those,
+                with blocks of 16 and 32 rows, long block rows are divided between thread blocks, whose parts take a
+                place in device memory of at most the bytes of C, or of 128 block rows in fp32 if these are more; and so
+                are others where all tiles are fewer than half the SMs and that is faster, whose parts take two tiles
+                for each SM, of a B as wide as they were cut for.
             out: (M, N) to write into, same rules as c.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 
@@ -152,7 +154,7 @@ class BsrSpmmKernel:
         """
         check_layout("a", a)
         beta = check_number("beta", beta)
-        if self.spec.balanced or self.spec.transpose_a:
+        if self.takes_row_order or self.spec.transpose_a:
             check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
         row_order = self._ordered(a, b, row_order, validate)
         index = self._transposed(a, index)
@@ -170,8 +172,9 @@ class BsrSpmmKernel:
         """Return the order of block rows of ``a``, on its device, that a kernel takes which has one, with any B.
 
         A balanced kernel takes the longest first. One that gathers block rows takes groups of those that have columns
-        in common. Finding them takes the CPU a while (0.3 s for 512 block rows of 16 blocks, and as much more as there
-        are more blocks) and synchronises; it depends on the places of the blocks only, not on their values.
+        in common. Finding them takes the CPU a while (0.1 s for 512 block rows of 16 blocks, 0.3 s of 128; with many
+        block rows it grows with their square) and synchronises; it depends on the places of the blocks only, not on
+        their values.
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape.
@@ -195,22 +198,20 @@ class BsrSpmmKernel:
         if self._gathers:
             size = slots(self.spec)
             groups = count_groups(self._block_rows(a), size, tiles, sm_count)
-            known, ring = self._known_columns(a), self._ring_columns
-            return gather_rows(a.crow_indices(), *known, slots=size, groups=groups, ring_columns=ring)
+            check_row_pointers("a", a)
+            crow, col, ring = a.crow_indices(), a.col_indices(), self._ring_columns
+            return gather_rows(crow, col, self._block_columns(a), slots=size, groups=groups, ring_columns=ring)
         if cuts_rows(self.spec):
             cut = RowCut.of(self.spec, self._block_rows(a), a.values().shape[0], tiles, sm_count)
             return cut_rows(a.crow_indices(), cut, blocks_of_step(self.spec))
         lengths: torch.Tensor = a.crow_indices().diff()
         return lengths.argsort(descending=True).to(torch.int32)
 
-    @staticmethod
-    def _known_columns(a: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Return the block columns of the stored blocks, and how many there are, the last for all that A has not."""
-        col, columns = a.col_indices(), a.shape[1] // a.values().shape[2]
-        return torch.where((col >= 0) & (col < columns), col, columns), columns + 1
-
     def _block_rows(self, a: torch.Tensor) -> int:
         return int(a.shape[0]) // self.spec.block.rows
+
+    def _block_columns(self, a: torch.Tensor) -> int:
+        return int(a.shape[1]) // self.spec.block.cols
 
     def _cut(self, a: torch.Tensor, rows: RowChunks) -> RowCut:
         """Return how the block rows of ``a`` are cut."""
@@ -273,23 +274,31 @@ class BsrSpmmKernel:
         if row_order is not self._groups:
             self._check_groups(row_order)
             self._groups = row_order
-        size, rounds, groups = slots(self.spec), row_order.rounds.shape[0], row_order.rows.shape[0]
         if row_order.rounds.device != a.device:
             raise ArgumentError("row_order", f"is on {row_order.rounds.device}, a is on {a.device}")
-        if groups * size < self._block_rows(a) or rounds * size < a.values().shape[0]:
-            raise ArgumentError("row_order", "has too few groups or rounds: it is not of this matrix")
+        given = (row_order.block_rows, row_order.block_columns, row_order.blocks)
+        wanted = (self._block_rows(a), self._block_columns(a), a.values().shape[0])
+        if given != wanted:
+            raise ArgumentError(
+                "row_order",
+                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
+                f"{wanted[1]} of which {wanted[2]} are",
+            )
         if validate:
-            check_structure("a", a, self.spec.block, a.device)
-        if validate and not covers(row_order, a.crow_indices(), self._known_columns(a)[0]):
-            raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
+            check_indices("a", a)
+            if not covers(row_order, a.crow_indices(), a.col_indices()):
+                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
         return row_order
 
     def _check_groups(self, order: RowGroups) -> None:
         """Check what can be said of groups of block rows by themselves."""
         size, ring = slots(self.spec), self._ring_columns
-        rounds, groups = (tensor.shape[0] if tensor.dim() else 0 for tensor in (order.rounds, order.rows))
-        shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
         tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+                raise ArgumentError(f"row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
+        rounds, groups = order.rounds.shape[0], order.rows.shape[0]
+        shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
         _check_prepared("row_order", tensors, shapes, order.rounds.device)
         if order.ring_columns != ring:
             raise ArgumentError(
@@ -366,6 +375,9 @@ class BsrSpmmKernel:
             stream = torch.cuda.current_stream().cuda_stream
             if index is not None:
                 addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
+            packets = self._packets(row_order, b.device)
+            if packets is not None:
+                addresses["packets"] = packets.data_ptr()
             if row_order is not None:
                 addresses |= self._order_addresses(a, row_order, b, stream)
             self._loaded.launch(signature, addresses, stream)
@@ -374,7 +386,12 @@ class BsrSpmmKernel:
     def _order_addresses(self, a: torch.Tensor, order: RowOrder, b: torch.Tensor, stream: int) -> dict[str, int]:
         """Return what the kernel reads of the order of block rows, and the memory that it needs for that."""
         if isinstance(order, RowGroups):
-            return self._group_addresses(order, b, stream)
+            return {
+                "rounds": order.rounds.data_ptr(),
+                "entries": order.entries.data_ptr(),
+                "round_starts": order.starts.data_ptr(),
+                "slot_rows": order.rows.data_ptr(),
+            }
         if isinstance(order, RowChunks):
             return self._chunk_addresses(a, order, b, stream)
         scheduler = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
@@ -392,16 +409,11 @@ class BsrSpmmKernel:
             "parts": scratch(b.device, stream, part_bytes).data_ptr() if part_bytes else 0,
         }
 
-    def _group_addresses(self, order: RowGroups, b: torch.Tensor, stream: int) -> dict[str, int]:
-        """Return what the kernel reads of the groups, and where it packs A."""
-        packets = scratch(b.device, stream, order.rounds.shape[0] * packet_bytes(self.spec))
-        return {
-            "rounds": order.rounds.data_ptr(),
-            "entries": order.entries.data_ptr(),
-            "round_starts": order.starts.data_ptr(),
-            "slot_rows": order.rows.data_ptr(),
-            "packets": packets.data_ptr(),
-        }
+    def _packets(self, order: RowOrder | None, device: torch.device) -> torch.Tensor | None:
+        """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
+        if not isinstance(order, RowGroups):
+            return None
+        return torch.empty(order.rounds.shape[0] * packet_bytes(self.spec), dtype=torch.uint8, device=device)
 
     def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""

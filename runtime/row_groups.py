@@ -40,6 +40,7 @@ class RowGroups(NamedTuple):
         starts: int32 (groups + 1,): first round of each group, and one more.
         rows: int32 (groups, slots): block row of each slot, -1 for none. The rows of a group are in its first slots.
         ring_columns: places of the ring.
+        block_rows, block_columns, blocks: of the matrix; the last are those that are stored.
     """
 
     rounds: torch.Tensor
@@ -47,6 +48,9 @@ class RowGroups(NamedTuple):
     starts: torch.Tensor
     rows: torch.Tensor
     ring_columns: int
+    block_rows: int
+    block_columns: int
+    blocks: int
 
 
 class _Needs(NamedTuple):
@@ -117,7 +121,8 @@ def gather_rows(
     """Form groups of block rows and put their stored blocks in rounds, on the CPU (synchronises).
 
     The same matrix gives the same result. The columns of a row may be in any order; one that is listed more than once
-    is a stored block each time, taken in a round of its own.
+    is a stored block each time, taken in a round of its own. A column that the matrix does not have counts as the one
+    behind its last.
 
     Args:
         crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
@@ -138,10 +143,10 @@ def gather_rows(
         raise ValueError(f"{groups} groups of {slots} slots are too few for {block_rows} block rows")
     if ring_columns < 1:
         raise ValueError(f"a ring of {ring_columns} columns has no place for a column")
-    crow, col = crow_indices.to("cpu", torch.int64), col_indices.to("cpu", torch.int64)
+    crow, col = crow_indices.to("cpu", torch.int64), _known(col_indices.to("cpu", torch.int64), block_columns)
     lengths = crow.diff()
     row = torch.repeat_interleave(torch.arange(block_rows, device=CPU), lengths)
-    listed, column_of_listed = _number_listings(row, col, block_columns)
+    listed, column_of_listed = _number_listings(row, col, block_columns + 1)
     rows = _form_groups(lengths, listed, column_of_listed.shape[0], slots, groups)
     needs = _find_needs(rows, row, listed, column_of_listed)
     most = min(MOST_COLUMNS, ring_columns)
@@ -150,7 +155,7 @@ def gather_rows(
     starts = _starts(plan.counts)
     found = (_write_records(plan, starts, ring_columns), plan.entries, starts, rows)
     records, entries, starts, rows = (part.to(crow_indices.device, torch.int32) for part in found)
-    return RowGroups(records, entries, starts, rows, ring_columns)
+    return RowGroups(records, entries, starts, rows, ring_columns, block_rows, block_columns, col.shape[0])
 
 
 def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:
@@ -167,8 +172,10 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
         col_indices: int32 or int64 (blocks,): block column of each block.
     """
     rounds, entries, starts, rows = (part.to("cpu", torch.int64) for part in order[:4])
-    crow, col = crow_indices.to("cpu", torch.int64), col_indices.to("cpu", torch.int64)
+    crow, col = crow_indices.to("cpu", torch.int64), _known(col_indices.to("cpu", torch.int64), order.block_columns)
     lengths = crow.diff()
+    if (order.block_rows, order.blocks) != (lengths.shape[0], col.shape[0]):
+        return False
     if not (_rises(crow, col.shape[0]) and _rises(starts, rounds.shape[0]) and _names_once(rows, lengths.shape[0])):
         return False
     counts, places = rounds[:, -1] % (1 << COUNT_BITS), rounds[:, -1] >> COUNT_BITS
@@ -193,6 +200,11 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
         and torch.equal(block_row[taken], slot_row[takes])
         and torch.equal(col[taken], met)
     )
+
+
+def _known(col: torch.Tensor, block_columns: int) -> torch.Tensor:
+    """Return block columns, those that a matrix does not have as the one behind its last."""
+    return col.where((col >= 0) & (col < block_columns), torch.tensor(block_columns, device=CPU))
 
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:

@@ -647,6 +647,14 @@ def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, co
     assert values["kStageBytes"] % (8 * values["kARowBytes"]) == 0  # the swizzle repeats there
 
 
+def test_as_many_packets_as_shipped_if_nothing_is_said() -> None:
+    for size, stages in ((16, 4), (32, 3)):
+        tile = {"m": 384, "n": 128, "k": size}
+        fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "tile": tile}
+        assert plan_of(fields).spec == find_spec(f"h100_bsr_spmm_b{size}_gathered").spec
+        assert plan_of(fields).spec.stages == stages
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -657,7 +665,7 @@ def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, co
         ({"cluster": 2}, "cluster"),
         ({"blocks_per_sm": 2}, "blocks_per_sm"),
         ({"stages": 1}, "stages"),
-        ({"stages": 15}, "stages"),
+        ({"block": {"rows": 32, "cols": 32}, "tile": {"m": 384, "n": 128, "k": 32}, "stages": 5}, "stages"),
         ({"block": {"rows": 16, "cols": 64}}, "block.cols"),
         ({"tile": {"m": 256, "n": 128, "k": 16}}, "tile.m"),
         ({"tile": {"m": 384, "n": 256, "k": 16}}, "tile.n"),

@@ -461,6 +461,8 @@ def test_a_matrix_without_blocks_is_gathered(make: Make) -> None:
         (lambda order: order.rows, r"row_order: is Tensor, expected what row_order\(a\) returns"),
         (lambda order: order._replace(rounds=order.rounds[:1]), r"row_order.entries: is torch.int32 \(2, 24, 2\)"),
         (lambda order: order._replace(starts=order.starts.long()), "row_order.starts: is torch.int64"),
+        (lambda order: order._replace(rounds=None), r"row_order.rounds: is None, expected a tensor"),
+        (lambda order: order._replace(starts=[0, 1]), r"row_order.starts: is \[0, 1\], expected a tensor"),
         (lambda order: order._replace(rows=order.rows[:0]), r"row_order.starts: is torch.int32 \(2,\)"),
         (lambda order: order._replace(rounds=order.rounds.T.contiguous().T), "row_order.rounds: has strides"),
         (
@@ -481,9 +483,42 @@ def test_what_is_wrong_with_groups(make: Make, change: Any, message: str) -> Non
 
 def test_groups_of_another_matrix(make: Make) -> None:
     kernel = make(**GATHERED)
-    order = kernel.row_order(matrix([0, 1, 2], [0, 1], size=16))
-    with pytest.raises(ArgumentError, match="row_order: has too few groups or rounds"):
-        kernel(matrix(list(range(31)), [0] * 30, size=16), dense(48, 128), row_order=order)
+    small, large = matrix([0, 1, 2], [0, 1], size=16), matrix(list(range(31)), [0] * 30, size=16)
+    wide = matrix([0, 1, 2], [0, 1], columns=4, size=16)
+    for a, other in ((small, large), (large, small), (small, wide)):
+        with pytest.raises(
+            ArgumentError, match=r"row_order: is of a matrix of \d+ x [34] blocks of which \d+ are stored"
+        ):
+            kernel(a, dense(48, 128), row_order=kernel.row_order(other))
+    assert not kernel._loaded.launches
+
+
+def test_a_matrix_that_cannot_be_gathered(make: Make) -> None:
+    kernel = make(**GATHERED)
+    for crow, blocks in (([0, 2, 1], 1), ([0, 1, 1], 2), ([1, 2, 3], 3)):
+        a = matrix(crow, [0] * blocks, size=16)
+        with pytest.raises(ArgumentError, match=r"a.crow_indices\(\): must rise from 0 to the number of stored blocks"):
+            kernel.row_order(a)
+        order = kernel.row_order(matrix([0, blocks, blocks], [0] * blocks, size=16))
+        with pytest.raises(ArgumentError, match=r"a.crow_indices\(\): must rise from 0 to the number of stored blocks"):
+            kernel(a, dense(48, 128), row_order=order, validate=True)
+    other = matrix([0, 1], [0], size=32)
+    order = make(**GATHERED | {"size": 32, "tile": {"m": 384, "n": 128, "k": 32}, "stages": 3}).row_order(other)
+    with pytest.raises(ArgumentError, match=r"a: has blocks of \(32, 32\), this kernel takes \(16, 16\)"):
+        kernel(other, dense(96, 128), row_order=order)
+
+
+def test_packets_are_of_one_call(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    order, kept = kernel.row_order(a), []
+    kernel._loaded.launch = lambda signature, addresses, stream: kept.append(addresses["packets"])
+    allocate, held = torch.empty, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *shape, **more: held.append(allocate(*shape, **more)) or held[-1])
+        for _ in range(2):
+            kernel(a, dense(48, 128), row_order=order, out=dense(48, 128))
+    assert len(set(kept)) == 2 and {tensor.numel() for tensor in held} == {order.rounds.shape[0] * (24 * 512 + 96)}
 
 
 @pytest.mark.parametrize(

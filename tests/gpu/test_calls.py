@@ -329,6 +329,24 @@ def test_groups_of_block_rows_are_for_any_values_and_columns(block: int) -> None
 
 
 @HOPPER
+@pytest.mark.parametrize("block", [16, 32])
+def test_thread_blocks_have_several_tiles_of_gathered_rows_and_some_without_rounds(block: int) -> None:
+    kernel = load_kernel(f"h100_bsr_spmm_b{block}_gathered")
+    stored = torch.rand(130, 90, device="cuda") < torch.rand(130, 1, device="cuda")
+    stored[torch.rand(130, device="cuda") < 0.5] = False  # whole groups have no block: long rows are grouped first
+    stored = stored.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    a = (torch.randn(130 * block, 90 * block, device="cuda").half() * stored).to_sparse_bsr((block, block))
+    b = torch.randn(90 * block, 8200, device="cuda", dtype=torch.float16)
+    order = kernel.row_order(a)
+    assert int((order.starts.diff() == 0).sum()) > 0 and order.rows.shape[0] * 65 > 2 * 132
+    outs = [torch.full((130 * block, 8200), float("nan"), device="cuda", dtype=torch.float16) for _ in range(2)]
+    for out in outs:
+        kernel(a, b, row_order=order, out=out, validate=True)
+    exact = a.to_dense().double() @ b.double()
+    assert torch.equal(*outs) and (outs[0].double() - exact).abs().max() < 2e-3 * exact.abs().max()
+
+
+@HOPPER
 def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> None:
     kernel = load_kernel("h100_topk32_b64_ordered")
     arguments = tensors(q_len=832)  # 13 query blocks: the last tile has one

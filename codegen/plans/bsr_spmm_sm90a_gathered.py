@@ -172,7 +172,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
                 "they share",
             ),
             ("schedule", f"{spec.schedule}: one producer warpgroup (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
-            ("before", "A is packed in the order in which its blocks are used, to device memory of its size"),
+            ("before", "A is packed in the order in which its blocks are used, to device memory of its size or more"),
             ("pipeline", f"ring of the rows of B that {columns} block columns meet, {spec.stages} packets of A"),
             ("grid", "one thread block per SM, looping over tiles (persistent), groups of block rows fastest"),
         ),

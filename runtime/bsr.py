@@ -174,3 +174,22 @@ def check_out(out: Any, dtype: torch.dtype, shape: tuple[int, int], device: torc
             f"has {shape[1]} columns; results are stored {STORE} at a time, so N must be a multiple of {STORE} "
             "to leave what lies beside out alone (without out, padded rows are allocated)",
         )
+
+
+def check_prepared(
+    name: str, given: dict[str, torch.Tensor], shapes: tuple[tuple[int, ...], ...], device: torch.device
+) -> None:
+    """Check what a caller had made of a matrix beforehand: contiguous int32 tensors of these shapes.
+
+    Raises:
+        ArgumentError: for the first that is something else.
+    """
+    for (part, tensor), shape in zip(given.items(), shapes, strict=True):
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or tensor.device != device:
+            raise ArgumentError(
+                f"{name}.{part}",
+                f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, expected torch.int32 {shape} on "
+                f"{device}: it is not of this matrix",
+            )
+        if not tensor.is_contiguous():
+            raise ArgumentError(f"{name}.{part}", f"has strides {tensor.stride()}, expected a contiguous tensor")

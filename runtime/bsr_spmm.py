@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.plans.b_by_rows import copy_stride, copy_tiles
-from codegen.plans.balance import cuts_rows, group_tiles
+from codegen.plans.balance import group_tiles
 from codegen.plans.bsr_parts import copies_b, group_columns, reads_columns
 from codegen.plans.bsr_spmm_mma import group_rows
-from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows, packet_bytes, ring_columns, slots
 from codegen.plans.bsr_spmm_sm90a_narrow import whole_rows
-from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -33,16 +31,16 @@ from runtime.bsr import (
     check_indices,
     check_layout,
     check_out,
-    check_row_pointers,
+    check_prepared,
     check_structure,
     check_values,
 )
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
-from runtime.row_chunks import RowChunks, cut_rows
-from runtime.row_groups import RECORD_WORDS, RowGroups, count_groups, covers, gather_rows
-from runtime.workspace import COUNTER_BYTES, SCHEDULER_COUNTERS, counters, scratch
+from runtime.row_chunks import RowChunks
+from runtime.row_groups import RowGroups
+from runtime.row_orders import RowOrder, RowOrders, extent
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -51,10 +49,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
 }
 """What each activation of an epilogue is in torch."""
-
-
-RowOrder = torch.Tensor | RowChunks | RowGroups
-"""What ``row_order`` returns."""
 
 
 class TransposedIndex(NamedTuple):
@@ -95,9 +89,7 @@ class BsrSpmmKernel:
         self.spec: BsrSpmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._gathers = gathers_rows(self.spec)
-        self._ring_columns = ring_columns(self.spec) if self._gathers else 0
-        self._groups: RowGroups | None = None  # the last that were checked
+        self._orders = RowOrders(self.spec, compiled.named.stem, loaded)
         self._signatures: dict[Any, Signature] = {}
 
     def __repr__(self) -> str:
@@ -156,7 +148,7 @@ class BsrSpmmKernel:
         beta = check_number("beta", beta)
         if self.takes_row_order or self.spec.transpose_a:
             check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
-        row_order = self._ordered(a, b, row_order, validate)
+        row_order = self._orders.take(a, b, row_order, validate)
         index = self._transposed(a, index)
         options = _Options(c, beta, bias, row_order, index, out, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
@@ -166,7 +158,7 @@ class BsrSpmmKernel:
     @property
     def takes_row_order(self) -> bool:
         """Whether calls take a ``row_order``."""
-        return self.spec.balanced or self._gathers
+        return self._orders.are_taken
 
     def row_order(self, a: torch.Tensor, columns: int | None = None) -> RowOrder:
         """Return the order of block rows of ``a``, on its device, that a kernel takes which has one, with any B.
@@ -189,122 +181,7 @@ class BsrSpmmKernel:
         Raises:
             ArgumentError: naming the argument.
         """
-        check_layout("a", a)
-        check_structure("a", a, self.spec.block, a.device)
-        if columns is not None and (type(columns) is not int or columns < 1):
-            raise ArgumentError("columns", f"is {columns!r}, expected the columns of b, an int of at least 1")
-        device, tiles = a.device.index, 0 if columns is None else -(-columns // self.spec.tile.n)
-        sm_count = 0 if device is None else self._loaded.sm_count(device)
-        if self._gathers:
-            size = slots(self.spec)
-            groups = count_groups(self._block_rows(a), size, tiles, sm_count)
-            check_row_pointers("a", a)
-            crow, col, ring = a.crow_indices(), a.col_indices(), self._ring_columns
-            return gather_rows(crow, col, self._block_columns(a), slots=size, groups=groups, ring_columns=ring)
-        if cuts_rows(self.spec):
-            cut = RowCut.of(self.spec, self._block_rows(a), a.values().shape[0], tiles, sm_count)
-            return cut_rows(a.crow_indices(), cut, blocks_of_step(self.spec))
-        lengths: torch.Tensor = a.crow_indices().diff()
-        return lengths.argsort(descending=True).to(torch.int32)
-
-    def _block_rows(self, a: torch.Tensor) -> int:
-        return int(a.shape[0]) // self.spec.block.rows
-
-    def _block_columns(self, a: torch.Tensor) -> int:
-        return int(a.shape[1]) // self.spec.block.cols
-
-    def _cut(self, a: torch.Tensor, rows: RowChunks) -> RowCut:
-        """Return how the block rows of ``a`` are cut."""
-        return RowCut.at(rows.limit, self._block_rows(a), a.values().shape[0])
-
-    def _ordered(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> RowOrder | None:
-        """Return the order of block rows that the kernel takes; None for kernels that take none."""
-        stem = self.compiled.named.stem
-        if self._gathers:
-            return self._grouped(a, row_order, validate)
-        if not self.spec.balanced:
-            if row_order is not None:
-                raise ArgumentError("row_order", f"is not an argument of {stem}: its spec is not balanced")
-            return None
-        if row_order is None:
-            # What is wrong with b is told when it is checked.
-            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
-            return self.row_order(a, b.shape[-1] if given else None)
-        if cuts_rows(self.spec):
-            return self._chunked(a, row_order, validate)
-        rows = a.shape[0] // self.spec.block.rows
-        check_tensor("row_order", row_order, torch.int32, 1, a.device)
-        assert isinstance(row_order, torch.Tensor)
-        check_shape("row_order", row_order.shape, [("block rows", (rows,))])
-        if not row_order.is_contiguous():
-            raise ArgumentError("row_order", f"has stride {row_order.stride(0)}, expected a contiguous tensor")
-        if validate and not torch.equal(
-            row_order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)
-        ):
-            raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
-        return row_order
-
-    def _chunked(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowChunks:
-        """Return the chunks that the kernel takes."""
-        if not isinstance(row_order, RowChunks):
-            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
-        step = blocks_of_step(self.spec)
-        if type(row_order.limit) is not int or row_order.limit < 1 or row_order.limit % step:
-            raise ArgumentError("row_order.limit", f"is {row_order.limit!r}, expected a positive multiple of {step}")
-        cut = self._cut(a, row_order)
-        tensors = {"chunks": row_order.chunks, "total": row_order.total}
-        _check_prepared("row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
-        check_address("row_order.chunks", row_order.chunks.data_ptr())
-        if validate:
-            wanted = cut_rows(a.crow_indices(), cut, step)._asdict()
-            if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
-                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
-        return row_order
-
-    def _grouped(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowGroups:
-        """Return the groups of block rows that the kernel takes."""
-        if row_order is None:
-            raise ArgumentError(
-                "row_order",
-                f"is missing: {self.compiled.named.stem} takes what its row_order(a) returns, which takes too long to "
-                "be found anew by each call",
-            )
-        if not isinstance(row_order, RowGroups):
-            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
-        if row_order is not self._groups:
-            self._check_groups(row_order)
-            self._groups = row_order
-        if row_order.rounds.device != a.device:
-            raise ArgumentError("row_order", f"is on {row_order.rounds.device}, a is on {a.device}")
-        given = (row_order.block_rows, row_order.block_columns, row_order.blocks)
-        wanted = (self._block_rows(a), self._block_columns(a), a.values().shape[0])
-        if given != wanted:
-            raise ArgumentError(
-                "row_order",
-                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
-                f"{wanted[1]} of which {wanted[2]} are",
-            )
-        if validate:
-            check_indices("a", a)
-            if not covers(row_order, a.crow_indices(), a.col_indices()):
-                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
-        return row_order
-
-    def _check_groups(self, order: RowGroups) -> None:
-        """Check what can be said of groups of block rows by themselves."""
-        size, ring = slots(self.spec), self._ring_columns
-        tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-                raise ArgumentError(f"row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
-        rounds, groups = order.rounds.shape[0], order.rows.shape[0]
-        shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
-        _check_prepared("row_order", tensors, shapes, order.rounds.device)
-        if order.ring_columns != ring:
-            raise ArgumentError(
-                "row_order", f"is for a ring of {order.ring_columns} columns, that of this kernel has {ring}"
-            )
-        check_address("row_order.entries", order.entries.data_ptr())
+        return self._orders.find(a, columns)
 
     @staticmethod
     def transposed_index(a: torch.Tensor) -> TransposedIndex:
@@ -332,7 +209,7 @@ class BsrSpmmKernel:
         if not isinstance(index, TransposedIndex):
             raise ArgumentError("index", f"is {type(index).__name__}, expected what transposed_index(a) returns")
         shapes = ((a.shape[1] // self.spec.block.cols + 1,), (a.values().shape[0], 2))
-        _check_prepared("index", index._asdict(), shapes, a.device)
+        check_prepared("index", index._asdict(), shapes, a.device)
         return index
 
     def _rows(self, a: torch.Tensor) -> int:
@@ -345,7 +222,7 @@ class BsrSpmmKernel:
         """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
         c, beta, bias, row_order, index, out, validate = options
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
-        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, _extent(row_order))
+        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, extent(row_order))
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
@@ -375,45 +252,13 @@ class BsrSpmmKernel:
             stream = torch.cuda.current_stream().cuda_stream
             if index is not None:
                 addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
-            packets = self._packets(row_order, b.device)
+            packets = self._orders.packets(row_order, b.device)
             if packets is not None:
                 addresses["packets"] = packets.data_ptr()
             if row_order is not None:
-                addresses |= self._order_addresses(a, row_order, b, stream)
+                addresses |= self._orders.addresses(a, row_order, b, stream)
             self._loaded.launch(signature, addresses, stream)
         return out
-
-    def _order_addresses(self, a: torch.Tensor, order: RowOrder, b: torch.Tensor, stream: int) -> dict[str, int]:
-        """Return what the kernel reads of the order of block rows, and the memory that it needs for that."""
-        if isinstance(order, RowGroups):
-            return {
-                "rounds": order.rounds.data_ptr(),
-                "entries": order.entries.data_ptr(),
-                "round_starts": order.starts.data_ptr(),
-                "slot_rows": order.rows.data_ptr(),
-            }
-        if isinstance(order, RowChunks):
-            return self._chunk_addresses(a, order, b, stream)
-        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
-        return {"row_order": order.data_ptr(), "scheduler": scheduler}
-
-    def _chunk_addresses(self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int) -> dict[str, int]:
-        """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
-        finished, part_bytes = self._cut(a, rows).workspace(self.spec, -(-b.shape[1] // self.spec.tile.n))
-        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished).data_ptr()
-        return {
-            "chunks": rows.chunks.data_ptr(),
-            "chunk_count": rows.total.data_ptr(),
-            "scheduler": scheduler,
-            "chunks_done": scheduler + SCHEDULER_COUNTERS * COUNTER_BYTES,
-            "parts": scratch(b.device, stream, part_bytes).data_ptr() if part_bytes else 0,
-        }
-
-    def _packets(self, order: RowOrder | None, device: torch.device) -> torch.Tensor | None:
-        """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
-        if not isinstance(order, RowGroups):
-            return None
-        return torch.empty(order.rounds.shape[0] * packet_bytes(self.spec), dtype=torch.uint8, device=device)
 
     def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
@@ -528,7 +373,7 @@ class BsrSpmmKernel:
             stride = out.stride(0)
         block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
         block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
-        cut = self._cut(a, row_order) if isinstance(row_order, RowChunks) else None
+        cut = self._orders.cut(a, row_order) if isinstance(row_order, RowChunks) else None
         copy_rows, copy_columns = copy_tiles(self.spec, *b.shape)
         prologue_grid = copy_rows * copy_columns
         if isinstance(row_order, RowGroups):
@@ -580,25 +425,3 @@ class BsrSpmmKernel:
         # B's columns in groups; the last one may reach beyond B.
         by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows
-
-
-def _extent(row_order: RowOrder | None) -> tuple[int, ...] | None:
-    """Return what of an order of block rows a signature depends on."""
-    if isinstance(row_order, RowGroups):
-        return (row_order.rows.shape[0], row_order.rounds.shape[0])
-    return (row_order.limit,) if isinstance(row_order, RowChunks) else None
-
-
-def _check_prepared(
-    name: str, given: dict[str, torch.Tensor], shapes: tuple[tuple[int, ...], ...], device: torch.device
-) -> None:
-    """Check what a caller had made of a matrix beforehand: contiguous int32 tensors of these shapes."""
-    for (part, tensor), shape in zip(given.items(), shapes, strict=True):
-        if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or tensor.device != device:
-            raise ArgumentError(
-                f"{name}.{part}",
-                f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, expected torch.int32 {shape} on "
-                f"{device}: it is not of this matrix",
-            )
-        if not tensor.is_contiguous():
-            raise ArgumentError(f"{name}.{part}", f"has strides {tensor.stride()}, expected a contiguous tensor")

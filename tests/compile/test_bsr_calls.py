@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.plans.row_chunks import RowCut  # noqa: E402
-from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm, row_orders  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.row_chunks import cut_rows  # noqa: E402
 
@@ -68,7 +68,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         if tensor.dtype != dtype or tensor.dim() != rank:
             raise ArgumentError(name, "dtype or rank")
 
-    for module in (bsr, bsr_sddmm, bsr_spmm):
+    for module in (bsr, bsr_sddmm, bsr_spmm, row_orders):
         monkeypatch.setattr(module, "check_tensor", check)
 
     def on_gpu(name: str, tensor: Any) -> None:
@@ -78,8 +78,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
     monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: COUNTERS[:number])
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(bsr_spmm, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
-    monkeypatch.setattr(bsr_spmm, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(row_orders, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
+    monkeypatch.setattr(row_orders, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
@@ -406,9 +406,9 @@ def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(bsr_spmm, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
+    monkeypatch.setattr(row_orders, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
     monkeypatch.setattr(
-        bsr_spmm, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
+        row_orders, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
     )
     kernel = make(size=32, balanced=True)
     kernel(matrix([0, 120, 120], [0] * 120, size=32), dense(96, 1000))

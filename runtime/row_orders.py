@@ -1,0 +1,196 @@
+"""The order of block rows that BSR x dense kernels take which hand them out, cut them or gather them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codegen.plans.balance import cuts_rows
+from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows, packet_bytes, ring_columns, slots
+from codegen.plans.row_chunks import RowCut, blocks_of_step
+from codegen.spec import BsrSpmmSpec
+from runtime.arguments import check_address, check_shape, check_tensor
+from runtime.bsr import check_indices, check_layout, check_prepared, check_row_pointers, check_structure
+from runtime.errors import ArgumentError
+from runtime.launch import LoadedKernel
+from runtime.row_chunks import RowChunks, cut_rows
+from runtime.row_groups import RECORD_WORDS, RowGroups, count_groups, covers, gather_rows
+from runtime.workspace import COUNTER_BYTES, SCHEDULER_COUNTERS, counters, scratch
+
+RowOrder = torch.Tensor | RowChunks | RowGroups
+"""Block rows, longest first; such rows, the long ones cut; or groups of rows that have columns in common."""
+
+
+class RowOrders:
+    """Finds and checks the orders of block rows that one kernel takes, and says what it is given of them.
+
+    Attributes:
+        are_taken: whether the kernel takes one.
+    """
+
+    def __init__(self, spec: BsrSpmmSpec, stem: str, loaded: LoadedKernel) -> None:
+        self._spec = spec
+        self._stem = stem
+        self._loaded = loaded
+        self._gathers = gathers_rows(spec)
+        self._ring_columns = ring_columns(spec) if self._gathers else 0
+        self._groups: RowGroups | None = None  # the last that were checked
+        self.are_taken = spec.balanced or self._gathers
+
+    def find(self, a: torch.Tensor, columns: int | None) -> RowOrder:
+        """Return the order for a matrix, as ``BsrSpmmKernel.row_order`` describes it."""
+        check_layout("a", a)
+        check_structure("a", a, self._spec.block, a.device)
+        if columns is not None and (type(columns) is not int or columns < 1):
+            raise ArgumentError("columns", f"is {columns!r}, expected the columns of b, an int of at least 1")
+        device, tiles = a.device.index, 0 if columns is None else -(-columns // self._spec.tile.n)
+        sm_count = 0 if device is None else self._loaded.sm_count(device)
+        if self._gathers:
+            size = slots(self._spec)
+            groups = count_groups(self._block_rows(a), size, tiles, sm_count)
+            check_row_pointers("a", a)
+            crow, col, ring = a.crow_indices(), a.col_indices(), self._ring_columns
+            return gather_rows(crow, col, self._block_columns(a), slots=size, groups=groups, ring_columns=ring)
+        if cuts_rows(self._spec):
+            cut = RowCut.of(self._spec, self._block_rows(a), a.values().shape[0], tiles, sm_count)
+            return cut_rows(a.crow_indices(), cut, blocks_of_step(self._spec))
+        lengths: torch.Tensor = a.crow_indices().diff()
+        return lengths.argsort(descending=True).to(torch.int32)
+
+    def take(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> RowOrder | None:
+        """Return the order of block rows that the kernel takes; None for kernels that take none."""
+        if self._gathers:
+            return self._grouped(a, row_order, validate)
+        if not self._spec.balanced:
+            if row_order is not None:
+                raise ArgumentError("row_order", f"is not an argument of {self._stem}: its spec is not balanced")
+            return None
+        if row_order is None:
+            # What is wrong with b is told when it is checked.
+            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
+            return self.find(a, b.shape[-1] if given else None)
+        if cuts_rows(self._spec):
+            return self._chunked(a, row_order, validate)
+        rows = a.shape[0] // self._spec.block.rows
+        check_tensor("row_order", row_order, torch.int32, 1, a.device)
+        assert isinstance(row_order, torch.Tensor)
+        check_shape("row_order", row_order.shape, [("block rows", (rows,))])
+        if not row_order.is_contiguous():
+            raise ArgumentError("row_order", f"has stride {row_order.stride(0)}, expected a contiguous tensor")
+        if validate and not torch.equal(
+            row_order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)
+        ):
+            raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
+        return row_order
+
+    def cut(self, a: torch.Tensor, rows: RowChunks) -> RowCut:
+        """Return how the block rows of ``a`` are cut."""
+        return RowCut.at(rows.limit, self._block_rows(a), a.values().shape[0])
+
+    def addresses(self, a: torch.Tensor, order: RowOrder, b: torch.Tensor, stream: int) -> dict[str, int]:
+        """Return what the kernel reads of the order of block rows, and the memory that it needs for that."""
+        if isinstance(order, RowGroups):
+            return {
+                "rounds": order.rounds.data_ptr(),
+                "entries": order.entries.data_ptr(),
+                "round_starts": order.starts.data_ptr(),
+                "slot_rows": order.rows.data_ptr(),
+            }
+        if isinstance(order, RowChunks):
+            return self._chunk_addresses(a, order, b, stream)
+        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
+        return {"row_order": order.data_ptr(), "scheduler": scheduler}
+
+    def packets(self, order: RowOrder | None, device: torch.device) -> torch.Tensor | None:
+        """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
+        if not isinstance(order, RowGroups):
+            return None
+        return torch.empty(order.rounds.shape[0] * packet_bytes(self._spec), dtype=torch.uint8, device=device)
+
+    def _block_rows(self, a: torch.Tensor) -> int:
+        return int(a.shape[0]) // self._spec.block.rows
+
+    def _block_columns(self, a: torch.Tensor) -> int:
+        return int(a.shape[1]) // self._spec.block.cols
+
+    def _chunked(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowChunks:
+        """Return the chunks that the kernel takes."""
+        if not isinstance(row_order, RowChunks):
+            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
+        step = blocks_of_step(self._spec)
+        if type(row_order.limit) is not int or row_order.limit < 1 or row_order.limit % step:
+            raise ArgumentError("row_order.limit", f"is {row_order.limit!r}, expected a positive multiple of {step}")
+        cut = self.cut(a, row_order)
+        tensors = {"chunks": row_order.chunks, "total": row_order.total}
+        check_prepared("row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
+        check_address("row_order.chunks", row_order.chunks.data_ptr())
+        if validate:
+            wanted = cut_rows(a.crow_indices(), cut, step)._asdict()
+            if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
+                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
+        return row_order
+
+    def _grouped(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowGroups:
+        """Return the groups of block rows that the kernel takes."""
+        if row_order is None:
+            raise ArgumentError(
+                "row_order",
+                f"is missing: {self._stem} takes what its row_order(a) returns, which takes too long to "
+                "be found anew by each call",
+            )
+        if not isinstance(row_order, RowGroups):
+            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
+        if row_order is not self._groups:
+            self._check_groups(row_order)
+            self._groups = row_order
+        if row_order.rounds.device != a.device:
+            raise ArgumentError("row_order", f"is on {row_order.rounds.device}, a is on {a.device}")
+        given = (row_order.block_rows, row_order.block_columns, row_order.blocks)
+        wanted = (self._block_rows(a), self._block_columns(a), a.values().shape[0])
+        if given != wanted:
+            raise ArgumentError(
+                "row_order",
+                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
+                f"{wanted[1]} of which {wanted[2]} are",
+            )
+        if validate:
+            check_indices("a", a)
+            if not covers(row_order, a.crow_indices(), a.col_indices()):
+                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
+        return row_order
+
+    def _check_groups(self, order: RowGroups) -> None:
+        """Check what can be said of groups of block rows by themselves."""
+        size, ring = slots(self._spec), self._ring_columns
+        tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+                raise ArgumentError(f"row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
+        rounds, groups = order.rounds.shape[0], order.rows.shape[0]
+        shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
+        check_prepared("row_order", tensors, shapes, order.rounds.device)
+        if order.ring_columns != ring:
+            raise ArgumentError(
+                "row_order", f"is for a ring of {order.ring_columns} columns, that of this kernel has {ring}"
+            )
+        check_address("row_order.entries", order.entries.data_ptr())
+
+    def _chunk_addresses(self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int) -> dict[str, int]:
+        """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
+        finished, part_bytes = self.cut(a, rows).workspace(self._spec, -(-b.shape[1] // self._spec.tile.n))
+        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished).data_ptr()
+        return {
+            "chunks": rows.chunks.data_ptr(),
+            "chunk_count": rows.total.data_ptr(),
+            "scheduler": scheduler,
+            "chunks_done": scheduler + SCHEDULER_COUNTERS * COUNTER_BYTES,
+            "parts": scratch(b.device, stream, part_bytes).data_ptr() if part_bytes else 0,
+        }
+
+
+def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:
+    """Return what of an order of block rows a signature depends on."""
+    if isinstance(row_order, RowGroups):
+        return (row_order.rows.shape[0], row_order.rounds.shape[0])
+    return (row_order.limit,) if isinstance(row_order, RowChunks) else None

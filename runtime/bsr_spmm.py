@@ -126,14 +126,15 @@ class BsrSpmmKernel:
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
             index: of specs that transpose A only: what ``transposed_index(a)`` returns. Without it, each call makes it
                 anew, which takes a few small kernels. Its content is trusted.
-            row_order: what ``row_order(a, b.shape[-1])`` returns. Its content is trusted: it must be that of this
-                matrix; ``validate`` finds out. Specs that gather block rows (``tile.m`` 384) need it; each call packs A
-                in its order, to device memory of A's size, or several times that where the rows of a group are of very
-                different lengths. Balanced specs find it anew without it, which takes a few small kernels. In those,
-                with blocks of 16 and 32 rows, long block rows are divided between thread blocks, whose parts take a
-                place in device memory of at most the bytes of C, or of 128 block rows in fp32 if these are more; and so
-                are others where all tiles are fewer than half the SMs and that is faster, whose parts take two tiles
-                for each SM, of a B as wide as they were cut for.
+            row_order: of balanced specs and of those that gather block rows (``tile.m`` 384) only: what
+                ``row_order(a, b.shape[-1])`` returns. Its content is trusted: it must be that of this matrix;
+                ``validate`` finds out. Specs that gather block rows need it; each call packs A in its order, to device
+                memory of A's size, or several times that where the rows of a group are of very different lengths.
+                Balanced specs find it anew without it, which takes a few small kernels. In those, with blocks of 16 and
+                32 rows, long block rows are divided between thread blocks, whose parts take a place in device memory of
+                at most the bytes of C, or of 128 block rows in fp32 if these are more; and so are others where all
+                tiles are fewer than half the SMs and that is faster, whose parts take two tiles for each SM, of a B as
+                wide as they were cut for.
             out: (M, N) to write into, same rules as c.
             validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
 

@@ -334,7 +334,7 @@ class BsrSpmmSpec(SpecBase):
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
             given = data.get("tile")
-            if isinstance(given, Mapping) and given.get("m") not in (None, rows):  # many block rows, most of them of B
+            if isinstance(given, Mapping) and given.get("m") not in (None, rows):  # gathered: the rest is for rows of B
                 stages = 4 if (rows, block.get("cols")) == (16, 16) else 3
         elif rows == 64 and _may_be_wide(data):
             # Bound by loads too.

@@ -3,8 +3,9 @@
 A thread block multiplies a group of block rows of A by a tile of columns of B, in rounds. In a round some block columns
 of A, that is block rows of B, are in shared memory, and each row of the group takes one of its stored blocks that meets
 one of them. Few rounds save time, and few columns loaded save bandwidth. Both the forming of the groups and the
-assignment of blocks to rounds are a greedy set cover: a group is joined by the row that has most columns in common with
-it, and a round takes the column that serves most of the rows that have no block in this round yet.
+assignment of blocks to rounds are a greedy set cover (Chvatal, "A Greedy Heuristic for the Set-Covering Problem",
+1979): a group is joined by the row that has most columns in common with it, and a round takes the column that serves
+most of the rows that have no block in this round yet.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-RECORD_WORDS = 16  # elements of a round's record
-MOST_COLUMNS = RECORD_WORDS - 1  # of a round: the last element of its record tells how many there are
+from codegen.plans.bsr_spmm_sm90a_gathered import COUNT_BITS, ROUND_COLUMNS
+
 CPU = torch.device("cpu")  # named with each new tensor, as torch's default may be another device
-COUNT_BITS = 8  # of a record's last element; the place in the ring is above them
-TILE_ROWS = 16  # rows of a tile that take as long as what it costs beside its rows
 # The score of a row that may join a group, in fifths of a block: 1 for each block that meets a column of the group,
 # -0.4 for each block that the row is shorter by than the group's longest row.
 SHARED, SHORTER = 5, 2
@@ -89,26 +88,6 @@ class _Rounds(NamedTuple):
     counts: torch.Tensor
 
 
-def count_groups(block_rows: int, slots: int, column_tiles: int = 0, sm_count: int = 0) -> int:
-    """Return into how many groups to divide the block rows of a matrix.
-
-    Args:
-        block_rows: of the matrix.
-        slots: rows of a group, at most.
-        column_tiles: tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
-        sm_count: SMs that share the tiles; 0 for the fewest groups.
-    """
-    fewest = -(-block_rows // slots)
-    if fewest == 0 or column_tiles <= 0 or sm_count <= 0:
-        return fewest
-
-    def duration(groups: int) -> int:
-        waves = -(-groups * column_tiles // sm_count)
-        return waves * (-(-block_rows // groups) + TILE_ROWS)
-
-    return min(range(fewest, min(2 * fewest, block_rows) + 1), key=duration)
-
-
 def gather_rows(
     crow_indices: torch.Tensor,
     col_indices: torch.Tensor,
@@ -149,7 +128,7 @@ def gather_rows(
     listed, column_of_listed = _number_listings(row, col, block_columns + 1)
     rows = _form_groups(lengths, listed, column_of_listed.shape[0], slots, groups)
     needs = _find_needs(rows, row, listed, column_of_listed)
-    most = min(MOST_COLUMNS, ring_columns)
+    most = min(ROUND_COLUMNS, ring_columns)
     batches = [_plan_batch(needs, first, end, slots, most) for first, end in _batches(needs.starts, slots)]
     plan = _Rounds(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
     starts = _starts(plan.counts)
@@ -180,7 +159,7 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
         return False
     counts, places = rounds[:, -1] % (1 << COUNT_BITS), rounds[:, -1] >> COUNT_BITS
     ring_columns = max(order.ring_columns, 1)
-    most = min(MOST_COLUMNS, order.ring_columns)
+    most = min(ROUND_COLUMNS, order.ring_columns)
     before = _starts(counts)
     in_group = before[:-1] - torch.repeat_interleave(before[starts[:-1]], starts.diff())
     if not bool(((counts >= 1) & (counts <= most) & (places == in_group % ring_columns)).all()):
@@ -342,7 +321,7 @@ def _plan_batch(needs: _Needs, first: int, end: int, slots: int, most: int) -> _
     picks, takes = picks[group, step], takes[group, step]
     need = picks.gather(1, takes.clamp(min=0))
     block = table[group[:, None], torch.arange(slots, device=CPU), need].where(takes >= 0, -1)
-    columns = picks.new_full((picks.shape[0], MOST_COLUMNS), -1)
+    columns = picks.new_full((picks.shape[0], ROUND_COLUMNS), -1)
     columns[:, :most] = needs.columns[starts[group, None] + picks.clamp(min=0)].where(picks >= 0, -1)
     return _Rounds(columns, torch.stack([block, takes], 2), torch.bincount(group, minlength=end - first))
 

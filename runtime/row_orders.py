@@ -7,7 +7,14 @@ from typing import Any
 import torch
 
 from codegen.plans.balance import cuts_rows
-from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows, packet_bytes, ring_columns, slots
+from codegen.plans.bsr_spmm_sm90a_gathered import (
+    RECORD_WORDS,
+    count_groups,
+    gathers_rows,
+    packet_bytes,
+    ring_columns,
+    slots,
+)
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import check_address, check_shape, check_tensor
@@ -15,7 +22,7 @@ from runtime.bsr import check_indices, check_layout, check_prepared, check_row_p
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel
 from runtime.row_chunks import RowChunks, cut_rows
-from runtime.row_groups import RECORD_WORDS, RowGroups, count_groups, covers, gather_rows
+from runtime.row_groups import RowGroups, covers, gather_rows
 from runtime.workspace import COUNTER_BYTES, SCHEDULER_COUNTERS, counters, scratch
 
 RowOrder = torch.Tensor | RowChunks | RowGroups

@@ -32,7 +32,10 @@ WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 # 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
 PACK_THREADS = 256
-ROUND_COLUMNS = 15  # block columns of a round, at most: a record of 16 words names them, and how many they are
+RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
+ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round, at most
+COUNT_BITS = 8  # of a record's last word; the place in the ring is above them
+TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
 ENTRY_BYTES = 4  # where a block of A finds its rows of B
 STAGING_BYTES = 8192  # a warpgroup's, of C
 
@@ -56,6 +59,26 @@ def packet_bytes(spec: BsrSpmmSpec) -> int:
 def ring_columns(spec: BsrSpmmSpec) -> int:
     """Return for how many block columns the ring has room for their rows of B: all that is left of shared memory."""
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // _column_bytes(spec)
+
+
+def count_groups(block_rows: int, slots: int, column_tiles: int = 0, sm_count: int = 0) -> int:
+    """Return into how many groups to divide the block rows of a matrix: as few as leave no SM idle for long.
+
+    Args:
+        block_rows: of the matrix.
+        slots: rows of a group, at most.
+        column_tiles: tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
+        sm_count: SMs that share the tiles; 0 for the fewest groups.
+    """
+    fewest = -(-block_rows // slots)
+    if fewest == 0 or column_tiles <= 0 or sm_count <= 0:
+        return fewest
+
+    def duration(groups: int) -> int:
+        waves = -(-groups * column_tiles // sm_count)
+        return waves * (-(-block_rows // groups) + TILE_ROWS)
+
+    return min(range(fewest, min(2 * fewest, block_rows) + 1), key=duration)
 
 
 def _block_bytes(spec: BsrSpmmSpec) -> int:

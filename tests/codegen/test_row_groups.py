@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from runtime.row_groups import RowGroups, count_groups, covers, gather_rows  # noqa: E402
+from codegen.library import find_spec  # noqa: E402
+from codegen.plans.bsr_spmm_sm90a_gathered import COUNT_BITS, ROUND_COLUMNS, count_groups  # noqa: E402
+from codegen.render import render  # noqa: E402
+from runtime.row_groups import RowGroups, covers, gather_rows  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -313,3 +316,11 @@ def test_no_other_count_is_done_sooner(block_rows: int, slots: int, column_tiles
     assert fewest <= groups <= min(2 * fewest, block_rows)
     assert all(duration(groups) < duration(count) for count in range(fewest, groups))
     assert all(duration(groups) <= duration(count) for count in range(groups, min(2 * fewest, block_rows) + 1))
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_kernels_read_records_as_they_are_written(block: int) -> None:
+    source = render(find_spec(f"h100_bsr_spmm_b{block}_gathered"))
+    assert f"kRoundColumns = {ROUND_COLUMNS};" in source
+    assert f"count = last & {(1 << COUNT_BITS) - 1}, first = last >> {COUNT_BITS};" in source
+    assert f"* kRecordWords + kRoundColumns] >> {COUNT_BITS})" in source

@@ -92,6 +92,7 @@ ARCHS = {
                 Combination("attention", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "mma", "cp_async", "multistage"),
+                Combination("bsr_spmm", "mma", "tma", "cooperative"),
                 Combination("bsr_spmm", "wmma", "tma", "multistage"),
                 Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "ld_global", "multistage"),

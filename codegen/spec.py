@@ -291,8 +291,8 @@ class BsrSpmmSpec(SpecBase):
     )
     cluster: Annotated[Literal[1, 2], Integral] = Field(
         default=1,
-        description="thread blocks with neighbouring tiles of one block row, which load A once for all of them; with "
-        "wgmma only, and blocks of 64 and 128 rows",
+        description="thread blocks with neighbouring tiles of the same block rows, which load A once for all of them; "
+        "with wgmma only, and blocks of 64 and 128 rows; 2 where tiles gather block rows",
     )
     transpose_a: bool = Field(
         default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
@@ -324,18 +324,26 @@ class BsrSpmmSpec(SpecBase):
         block = data.get("block")
         block = block if isinstance(block, Mapping) else {}
         rows, depth = block.get("rows", 128), 16 if block.get("cols") == 16 else 32
+        given = data.get("tile")
+        gathered = rows in (16, 32) and isinstance(given, Mapping) and given.get("m") not in (None, rows)
+        unsaid = data.get("arch") == "sm_90a" and not any(key in data for key in COMBINED)
+        if gathered and rows == 16 and unsaid:
+            data = {**data, "mma": "mma", "copy": "tma"}
         choice = _combination(data, "bsr_spmm")
         stages = 1 if data.get("copy") == "ld_global" else 3
         if choice is not None and choice.mma == "wmma":
             tile = {"m": rows, "n": 128, "k": depth}
+        elif choice is not None and (choice.mma, choice.copy) == ("mma", "tma"):  # gathered: the rest is for rows of B
+            tile, stages = {"m": 384, "n": 128, "k": depth}, 4 if depth == 16 else 3
+            data = {"cluster": 2, **data}
         elif choice is not None and choice.mma == "mma":  # as many stages as leave room for two thread blocks on an SM
             tile = {"m": rows, "n": 128 if rows == 128 else 256, "k": depth}
             stages = 3 if rows == 128 or depth == 16 else 2
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
-            given = data.get("tile")
-            if isinstance(given, Mapping) and given.get("m") not in (None, rows):  # gathered: the rest is for rows of B
-                stages = 4 if (rows, block.get("cols")) == (16, 16) else 3
+            if gathered:
+                tile, stages = {"m": 384, "n": 128, "k": block.get("cols", rows)}, 3
+                data = {"cluster": 2, **data}
         elif rows == 64 and _may_be_wide(data):
             # Bound by loads too.
             tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages

@@ -1,14 +1,11 @@
 // Generated from specs/h100_bsr_spmm_b16_gathered.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
-// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
-// spec hash: 3e0e9ae325627ddfea138c151a257fe8ca1afad6515fb5177437ee924bb2d773
-// templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a241e87139ddd6adc6864c4780959c097527afe167a630e96ed00c8ca368399d
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
+// spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
+// templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 c1d1baf1ccc7b9b37e0623454565df5df88921d472a7da6f3f531d05ee6e5ab0
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
-//
-// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
-// its M side, rows of a block its N side.
 //
 // Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
 // of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
@@ -16,27 +13,30 @@
 // one of its blocks, at a column whose rows of B are in shared memory. So the products of a round are always the same
 // instructions on the same accumulators, and only where they read B differs.
 //
+// A block of A is as high as an mma.sync. A wgmma would be quicker with columns of B as its 64 rows, but wants a
+// descriptor in uniform registers for each block, and to put it there takes longer than is won.
+//
 // Who does what
 //   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use
-//   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, whose products it keeps in registers
-//   the last warpgroup producer. Its four warps share the copies of a round
+//   the first kConsumerWarps warps  consumers. Each keeps the products of its block rows in registers
+//   the last kProducerWarps warps   producers. They share the copies of a round
+//
+// Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
+// part of every packet for all of them.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: packet i and the rows of B of its round have come
-//   empty[i]  consumers -> producer: every consumer warp is done with both
-//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//   empty[i]  consumers -> producer: every consumer warp of the cluster is done with both
 //
 // Symbols
-//   group        block rows of a tile; several if they have more than kTileSlots in all. Tiles are numbered groups
-//                first, so that the thread blocks at work share columns of B, which then come from the L2
-//   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
+//   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
+//                columns of B, which then come from the L2
+//   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
-//   packet       of a round: the blocks of all slots, and for each of them where its rows of B are
-//   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
-//                32 bytes there
-//   accumulators a thread's part of a block row and column group: columns c and c + 8 of its warp's 16 (c = lane / 4),
-//                rows 8 j + 2 (lane % 4) + {0, 1}
+//   packet       of a round: the blocks of all slots, as the lanes want their elements, and for each of them where its
+//                rows of B are
+//   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -50,60 +50,78 @@ constexpr int kBlockRows = 16;  // rows of a block of A
 constexpr int kBlockCols = 16;  // columns of a block of A
 constexpr int kTileSlots = 24;  // block rows of a C tile
 constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kCluster = 2;  // thread blocks that load A together: neighbouring column tiles of a group
 constexpr int kStages = 4;  // rounds whose packets have a place
 constexpr int kRingColumns = 37;  // block columns whose rows of B have a place
 constexpr int kRoundColumns = 15;  // block columns of a round, at most
+constexpr int kRecordWords = 16;  // of the record of a round
+constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
-constexpr int kConsumers = 3;  // warpgroups that compute
 constexpr int kProducerWarps = 4;  // warps that load
+constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kPackThreads = 256;  // threads of a block that packs
-constexpr int kSlots = 8;  // block rows of a warpgroup
-constexpr int kStagingSlots = 2;  // of these, how many leave at a time
-constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
+constexpr int kGroupColumns = 64;  // columns of a group
 constexpr int kTileGroups = 2;  // column groups of a tile
-constexpr int kAccumulators = 8;  // accumulators of a thread for one block row and column group
-constexpr int kARowBytes = 32;  // bytes of a row of a block of A
 constexpr int kABlockBytes = 512;  // bytes of a block of A
 constexpr int kPacketBytes = 12384;  // bytes of a packet
+constexpr int kPartBytes = 6192;  // of these, what each thread block of a cluster loads
 constexpr int kStageBytes = 12544;  // bytes from one packet to the next in shared memory
 constexpr int kBColumnBytes = 4096;  // bytes of the rows of B that meet a block column
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of them
+constexpr int kConsumerWarps = 12;  // warps that compute
+constexpr int kWarpSlots = 2;  // block rows of a warp
+constexpr int kSteps = 1;  // steps of 16 columns of a block of A
+constexpr int kStepBytes = 512;  // bytes of one of them
+constexpr int kGroupTiles = 8;  // tiles of 8 columns of a column group
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230464 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 151552 bytes: ring of rows of B, 37 x 2 column groups of 16 rows of 128 bytes
 constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros: what a slot without a block multiplies
-constexpr int kCOffset = 155648;  // 24576 bytes: C of some slots of each warpgroup
+constexpr int kCOffset = 155648;  // 24576 bytes: C on its way out
 constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A, where they find rows of B
 constexpr int kBarriersOffset = 230400;  // 64 bytes: mbarriers: full, then empty
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
-constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
-constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
-constexpr int kRecordWords = kRoundColumns + 1;  // of p.rounds
-constexpr int kWarpColumns = (kRoundColumns + kProducerWarps - 1) / kProducerWarps;  // of a round
-constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
 
 struct Params {
   TensorMap b_map;  // B (N, K)
   TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
-  const uint4* a;  // stored blocks of A
+  const uint32* a;  // stored blocks of A
   const int* rounds;  // 16 words of each round: block columns; their number + first place in the ring << 8
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
   uint4* packets;  // of each round: blocks of A and the places of their rows of B
   int groups;  // groups of block rows
-  int tiles;  // groups * column tiles
+  int tiles;  // groups * clusters of column tiles
   int n;  // columns of B and C
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
 };
+
+// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen behind it
+// (PTX ISA, "barrier.cluster")
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// mapa: where a shared-memory address of this thread block is in another one of the cluster (PTX ISA, "mapa")
+__device__ __forceinline__ uint32 map_shared(uint32 address, int block) {
+  uint32 mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
+  return mapped;
+}
+
+// mbarrier.arrive: one arrival at a barrier of any thread block of the cluster. Not with `.release.cluster`: that waits
+// for every write of the thread, device-wide, and there is none to wait for (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32 mapped) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -113,11 +131,6 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
 // fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
-__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
@@ -162,12 +175,14 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk: `bytes` bytes that follow each other to shared memory, counted by an mbarrier; addresses and bytes are
-// multiples of 16 (PTX ISA, "cp.async.bulk")
-__device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
+// cp.async.bulk.multicast::cluster: `bytes` bytes that follow each other to the same place in the shared memory of each
+// thread block in `blocks`, counted by the mbarrier that each has in the same place; addresses and bytes are multiples
+// of 16 (PTX ISA, "cp.async.bulk")
+__device__ __forceinline__ void tma_load_bytes_multicast(
+    uint32 to, const void* from, int bytes, uint32 barrier, unsigned short blocks) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks) : "memory");
 }
 
 // cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
@@ -191,54 +206,18 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
-template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
-}
-
-// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
-constexpr uint32 kDescriptorUpperHalf = 0x40000040;
-
-__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
-  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
-}
-
-// The same for a K-major tile whose rows are 32 bytes. Upper half: 32-byte swizzle, 256 bytes from 8 rows to
-// the next 8.
-constexpr uint32 kNarrowDescriptorUpperHalf = 0xC0000010;
-
-// wgmma.mma_async m64n16k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
-// (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n16k16_m_major_narrow(
-    float (&d)[8], uint32 a, uint32 b, int accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %10, 0;\n"
-      "mov.b64 a, { %8, %11 };\n"
-      "mov.b64 b, { %9, %12 };\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, a, b, p, 1, 1, 1, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
+// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
@@ -249,11 +228,6 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // elect.sync: whether this lane is the one that is picked of its warp, always the same. Behind this, unlike behind a
@@ -277,33 +251,35 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
-// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
-__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Packs a round: the block of each slot, its rows swizzled as TMA does it, and where its rows of B will be, in units of
-// 16 bytes from the beginning of shared memory. A slot without a block has zeros.
+// Packs a round. Of each step of a slot's block 16 bytes for every lane: rows r and r + 8 (r = lane / 4), columns c and
+// c + 1, then c + 8 and c + 9 (c = 2 (lane % 4)), as mma.sync wants them; zeros if it has no block. And where its rows
+// of B will be, in bytes from the beginning of shared memory.
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b16_gathered_pack_a(const __grid_constant__ Params p) {
-  constexpr int kBlockChunks = kABlockBytes / 16, kRowChunks = kARowBytes / 16;
+  constexpr int kBlockChunks = kABlockBytes / 16, kRowWords = kBlockCols / 2;
   const int64 round = blockIdx.x;
   const int2* entries = p.entries + round * kTileSlots;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
   for (int i = threadIdx.x; i < kTileSlots * kBlockChunks; i += kPackThreads) {
-    const int slot = i / kBlockChunks, chunk = i % kBlockChunks, row = chunk / kRowChunks;
-    const int block = entries[slot].x;
-    const uint4 elements = block < 0 ? make_uint4(0, 0, 0, 0) : p.a[static_cast<int64>(block) * kBlockChunks + chunk];
-    const int place = chunk % kRowChunks ^ row / (128 / kARowBytes) % kRowChunks;  // in its row
-    packet[slot * kBlockChunks + row * kRowChunks + place] = elements;
+    const int block = entries[i / kBlockChunks].x, step = i % kBlockChunks / 32, lane = i % 32;
+    uint4 elements = make_uint4(0, 0, 0, 0);
+    if (block >= 0) {
+      const uint32* from = p.a + (static_cast<int64>(block) * kBlockRows + lane / 4) * kRowWords + step * 8 + lane % 4;
+      elements = make_uint4(from[0], from[8 * kRowWords], from[4], from[8 * kRowWords + 4]);
+    }
+    packet[i] = elements;
   }
   if (threadIdx.x < kTileSlots) {
     const int column = entries[threadIdx.x].y;
     const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8) + column) % kRingColumns;
-    const int from = column < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
-    reinterpret_cast<int*>(packet + kTileSlots * kBlockChunks)[threadIdx.x] = from >> 4;
+    reinterpret_cast<int*>(packet + kTileSlots * kBlockChunks)[threadIdx.x] =
+        column < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
   }
 }
 
@@ -333,13 +309,16 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Walks through the rounds of this thread block's tiles, for a whole warp. Where the next tile's rounds are is asked
-// for a tile ahead.
+// Walks through the rounds of this cluster's tiles, for a whole warp. Where the next tile's rounds are is asked for a
+// tile ahead.
 struct RoundWalk {
   int tile, column, round, end;
   int next_group, next_column, next_round, next_end;
+  int clusters, group_step, column_step;  // from a tile to the next
 
-  __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x) {
+  __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x / kCluster), clusters(gridDim.x / kCluster) {
+    group_step = clusters % p.groups;
+    column_step = clusters / p.groups;
     next_group = tile % p.groups;
     next_column = tile / p.groups;
     ask(p);
@@ -353,12 +332,11 @@ struct RoundWalk {
   }
   // Makes the next tile this one.
   __device__ __forceinline__ void enter(const Params& p) {
-    column = next_column;
+    column = next_column * kCluster + blockIdx.x % kCluster;
     round = next_round;
     end = next_end;
-    const int blocks = gridDim.x;
-    next_group += blocks % p.groups;
-    next_column += blocks / p.groups;
+    next_group += group_step;
+    next_column += column_step;
     if (next_group >= p.groups) {
       next_group -= p.groups;
       ++next_column;
@@ -368,7 +346,7 @@ struct RoundWalk {
   // Skips tiles without rounds.
   __device__ __forceinline__ void settle(const Params& p) {
     while (round == end && tile < p.tiles) {
-      tile += gridDim.x;
+      tile += clusters;
       enter(p);
     }
   }
@@ -379,39 +357,33 @@ struct RoundWalk {
     if (tile >= p.tiles) return 0;
     int word = lane == kRecordWords ? round : column;
     if (lane < kRecordWords) word = __ldg(p.rounds + static_cast<int64>(round) * kRecordWords + lane);
-    ++round;
-    settle(p);
+    if (++round == end) settle(p);
     return word;
   }
 };
 
 // Which places of the ring of rows of B are taken. Each round has those behind the places of the round before.
 struct ColumnRing {
-  RingPosition oldest;      // the first round that is not known to be done
-  int rounds = 0;           // that are not
-  int free = kRingColumns;  // places
-  int head = 0;             // the place behind the last round's
-  int sizes = 0;            // lane i: places that the round of stage i leaves
+  int head = 0;                    // the place behind the last round's
+  int distance[kStages - 1] = {};  // places from the beginning of the i-th last round to there
 
-  // Waits until there is room for a round of `count` columns that begins at `first`, and takes its places. A group
-  // begins at the ring's first place: the places that are skipped become free with the round before.
-  __device__ __forceinline__ void reserve(uint32 base, int stage, int first, int count) {
-    const int lane = threadIdx.x % 32;
-    if (first != head && rounds > 0) {
-      const int skipped = (first - head + kRingColumns) % kRingColumns;
-      if (lane == (stage + kStages - 1) % kStages) sizes += skipped;
-      free -= skipped;
+  // Waits until there is room for a round of `count` columns that begins at place `first`, and for its packet, and
+  // takes the places. A group begins at the ring's first place: the places that are skipped count to the round before.
+  __device__ __forceinline__ void reserve(uint32 base, const RingPosition& position, int first, int count) {
+    const int needed = first - head + count + (first < head ? kRingColumns : 0);
+    // Which round must be done, counted backwards: the last one of this stage, or a later one whose places are needed.
+    int back = kStages;
+#pragma unroll
+    for (int i = kStages - 2; i >= 0; --i) {
+      if (distance[i] + needed > kRingColumns) back = i + 1;
     }
-    while (free < count || rounds == kStages) {
-      mbarrier_wait(base + kEmptyBarrier + 8 * oldest.stage, oldest.parity);
-      free += __shfl_sync(0xFFFFFFFF, sizes, oldest.stage);
-      --rounds;
-      oldest.advance();
-    }
-    if (lane == stage) sizes = count;
-    free -= count;
-    ++rounds;
-    head = (first + count) % kRingColumns;
+    const int stage = position.stage - back;
+    const bool before = stage < 0;  // in the pass over the ring before this one
+    mbarrier_wait(base + kEmptyBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
+#pragma unroll
+    for (int i = kStages - 2; i > 0; --i) distance[i] = distance[i - 1] + needed;
+    distance[0] = count;
+    head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
   }
 };
 
@@ -421,9 +393,9 @@ __device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
   return base + kBOffset + place * kBColumnBytes;
 }
 
-// Producer: four warps. Each brings what every fourth block column of a round needs of B, the last one the packet, too.
-// It is they that set the pace where a round has few columns: so records are asked for long before, and tiles that have
-// all of their columns, as most do, have copies of their own.
+// Producer: four warps. Each brings what every fourth column of a round needs of B, the last one this thread block's
+// part of the packet, too. It is they that set the pace where a round has few columns: so records are asked for long
+// before, and tiles that have all of their columns, as most do, have copies of their own.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
   const bool brings_packet = warp == kProducerWarps - 1;
   RingPosition position;
@@ -442,7 +414,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
       const int round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
       const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
       const uint32 full = base + kFullBarrier + 8 * position.stage;
-      ring.reserve(base, position.stage, first, count);
+      ring.reserve(base, position, first, count);
       int b_rows[kWarpColumns];
 #pragma unroll
       for (int j = 0; j < kWarpColumns; ++j) {
@@ -465,8 +437,10 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
           }
         }
         if (brings_packet) {
-          tma_load_bytes(base + kPacketsOffset + position.stage * kStageBytes,
-              p.packets + static_cast<int64>(round) * (kPacketBytes / 16), kPacketBytes, full);
+          const int part = blockIdx.x % kCluster * kPartBytes;  // each thread block of the cluster sends one to all
+          tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
+              p.packets + (static_cast<int64>(round) * kPacketBytes + part) / 16, kPartBytes, full,
+              (1 << kCluster) - 1);
         }
       }
       records[i] = walk.take(p);
@@ -476,137 +450,118 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
   }
 }
 
-// accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are.
-__device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTileGroups][kAccumulators],
-    uint32 a_descriptor, uint32 b_descriptor, const uint32 (&from)[kSlots]) {
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
-  }
-  wgmma_fence();
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-    for (int k = 0; k < kBlockCols / 16; ++k) {
-#pragma unroll
-      for (int group = 0; group < kTileGroups; ++group) {
-        // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
-        wgmma_m64n16k16_m_major_narrow(accumulators[slot][group],
-            b_descriptor + from[slot] + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4),
-            a_descriptor + ((slot * kABlockBytes + k * 32) >> 4), 1);
-      }
-    }
-  }
-  wgmma_commit();
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
-  }
-  wgmma_wait<0>();
+// A warp hands a round back, in every thread block of the cluster: each of them loads into it.
+__device__ __forceinline__ void hand_back(uint32 empty) {
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+  if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
 }
 
-// Consumer: one warpgroup computes its block rows of the C tile, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
-  const int packet_part = kPacketsOffset + warpgroup * kSlots * kABlockBytes;
-  const int entries_part = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
-  const uint32 a_descriptor = wgmma_descriptor(base + packet_part, 0), b_descriptor = wgmma_descriptor(base, 0);
-  const uint32 staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
-  RingPosition position;
-
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    const int block_group = tile % p.groups, c_column = tile / p.groups * kTileN;
-    const int rounds = __ldg(p.round_starts + block_group + 1) - __ldg(p.round_starts + block_group);
-    const int rows = __ldg(p.slot_rows + block_group * kTileSlots + warpgroup * kSlots + lane % kSlots);
-    // Slots are filled from the first: a warpgroup whose first slot has no block row has none.
-    const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
-    float accumulators[kSlots][kTileGroups][kAccumulators];
+// accumulators += A B for this warp's slots of one round, which it hands back when it has read all of it. `a` is where
+// this lane's elements of the first slot's block are, `b` where it would read if rows of B began at 0.
+__device__ __forceinline__ void multiply_round(
+    float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4], const unsigned char* a, uint32 b,
+    const int* places, uint32 empty) {
+  int from[kWarpSlots];
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
+  for (int slot = 0; slot < kWarpSlots; ++slot) from[slot] = places[slot];
+#pragma unroll
+  for (int slot = 0; slot < kWarpSlots; ++slot) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint4 four = *reinterpret_cast<const uint4*>(a + slot * kABlockBytes + step * kStepBytes);
+      const uint32 a_elements[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int group = 0; group < kTileGroups; ++group) {
+        uint32 b_elements[kGroupTiles / 2][4];  // of 16 rows and 16 columns, which are 32 bytes
 #pragma unroll
-        for (int i = 0; i < kAccumulators; ++i) accumulators[slot][group][i] = 0.0f;
+        for (int i = 0; i < kGroupTiles / 2; ++i) {
+          ldmatrix_x4_trans(b_elements[i], ((b + from[slot]) ^ i * 32) + group * kBGroupBytes + step * 16 * kRowBytes);
+        }
+        if (slot == kWarpSlots - 1 && step == kSteps - 1 && group == kTileGroups - 1) hand_back(empty);
+#pragma unroll
+        for (int i = 0; i < kGroupTiles; ++i) {
+          const uint32 (&b_tiles)[4] = b_elements[i / 2];
+          mma_m16n8k16(accumulators[slot][group][i], a_elements, b_tiles[i % 2 * 2], b_tiles[i % 2 * 2 + 1]);
+        }
       }
     }
+  }
+}
+
+// Consumer: one warp computes its block rows of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warp) {
+  const int lane = threadIdx.x % 32;
+  // Of 16 rows of 128 bytes: lanes 8 i to 8 i + 7 give the rows of the i-th of four matrices, swizzled as TMA has them.
+  const uint32 lane_offset = lane % 16 * kRowBytes + (lane / 16 ^ lane % 8) * 16;
+  const unsigned char* a = shared + kPacketsOffset + warp * kWarpSlots * kABlockBytes + lane * 16;
+  const unsigned char* places = shared + kPacketsOffset + kTileSlots * kABlockBytes + warp * kWarpSlots * 4;
+  const uint32 staging = base + kCOffset + warp * kCGroupBytes;
+  RingPosition position;
+
+  for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
+    const int block_group = tile % p.groups, c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
+    const int rounds = __ldg(p.round_starts + block_group + 1) - __ldg(p.round_starts + block_group);
+    const int rows = __ldg(p.slot_rows + block_group * kTileSlots + warp * kWarpSlots + lane % kWarpSlots);
+    // Slots are filled from the first: a warp whose first slot has no block row has none.
+    const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
+    float accumulators[kWarpSlots][kTileGroups][kGroupTiles][4];
+#pragma unroll
+    for (int i = 0; i < sizeof(accumulators) / 4; ++i) (&accumulators[0][0][0][0])[i] = 0.0f;
 
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      const uint32 full = base + kFullBarrier + 8 * position.stage, empty = base + kEmptyBarrier + 8 * position.stage;
+      mbarrier_wait(full, position.parity);
       if (has_rows) {
-        uint32 from[kSlots];
-#pragma unroll
-        for (int slot = 0; slot < kSlots; slot += 4) {
-          const uint4 four =
-              *reinterpret_cast<const uint4*>(shared + entries_part + position.stage * kStageBytes + slot * 4);
-          from[slot] = four.x;
-          from[slot + 1] = four.y;
-          from[slot + 2] = four.z;
-          from[slot + 3] = four.w;
-        }
-        multiply_round(accumulators, a_descriptor + (position.stage * kStageBytes >> 4), b_descriptor, from);
+        multiply_round(accumulators, a + position.stage * kStageBytes, base + lane_offset,
+            reinterpret_cast<const int*>(places + position.stage * kStageBytes), empty);
+      } else {
+        hand_back(empty);
       }
-      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
       position.advance();
     }
 
-    // Store C, kStagingSlots block rows at a time; the ends of C clip the stores.
+    // Store C, one column group of a block row at a time; the ends of C clip the stores.
 #pragma unroll
-    for (int first = 0; first < kSlots; first += kStagingSlots) {
-      // Wait until the stores that last used the staging have read it.
-      if (warpgroup_leader) tma_store_wait_read<0>();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
-      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+    for (int slot = 0; slot < kWarpSlots; ++slot) {
+      const int block_row = __shfl_sync(0xFFFFFFFF, rows, slot);
 #pragma unroll
-      for (int slot = 0; slot < kStagingSlots; ++slot) {
+      for (int group = 0; group < kTileGroups; ++group) {
+        // Wait until the store that last used the staging has read it.
+        if (lane == 0) tma_store_wait_read<0>();
+        __syncwarp();
 #pragma unroll
-        for (int group = 0; group < kTileGroups; ++group) {
-          const uint32 buffer = staging + slot * kSlotBytes + group * kCGroupBytes;
-#pragma unroll
-          for (int j = 0; j < kBlockRows / 16; ++j) {
-            const float* c = accumulators[first + slot][group] + j * 8;
-            const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
-            const int chunk = warp * 2 + lane / 8 % 2;
-            stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-                pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
-          }
+        for (int i = 0; i < kGroupTiles; i += 2) {
+          const float (&c)[4] = accumulators[slot][group][i];
+          const float (&next)[4] = accumulators[slot][group][i + 1];
+          stmatrix_x4((staging + lane_offset) ^ i * 16, pack(c[0], c[1]), pack(c[2], c[3]), pack(next[0], next[1]),
+              pack(next[2], next[3]));
+        }
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0 && block_row >= 0) {
+          tma_store_2d(&p.c_map, staging, c_column + group * kGroupColumns, block_row * kBlockRows);
+          tma_store_commit();
         }
       }
-      fence_proxy_async();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-#pragma unroll
-      for (int slot = 0; slot < kStagingSlots; ++slot) {
-        const int row = __shfl_sync(0xFFFFFFFF, rows, first + slot);
-        if (warpgroup_leader && row >= 0) {
-#pragma unroll
-          for (int group = 0; group < kTileGroups; ++group) {
-            tma_store_2d(&p.c_map, staging + slot * kSlotBytes + group * kCGroupBytes,
-                c_column + group * kGroupColumns, row * kBlockRows);
-          }
-        }
-      }
-      if (warpgroup_leader) tma_store_commit();
     }
   }
   // Shared memory must outlive the stores that read it.
-  if (warpgroup_leader) tma_store_wait_read<0>();
+  if (lane == 0) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b16_gathered(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
   // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, an empty one of each
-  // consumer warp.
+  // consumer warp of the cluster.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
-      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumers * kWarpgroupThreads / 32);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kCluster * kConsumerWarps);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.b_map);
@@ -616,16 +571,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < kBColumnBytes / 16; i += kThreads) {
     reinterpret_cast<uint4*>(shared + kZerosOffset)[i] = make_uint4(0, 0, 0, 0);
   }
-  fence_proxy_async();
-  __syncthreads();
+  // No thread block of the cluster may be sent anything before its barriers are there.
+  cluster_arrive();
+  cluster_wait();
 
   // Taken from one lane, so that the compiler knows that it is the same in all.
-  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / 4;
-  if (warpgroup == kConsumers) {
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+  if (warp >= kConsumerWarps) {
     setmaxnreg_dec<kProducerRegisters>();
-    produce(p, base, warp % 4);
+    produce(p, base, warp - kConsumerWarps);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
-    consume(p, shared, base, warpgroup);
+    consume(p, shared, base, warp);
   }
+  // The others of the cluster may still send arrivals here.
+  cluster_arrive();
+  cluster_wait();
 }

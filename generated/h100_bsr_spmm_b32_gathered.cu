@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b32_gathered.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
-// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
-// spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 59286e5c962086fbd6b7ae7153bf150329c1b438c6fb75d488e4abd03efc8f3a
+// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
+// spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
+// templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 28342e18fcf537b201b5f25a03c1fbc656ff3196e97568f35b725e45e6751448
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -21,14 +21,17 @@
 //   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, whose products it keeps in registers
 //   the last warpgroup producer. Its four warps share the copies of a round
 //
+// Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
+// part of every packet for all of them.
+//
 // Which barrier guards what
 //   full[i]   producer -> consumers: packet i and the rows of B of its round have come
-//   empty[i]  consumers -> producer: every consumer warp is done with both
+//   empty[i]  consumers -> producer: every consumer warp of the cluster is done with both
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Symbols
-//   group        block rows of a tile; several if they have more than kTileSlots in all. Tiles are numbered groups
-//                first, so that the thread blocks at work share columns of B, which then come from the L2
+//   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
+//                columns of B, which then come from the L2
 //   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
@@ -50,32 +53,37 @@ constexpr int kBlockRows = 32;  // rows of a block of A
 constexpr int kBlockCols = 32;  // columns of a block of A
 constexpr int kTileSlots = 12;  // block rows of a C tile
 constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kCluster = 2;  // thread blocks that load A together: neighbouring column tiles of a group
 constexpr int kStages = 3;  // rounds whose packets have a place
 constexpr int kRingColumns = 15;  // block columns whose rows of B have a place
 constexpr int kRoundColumns = 15;  // block columns of a round, at most
+constexpr int kRecordWords = 16;  // of the record of a round
+constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
-constexpr int kConsumers = 3;  // warpgroups that compute
 constexpr int kProducerWarps = 4;  // warps that load
+constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kPackThreads = 256;  // threads of a block that packs
-constexpr int kSlots = 4;  // block rows of a warpgroup
-constexpr int kStagingSlots = 1;  // of these, how many leave at a time
-constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
+constexpr int kGroupColumns = 64;  // columns of a group
 constexpr int kTileGroups = 2;  // column groups of a tile
-constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
-constexpr int kARowBytes = 64;  // bytes of a row of a block of A
 constexpr int kABlockBytes = 2048;  // bytes of a block of A
-constexpr int kPacketBytes = 24624;  // bytes of a packet
+constexpr int kPacketBytes = 24640;  // bytes of a packet
+constexpr int kPartBytes = 12320;  // of these, what each thread block of a cluster loads
 constexpr int kStageBytes = 25088;  // bytes from one packet to the next in shared memory
 constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that meet a block column
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of them
+constexpr int kConsumers = 3;  // warpgroups that compute
+constexpr int kSlots = 4;  // block rows of a warpgroup
+constexpr int kStagingSlots = 1;  // of these, how many leave at a time
+constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
+constexpr int kARowBytes = 64;  // bytes of a row of a block of A
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230960 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 122880 bytes: ring of rows of B, 15 x 2 column groups of 32 rows of 128 bytes
 constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros: what a slot without a block multiplies
-constexpr int kCOffset = 131072;  // 24576 bytes: C of some slots of each warpgroup
+constexpr int kCOffset = 131072;  // 24576 bytes: C on its way out
 constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A, where they find rows of B
 constexpr int kBarriersOffset = 230912;  // 48 bytes: mbarriers: full, then empty
 
@@ -85,9 +93,6 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
 constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
-constexpr int kRecordWords = kRoundColumns + 1;  // of p.rounds
-constexpr int kWarpColumns = (kRoundColumns + kProducerWarps - 1) / kProducerWarps;  // of a round
-constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
 
 struct Params {
   TensorMap b_map;  // B (N, K)
@@ -100,10 +105,29 @@ struct Params {
   const int* slot_rows;  // of each group and slot: block row, or -1
   uint4* packets;  // of each round: blocks of A and the places of their rows of B
   int groups;  // groups of block rows
-  int tiles;  // groups * column tiles
+  int tiles;  // groups * clusters of column tiles
   int n;  // columns of B and C
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
 };
+
+// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen behind it
+// (PTX ISA, "barrier.cluster")
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// mapa: where a shared-memory address of this thread block is in another one of the cluster (PTX ISA, "mapa")
+__device__ __forceinline__ uint32 map_shared(uint32 address, int block) {
+  uint32 mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
+  return mapped;
+}
+
+// mbarrier.arrive: one arrival at a barrier of any thread block of the cluster. Not with `.release.cluster`: that waits
+// for every write of the thread, device-wide, and there is none to wait for (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32 mapped) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -113,11 +137,6 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
 // fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
-__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
@@ -162,12 +181,14 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk: `bytes` bytes that follow each other to shared memory, counted by an mbarrier; addresses and bytes are
-// multiples of 16 (PTX ISA, "cp.async.bulk")
-__device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
+// cp.async.bulk.multicast::cluster: `bytes` bytes that follow each other to the same place in the shared memory of each
+// thread block in `blocks`, counted by the mbarrier that each has in the same place; addresses and bytes are multiples
+// of 16 (PTX ISA, "cp.async.bulk")
+__device__ __forceinline__ void tma_load_bytes_multicast(
+    uint32 to, const void* from, int bytes, uint32 barrier, unsigned short blocks) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks) : "memory");
 }
 
 // cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
@@ -335,13 +356,16 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Walks through the rounds of this thread block's tiles, for a whole warp. Where the next tile's rounds are is asked
-// for a tile ahead.
+// Walks through the rounds of this cluster's tiles, for a whole warp. Where the next tile's rounds are is asked for a
+// tile ahead.
 struct RoundWalk {
   int tile, column, round, end;
   int next_group, next_column, next_round, next_end;
+  int clusters, group_step, column_step;  // from a tile to the next
 
-  __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x) {
+  __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x / kCluster), clusters(gridDim.x / kCluster) {
+    group_step = clusters % p.groups;
+    column_step = clusters / p.groups;
     next_group = tile % p.groups;
     next_column = tile / p.groups;
     ask(p);
@@ -355,12 +379,11 @@ struct RoundWalk {
   }
   // Makes the next tile this one.
   __device__ __forceinline__ void enter(const Params& p) {
-    column = next_column;
+    column = next_column * kCluster + blockIdx.x % kCluster;
     round = next_round;
     end = next_end;
-    const int blocks = gridDim.x;
-    next_group += blocks % p.groups;
-    next_column += blocks / p.groups;
+    next_group += group_step;
+    next_column += column_step;
     if (next_group >= p.groups) {
       next_group -= p.groups;
       ++next_column;
@@ -370,7 +393,7 @@ struct RoundWalk {
   // Skips tiles without rounds.
   __device__ __forceinline__ void settle(const Params& p) {
     while (round == end && tile < p.tiles) {
-      tile += gridDim.x;
+      tile += clusters;
       enter(p);
     }
   }
@@ -381,39 +404,33 @@ struct RoundWalk {
     if (tile >= p.tiles) return 0;
     int word = lane == kRecordWords ? round : column;
     if (lane < kRecordWords) word = __ldg(p.rounds + static_cast<int64>(round) * kRecordWords + lane);
-    ++round;
-    settle(p);
+    if (++round == end) settle(p);
     return word;
   }
 };
 
 // Which places of the ring of rows of B are taken. Each round has those behind the places of the round before.
 struct ColumnRing {
-  RingPosition oldest;      // the first round that is not known to be done
-  int rounds = 0;           // that are not
-  int free = kRingColumns;  // places
-  int head = 0;             // the place behind the last round's
-  int sizes = 0;            // lane i: places that the round of stage i leaves
+  int head = 0;                    // the place behind the last round's
+  int distance[kStages - 1] = {};  // places from the beginning of the i-th last round to there
 
-  // Waits until there is room for a round of `count` columns that begins at `first`, and takes its places. A group
-  // begins at the ring's first place: the places that are skipped become free with the round before.
-  __device__ __forceinline__ void reserve(uint32 base, int stage, int first, int count) {
-    const int lane = threadIdx.x % 32;
-    if (first != head && rounds > 0) {
-      const int skipped = (first - head + kRingColumns) % kRingColumns;
-      if (lane == (stage + kStages - 1) % kStages) sizes += skipped;
-      free -= skipped;
+  // Waits until there is room for a round of `count` columns that begins at place `first`, and for its packet, and
+  // takes the places. A group begins at the ring's first place: the places that are skipped count to the round before.
+  __device__ __forceinline__ void reserve(uint32 base, const RingPosition& position, int first, int count) {
+    const int needed = first - head + count + (first < head ? kRingColumns : 0);
+    // Which round must be done, counted backwards: the last one of this stage, or a later one whose places are needed.
+    int back = kStages;
+#pragma unroll
+    for (int i = kStages - 2; i >= 0; --i) {
+      if (distance[i] + needed > kRingColumns) back = i + 1;
     }
-    while (free < count || rounds == kStages) {
-      mbarrier_wait(base + kEmptyBarrier + 8 * oldest.stage, oldest.parity);
-      free += __shfl_sync(0xFFFFFFFF, sizes, oldest.stage);
-      --rounds;
-      oldest.advance();
-    }
-    if (lane == stage) sizes = count;
-    free -= count;
-    ++rounds;
-    head = (first + count) % kRingColumns;
+    const int stage = position.stage - back;
+    const bool before = stage < 0;  // in the pass over the ring before this one
+    mbarrier_wait(base + kEmptyBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
+#pragma unroll
+    for (int i = kStages - 2; i > 0; --i) distance[i] = distance[i - 1] + needed;
+    distance[0] = count;
+    head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
   }
 };
 
@@ -423,9 +440,9 @@ __device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
   return base + kBOffset + place * kBColumnBytes;
 }
 
-// Producer: four warps. Each brings what every fourth block column of a round needs of B, the last one the packet, too.
-// It is they that set the pace where a round has few columns: so records are asked for long before, and tiles that have
-// all of their columns, as most do, have copies of their own.
+// Producer: four warps. Each brings what every fourth column of a round needs of B, the last one this thread block's
+// part of the packet, too. It is they that set the pace where a round has few columns: so records are asked for long
+// before, and tiles that have all of their columns, as most do, have copies of their own.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
   const bool brings_packet = warp == kProducerWarps - 1;
   RingPosition position;
@@ -444,7 +461,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
       const int round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
       const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
       const uint32 full = base + kFullBarrier + 8 * position.stage;
-      ring.reserve(base, position.stage, first, count);
+      ring.reserve(base, position, first, count);
       int b_rows[kWarpColumns];
 #pragma unroll
       for (int j = 0; j < kWarpColumns; ++j) {
@@ -467,8 +484,10 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
           }
         }
         if (brings_packet) {
-          tma_load_bytes(base + kPacketsOffset + position.stage * kStageBytes,
-              p.packets + static_cast<int64>(round) * (kPacketBytes / 16), kPacketBytes, full);
+          const int part = blockIdx.x % kCluster * kPartBytes;  // each thread block of the cluster sends one to all
+          tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
+              p.packets + (static_cast<int64>(round) * kPacketBytes + part) / 16, kPartBytes, full,
+              (1 << kCluster) - 1);
         }
       }
       records[i] = walk.take(p);
@@ -476,6 +495,13 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
       __syncwarp();
     }
   }
+}
+
+// A warp hands a round back, in every thread block of the cluster: each of them loads into it.
+__device__ __forceinline__ void hand_back(uint32 empty) {
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+  if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
 }
 
 // accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are.
@@ -512,15 +538,15 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTi
 // Consumer: one warpgroup computes its block rows of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int packet_part = kPacketsOffset + warpgroup * kSlots * kABlockBytes;
   const int entries_part = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
   const uint32 a_descriptor = wgmma_descriptor(base + packet_part, 0), b_descriptor = wgmma_descriptor(base, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
   RingPosition position;
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    const int block_group = tile % p.groups, c_column = tile / p.groups * kTileN;
+  for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
+    const int block_group = tile % p.groups, c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
     const int rounds = __ldg(p.round_starts + block_group + 1) - __ldg(p.round_starts + block_group);
     const int rows = __ldg(p.slot_rows + block_group * kTileSlots + warpgroup * kSlots + lane % kSlots);
     // Slots are filled from the first: a warpgroup whose first slot has no block row has none.
@@ -551,7 +577,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
         }
         multiply_round(accumulators, a_descriptor + (position.stage * kStageBytes >> 4), b_descriptor, from);
       }
-      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+      hand_back(base + kEmptyBarrier + 8 * position.stage);
       position.advance();
     }
 
@@ -598,17 +624,17 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   if (warpgroup_leader) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b32_gathered(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
   // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, an empty one of each
-  // consumer warp.
+  // consumer warp of the cluster.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
-      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumers * kWarpgroupThreads / 32);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kCluster * kConsumers * kWarpgroupThreads / 32);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.b_map);
@@ -619,7 +645,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     reinterpret_cast<uint4*>(shared + kZerosOffset)[i] = make_uint4(0, 0, 0, 0);
   }
   fence_proxy_async();
-  __syncthreads();
+  // No thread block of the cluster may be sent anything before its barriers are there.
+  cluster_arrive();
+  cluster_wait();
 
   // Taken from one lane, so that the compiler knows that it is the same in all.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -630,4 +658,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup);
   }
+  // The others of the cluster may still send arrivals here.
+  cluster_arrive();
+  cluster_wait();
 }

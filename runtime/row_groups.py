@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from codegen.plans.bsr_spmm_sm90a_gathered import COUNT_BITS, ROUND_COLUMNS
+from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS
 
 CPU = torch.device("cpu")  # named with each new tensor, as torch's default may be another device
 # The score of a row that may join a group, in fifths of a block: 1 for each block that meets a column of the group,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from codegen.plans.balance import cuts_rows
-from codegen.plans.bsr_spmm_sm90a_gathered import (
+from codegen.plans.gathered import (
     RECORD_WORDS,
     count_groups,
     gathers_rows,
@@ -55,7 +55,8 @@ class RowOrders:
         sm_count = 0 if device is None else self._loaded.sm_count(device)
         if self._gathers:
             size = slots(self._spec)
-            groups = count_groups(self._block_rows(a), size, tiles, sm_count)
+            clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
+            groups = count_groups(self._block_rows(a), size, clusters, at_once)
             check_row_pointers("a", a)
             crow, col, ring = a.crow_indices(), a.col_indices(), self._ring_columns
             return gather_rows(crow, col, self._block_columns(a), slots=size, groups=groups, ring_columns=ring)

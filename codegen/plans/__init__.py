@@ -17,10 +17,12 @@ from codegen.plans import (
     bsr_spmm_mma,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_gathered,
+    bsr_spmm_sm90a_gathered_mma,
     bsr_spmm_sm90a_narrow,
     bsr_spmm_sm90a_pairs,
     bsr_spmm_sm90a_transposed,
     bsr_spmm_wmma,
+    gathered,
     tile_copy,
 )
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, TileCopySpec
@@ -54,10 +56,11 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
 
 
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
-    narrow = spec.mma == "wgmma" and not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_narrow.SIZES
-    if narrow and bsr_spmm_sm90a_gathered.gathers_rows(spec):
+    if gathered.gathers_rows(spec):
+        if spec.mma == "mma":
+            return bsr_spmm_sm90a_gathered_mma.plan(spec, stem)
         return bsr_spmm_sm90a_gathered.plan(spec, stem)
-    if narrow:
+    if spec.mma == "wgmma" and not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_narrow.SIZES:
         return bsr_spmm_sm90a_narrow.plan(spec, stem)
     require(
         spec.blocks_per_sm == 1,

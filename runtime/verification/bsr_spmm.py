@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from codegen.plans.balance import cuts_rows, group_tiles
-from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows
+from codegen.plans.gathered import gathers_rows
 from codegen.plans.row_chunks import RowCut
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES
@@ -103,6 +103,7 @@ GATHER_CASES = (
     Case("row_groups_few_long", block_rows=120, block_columns=300, n=136, row_counts="few_long"),
     Case("row_groups_batch", block_rows=50, block_columns=33, n=200, batch=2, own_out=True),
     Case("row_groups_out_of_range", block_rows=30, block_columns=20, n=384, row_counts="even", wild=True),
+    Case("row_groups_many_tiles", block_rows=130, block_columns=90, n=8200, row_counts="half_empty"),
 )
 """Further ones, of kernels whose tiles gather block rows."""
 
@@ -138,6 +139,8 @@ def row_counts(spec: BsrSpmmSpec, case: Case, random: torch.Generator, device: t
         counts = drawn % 4
         counts[[0, rows // 2, rows - 1]] = torch.tensor([most, most - 7, 7 * most // 8], device=device)
         return counts
+    if case.row_counts == "half_empty":  # whole groups: long rows are grouped first
+        drawn[torch.rand(rows, generator=random, device=device) < 0.5] = 0
     return drawn
 
 

@@ -623,36 +623,60 @@ GATHERED = {
     "arch": "sm_90a",
     "block": {"rows": 16, "cols": 16},
     "tile": {"m": 384, "n": 128, "k": 16},
+    "mma": "mma",
+    "copy": "tma",
+    "cluster": 2,
     "stages": 4,
+}
+GATHERED_32 = GATHERED | {
+    "block": {"rows": 32, "cols": 32},
+    "tile": {"m": 384, "n": 128, "k": 32},
+    "mma": "wgmma",
+    "stages": 3,
 }
 
 
 @pytest.mark.parametrize(("rows", "cols", "stages"), [(16, 16, 4), (16, 32, 3), (32, 16, 4), (32, 32, 3)])
 def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, cols: int, stages: int) -> None:
     tile = {"m": 384, "n": 128, "k": cols}
-    plan = plan_of(GATHERED | {"block": {"rows": rows, "cols": cols}, "tile": tile, "stages": stages})
-    assert plan.template == "bsr_spmm/sm90a_gathered.cu.j2" and plan.prologue is not None
+    fields = GATHERED if rows == 16 else GATHERED_32
+    plan = plan_of(fields | {"block": {"rows": rows, "cols": cols}, "tile": tile, "stages": stages})
+    assert plan.prologue is not None and plan.cluster == 2
     values = {constant.name: constant.value for constant in plan.constants}
-    assert values["kTileSlots"] * rows == 384 and values["kConsumers"] * values["kSlots"] == values["kTileSlots"]
-    assert values["kSlots"] * values["kTileGroups"] * values["kAccumulators"] == plan.registers.accumulators == 128
-    # What setmaxnreg gives to some warpgroups is what it takes from the other.
-    kept = values["kProducerRegisters"] + values["kConsumers"] * values["kConsumerRegisters"]
-    assert kept * 128 == 65536 and values["kSlots"] % values["kStagingSlots"] == 0
+    assert values["kTileSlots"] * rows == 384 and plan.registers.accumulators == 128
+    # What setmaxnreg gives to three warpgroups is what it takes from the other.
+    assert (values["kProducerRegisters"] + 3 * values["kConsumerRegisters"]) * 128 == 65536
     regions = {region.name: region for region in plan.shared}
     assert regions["B"].bytes == values["kRingColumns"] * values["kBColumnBytes"]
     assert values["kRingColumns"] >= min(values["kRoundColumns"], values["kTileSlots"])
+    assert values["kWarpColumns"] * values["kProducerWarps"] >= values["kRoundColumns"]
     # One more column would not fit.
     assert plan.shared_bytes <= 232448 < plan.shared_bytes + values["kBColumnBytes"]
-    assert values["kPacketBytes"] <= values["kStageBytes"] and values["kPacketBytes"] % 16 == 0
-    assert values["kStageBytes"] % (8 * values["kARowBytes"]) == 0  # the swizzle repeats there
+    # Each thread block of the cluster loads a part of a packet, in pieces of 16 bytes.
+    assert values["kPacketBytes"] == 2 * values["kPartBytes"] and values["kPartBytes"] % 16 == 0
+    assert values["kTileSlots"] * (rows * cols * 2 + 4) <= values["kPacketBytes"] <= values["kStageBytes"]
+    assert values["kStageBytes"] % (8 * cols * 2) == 0  # the swizzle repeats there
+    if rows == 16:
+        assert plan.template == "bsr_spmm/sm90a_gathered_mma.cu.j2"
+        assert values["kConsumerWarps"] * values["kWarpSlots"] == values["kTileSlots"]
+        assert values["kSteps"] * values["kStepBytes"] == values["kABlockBytes"] == rows * cols * 2
+        assert regions["C"].bytes == values["kConsumerWarps"] * values["kCGroupBytes"]
+    else:
+        assert plan.template == "bsr_spmm/sm90a_gathered.cu.j2"
+        assert values["kConsumers"] * values["kSlots"] == values["kTileSlots"]
+        assert values["kSlots"] * values["kTileGroups"] * values["kAccumulators"] == 128
+        assert values["kSlots"] % values["kStagingSlots"] == 0
+        staged = values["kConsumers"] * values["kStagingSlots"] * values["kTileGroups"] * values["kCGroupBytes"]
+        assert regions["C"].bytes == staged
 
 
-def test_as_many_packets_as_shipped_if_nothing_is_said() -> None:
-    for size, stages in ((16, 4), (32, 3)):
-        tile = {"m": 384, "n": 128, "k": size}
-        fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "tile": tile}
-        assert plan_of(fields).spec == find_spec(f"h100_bsr_spmm_b{size}_gathered").spec
-        assert plan_of(fields).spec.stages == stages
+@pytest.mark.parametrize(("size", "stages", "mma"), [(16, 4, "mma"), (32, 3, "wgmma")])
+def test_rows_are_gathered_as_shipped_if_nothing_is_said(size: int, stages: int, mma: str) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
+    spec = plan_of(fields | {"tile": {"m": 384, "n": 128, "k": size}}).spec
+    assert spec == find_spec(f"h100_bsr_spmm_b{size}_gathered").spec
+    assert (spec.stages, spec.mma, spec.cluster) == (stages, mma, 2)
+    assert plan_of(fields).spec.tile.m == size  # one block row
 
 
 @pytest.mark.parametrize(
@@ -662,14 +686,22 @@ def test_as_many_packets_as_shipped_if_nothing_is_said() -> None:
         ({"balanced": True}, "balanced"),
         ({"epilogue": {"bias": True}}, "epilogue"),
         ({"b_layout": "column_major"}, "b_layout"),
-        ({"cluster": 2}, "cluster"),
+        ({"cluster": 1}, "cluster"),
         ({"blocks_per_sm": 2}, "blocks_per_sm"),
+        ({"transpose_a": True}, "transpose_a"),
         ({"stages": 1}, "stages"),
-        ({"block": {"rows": 32, "cols": 32}, "tile": {"m": 384, "n": 128, "k": 32}, "stages": 5}, "stages"),
         ({"block": {"rows": 16, "cols": 64}}, "block.cols"),
+        ({"block": {"rows": 32, "cols": 16}}, "block.rows"),
+        ({"block": {"rows": 64, "cols": 64}}, "block.rows"),
+        ({"tile": {"m": 16, "n": 128, "k": 16}}, "tile.m"),
         ({"tile": {"m": 256, "n": 128, "k": 16}}, "tile.m"),
         ({"tile": {"m": 384, "n": 256, "k": 16}}, "tile.n"),
         ({"tile": {"m": 384, "n": 128, "k": 32}}, "tile.k"),
+        (GATHERED_32 | {"stages": 5}, "stages"),
+        (GATHERED_32 | {"block": {"rows": 16, "cols": 32}}, "tile.m"),
+        (GATHERED_32 | {"block": {"rows": 32, "cols": 64}}, "block.cols"),
+        (GATHERED_32 | {"tile": {"m": 256, "n": 128, "k": 32}}, "tile.m"),
+        (GATHERED_32 | {"cluster": 1}, "cluster"),
     ],
 )
 def test_what_tiles_of_gathered_rows_are_not_written_for(change: dict[str, Any], field: str) -> None:

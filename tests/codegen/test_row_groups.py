@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans.bsr_spmm_sm90a_gathered import COUNT_BITS, ROUND_COLUMNS, count_groups  # noqa: E402
+from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.row_groups import RowGroups, covers, gather_rows  # noqa: E402
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from codegen.plans.balance import cuts_rows
-from codegen.plans.bsr_spmm_sm90a_gathered import gathers_rows, slots
+from codegen.plans.gathered import gathers_rows, slots
 from codegen.plans.row_chunks import RowCut
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel

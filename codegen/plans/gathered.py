@@ -1,0 +1,198 @@
+"""What the plans share of sm_90a BSR x dense kernels whose tiles gather block rows, for blocks of 16 and 32 rows.
+
+Rows of B that a tile has loaded are used by all block rows that have a block there: which rows a tile gathers, and in
+which order it meets the columns of A, is worked out once for a matrix (:mod:`runtime.row_groups`).
+"""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Param, SharedLayout, i32, pointer, require
+from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
+from codegen.spec import BsrSpmmSpec
+
+BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
+BLOCK_COLUMNS = (16, 32)
+CONSUMERS = 3  # warpgroups that compute
+ROWS, COLUMNS = 384, 128  # of a tile: its accumulators fill the registers
+GROUP_COLUMNS = 64  # of a column group: rows of 128 bytes in shared memory
+CLUSTER = 2  # thread blocks that load A together
+THREADS = (CONSUMERS + 1) * WARPGROUP
+# 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
+PACK_THREADS = 256
+RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
+ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round, at most
+RECORDS = 4  # of rounds, that a producer warp asks for before it needs them
+COUNT_BITS = 8  # of a record's last word; the place in the ring is above them
+TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
+ENTRY_BYTES = 4  # where a block of A finds its rows of B
+STAGING_BYTES = 8192  # a warpgroup's, of C
+
+
+def gathers_rows(spec: BsrSpmmSpec) -> bool:
+    """Return whether a tile has many block rows, which the caller has grouped."""
+    if spec.mma == "wgmma":
+        return not spec.transpose_a and spec.block.rows in BLOCK_ROWS.values() and spec.tile.m > spec.block.rows
+    return spec.mma == "mma" and spec.copy_ == "tma"
+
+
+def slots(spec: BsrSpmmSpec) -> int:
+    """Return the block rows of a tile."""
+    return ROWS // spec.block.rows
+
+
+def packet_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of what a round needs of A: a block for each slot, and the place of its rows of B."""
+    needed = slots(spec) * (block_bytes(spec) + ENTRY_BYTES)
+    unit = 16 * CLUSTER  # parts are copied, each by one thread block of the cluster
+    return -(-needed // unit) * unit
+
+
+def ring_columns(spec: BsrSpmmSpec) -> int:
+    """Return for how many block columns the ring has room for their rows of B: all that is left of shared memory."""
+    return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
+
+
+def count_groups(block_rows: int, slots: int, column_tiles: int = 0, sm_count: int = 0) -> int:
+    """Return into how many groups to divide the block rows of a matrix: as few as leave no SM idle for long.
+
+    Args:
+        block_rows: of the matrix.
+        slots: rows of a group, at most.
+        column_tiles: tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
+        sm_count: SMs that share the tiles; 0 for the fewest groups.
+    """
+    fewest = -(-block_rows // slots)
+    if fewest == 0 or column_tiles <= 0 or sm_count <= 0:
+        return fewest
+
+    def duration(groups: int) -> int:
+        waves = -(-groups * column_tiles // sm_count)
+        return waves * (-(-block_rows // groups) + TILE_ROWS)
+
+    return min(range(fewest, min(2 * fewest, block_rows) + 1), key=duration)
+
+
+def block_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of a block of A."""
+    return spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
+
+
+def column_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of the rows of B that meet a block column, as wide as a tile."""
+    return spec.block.cols * COLUMNS * DTYPES[spec.dtype].bytes
+
+
+def check_fields(spec: BsrSpmmSpec) -> None:
+    """Refuse what is not written for tiles that gather block rows."""
+    rows, cols, written = spec.block.rows, spec.block.cols, BLOCK_ROWS[spec.mma]
+    if spec.mma == "wgmma":
+        tiles = f"{rows}, or {ROWS}, rows gathered" if rows == written else f"{rows}"
+        allowed = rows == written and spec.tile.m == ROWS
+        require(allowed, "tile.m", f"is {spec.tile.m}; allowed where block.rows is {rows} with wgmma: {tiles}")
+    require(rows == written, "block.rows", f"is {rows}; allowed with mma and tma: {written}")
+    require(cols in BLOCK_COLUMNS, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
+    require(spec.tile.m == ROWS, "tile.m", f"is {spec.tile.m}; allowed with mma and tma: {ROWS}, rows gathered")
+    require(not spec.transpose_a, "transpose_a", f"is true, but not written for tile.m {ROWS}")
+    where = f"allowed where tile.m is {ROWS}"
+    require(spec.tile.n == COLUMNS, "tile.n", f"is {spec.tile.n}; {where}: {COLUMNS}")
+    k = spec.tile.k
+    require(k == cols, "tile.k", f"is {k}; a step is one block of A deep, block.cols is {cols}: {cols}")
+    require(spec.cluster == CLUSTER, "cluster", f"is {spec.cluster}; {where}: {CLUSTER}")
+    require(spec.blocks_per_sm == 1, "blocks_per_sm", f"is {spec.blocks_per_sm}; {where}: 1")
+    for option in ("accumulate", "balanced"):
+        require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS}")
+    require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
+    layout = spec.b_layout
+    require(layout == "row_major", "b_layout", f"is {layout}, but not written for tile.m {ROWS}: row_major")
+    require(spec.stages >= 2, "stages", "is 1; one packet is still being read while the next is waited for: 2 or more")
+
+
+def layout(spec: BsrSpmmSpec) -> SharedLayout:
+    """Lay out shared memory, with room for the rows of B of one round at least."""
+    return _layout(spec, max(ring_columns(spec), min(ROUND_COLUMNS, slots(spec))))
+
+
+def constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
+    """Return the constants of what loads rounds, and of what both sides know."""
+    return (
+        Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
+        Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
+        Constant("kTileSlots", slots(spec), "block rows of a C tile"),
+        Constant("kTileN", COLUMNS, "columns of a C tile"),
+        Constant("kCluster", CLUSTER, "thread blocks that load A together: neighbouring column tiles of a group"),
+        Constant("kStages", spec.stages, "rounds whose packets have a place"),
+        Constant("kRingColumns", ring_columns(spec), "block columns whose rows of B have a place"),
+        Constant("kRoundColumns", ROUND_COLUMNS, "block columns of a round, at most"),
+        Constant("kRecordWords", RECORD_WORDS, "of the record of a round"),
+        Constant("kRecords", RECORDS, "that a producer warp has asked for before it needs them"),
+        Constant("kThreads", THREADS, "warpgroups that consume, then one that produces"),
+        Constant("kProducerWarps", WARPGROUP // 32, "warps that load"),
+        Constant("kWarpColumns", -(-ROUND_COLUMNS // (WARPGROUP // 32)), "columns of a round for each, at most"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kPackThreads", PACK_THREADS, "threads of a block that packs"),
+        Constant("kGroupColumns", GROUP_COLUMNS, "columns of a group"),
+        Constant("kTileGroups", COLUMNS // GROUP_COLUMNS, "column groups of a tile"),
+        Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
+        Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet"),
+        Constant("kPartBytes", packet_bytes(spec) // CLUSTER, "of these, what each thread block of a cluster loads"),
+        Constant("kStageBytes", _stage_bytes(spec), "bytes from one packet to the next in shared memory"),
+        Constant("kBColumnBytes", column_bytes(spec), "bytes of the rows of B that meet a block column"),
+        Constant("kBGroupBytes", spec.block.cols * SWIZZLE, "bytes of one column group of them"),
+    )
+
+
+def params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
+    """Return the parameters: what is where, and what is multiplied when."""
+    return (
+        *b_params(spec, "K"),
+        C_MAP,
+        pointer("a", a_element, "stored blocks of A"),
+        pointer("rounds", "int", "16 words of each round: block columns; their number + first place in the ring << 8"),
+        pointer("entries", "int2", "of each round and slot: stored block, which column of the round it meets; or -1"),
+        pointer("round_starts", "int", "first round of each group, and one more"),
+        pointer("slot_rows", "int", "of each group and slot: block row, or -1"),
+        pointer("packets", "uint4", "of each round: blocks of A and the places of their rows of B", writes=True),
+        i32("groups", "groups of block rows"),
+        i32("tiles", "groups * clusters of column tiles"),
+        COLUMNS_PARAM,
+        i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+    )
+
+
+def summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, str], ...]:
+    """Return what the head of the source says of the kernel."""
+    return (
+        ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+        ("tile", f"{tile}: {slots(spec)} block rows, grouped beforehand by the columns they share"),
+        ("schedule", f"{spec.schedule}: one producer warpgroup (TMA), {consumers}"),
+        ("cluster", f"{CLUSTER} tiles side by side, which load A once"),
+        ("before", "A is packed in the order in which its blocks are used, to device memory of its size or more"),
+        (
+            "pipeline",
+            f"ring of the rows of B that {ring_columns(spec)} block columns meet, {spec.stages} packets of A",
+        ),
+        ("grid", "one thread block per SM, looping over tiles (persistent), groups of block rows fastest"),
+    )
+
+
+def _stage_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes from one packet in shared memory to the next: whole repeats of the swizzle."""
+    repeat = 8 * spec.block.cols * DTYPES[spec.dtype].bytes
+    return -(-packet_bytes(spec) // repeat) * repeat
+
+
+def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
+    """Lay out shared memory, with room for the rows of B of so many block columns."""
+    cols, width = spec.block.cols, COLUMNS // GROUP_COLUMNS
+    shared = SharedLayout()
+    doc = f"ring of rows of B, {columns} x {width} column groups of {cols} rows of {SWIZZLE} bytes"
+    shared.add("B", columns * column_bytes(spec), doc)
+    shared.add("Zeros", column_bytes(spec), "rows of zeros: what a slot without a block multiplies")
+    shared.add("C", CONSUMERS * STAGING_BYTES, "C on its way out")
+    shared.add("Packets", spec.stages * _stage_bytes(spec), "ring of packets: blocks of A, where they find rows of B")
+    shared.add("Barriers", 2 * 8 * spec.stages, "mbarriers: full, then empty", align=8)
+    return shared

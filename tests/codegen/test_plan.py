@@ -679,6 +679,15 @@ def test_rows_are_gathered_as_shipped_if_nothing_is_said(size: int, stages: int,
     assert plan_of(fields).spec.tile.m == size  # one block row
 
 
+@pytest.mark.parametrize(("cols", "stages"), [(16, 4), (32, 3)])
+def test_mma_sync_gathers_rows_if_tma_copies(cols: int, stages: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": cols}, "mma": "mma"}
+    spec = plan_of(fields | {"copy": "tma"}).spec
+    assert (spec.tile.m, spec.tile.n, spec.tile.k) == (384, 128, cols)
+    assert (spec.stages, spec.cluster, spec.schedule) == (stages, 2, "cooperative")
+    assert plan_of(fields).spec.copy_ == "cp_async"
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

@@ -55,21 +55,21 @@ def ring_columns(spec: BsrSpmmSpec) -> int:
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
 
 
-def count_groups(block_rows: int, slots: int, column_tiles: int = 0, sm_count: int = 0) -> int:
+def count_groups(block_rows: int, slots: int, column_tiles: int = 0, at_once: int = 0) -> int:
     """Return into how many groups to divide the block rows of a matrix: as few as leave no SM idle for long.
 
     Args:
         block_rows: of the matrix.
         slots: rows of a group, at most.
-        column_tiles: tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
-        sm_count: SMs that share the tiles; 0 for the fewest groups.
+        column_tiles: clusters of tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
+        at_once: clusters of thread blocks that run at once and share these; 0 for the fewest groups.
     """
     fewest = -(-block_rows // slots)
-    if fewest == 0 or column_tiles <= 0 or sm_count <= 0:
+    if fewest == 0 or column_tiles <= 0 or at_once <= 0:
         return fewest
 
     def duration(groups: int) -> int:
-        waves = -(-groups * column_tiles // sm_count)
+        waves = -(-groups * column_tiles // at_once)
         return waves * (-(-block_rows // groups) + TILE_ROWS)
 
     return min(range(fewest, min(2 * fewest, block_rows) + 1), key=duration)
@@ -105,8 +105,8 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS}")
     require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
-    layout = spec.b_layout
-    require(layout == "row_major", "b_layout", f"is {layout}, but not written for tile.m {ROWS}: row_major")
+    order = spec.b_layout
+    require(order == "row_major", "b_layout", f"is {order}, but not written for tile.m {ROWS}: row_major")
     require(spec.stages >= 2, "stages", "is 1; one packet is still being read while the next is waited for: 2 or more")
 
 

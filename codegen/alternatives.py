@@ -10,7 +10,19 @@ from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.spec import Spec
 
-HOW = {"arch", "mma", "copy_", "schedule", "stages", "tile", "warp_rows", "split_tail", "share_kv", "blocks_per_sm"}
+HOW = {
+    "arch",
+    "mma",
+    "copy_",
+    "schedule",
+    "stages",
+    "tile",
+    "warp_rows",
+    "split_tail",
+    "share_kv",
+    "cluster",
+    "blocks_per_sm",
+}
 """Fields that say how a kernel computes; all others say what."""
 
 

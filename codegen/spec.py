@@ -99,6 +99,7 @@ class SpecBase(Frozen):
 
 
 COMBINED = ("mma", "copy", "schedule")
+GATHERED_ROWS = 384  # of a tile of many small block rows
 
 
 def _combination(data: Mapping[str, Any], op: str) -> Combination | None:
@@ -120,6 +121,12 @@ def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[st
     if choice is not None:
         defaults = {**{key: getattr(choice, key) for key in COMBINED}, **defaults}
     return {**{key: value for key, value in defaults.items() if value is not None}, **data}
+
+
+def _agreeing(data: Mapping[str, Any], choice: Mapping[str, str]) -> dict[str, Any]:
+    """Fill in a choice if nothing that was given contradicts it."""
+    agrees = all(data.get(key, value) == value for key, value in choice.items())
+    return {**choice, **data} if agrees else dict(data)
 
 
 def _by_mma_if_small(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,7 +299,7 @@ class BsrSpmmSpec(SpecBase):
     cluster: Annotated[Literal[1, 2], Integral] = Field(
         default=1,
         description="thread blocks with neighbouring tiles of the same block rows, which load A once for all of them; "
-        "with wgmma only, and blocks of 64 and 128 rows; 2 where tiles gather block rows",
+        "with wgmma and blocks of 64 and 128 rows; always 2 where tiles gather block rows",
     )
     transpose_a: bool = Field(
         default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
@@ -325,16 +332,16 @@ class BsrSpmmSpec(SpecBase):
         block = block if isinstance(block, Mapping) else {}
         rows, depth = block.get("rows", 128), 16 if block.get("cols") == 16 else 32
         given = data.get("tile")
-        gathered = rows in (16, 32) and isinstance(given, Mapping) and given.get("m") not in (None, rows)
-        unsaid = data.get("arch") == "sm_90a" and not any(key in data for key in COMBINED)
-        if gathered and rows == 16 and unsaid:
-            data = {**data, "mma": "mma", "copy": "tma"}
+        tile_rows = given.get("m", rows) if isinstance(given, Mapping) else rows
+        gathered = rows in (16, 32) and tile_rows != rows
+        if rows == 16 and tile_rows == GATHERED_ROWS and data.get("arch") == "sm_90a":
+            data = _agreeing(data, {"mma": "mma", "copy": "tma", "schedule": "cooperative"})
         choice = _combination(data, "bsr_spmm")
         stages = 1 if data.get("copy") == "ld_global" else 3
         if choice is not None and choice.mma == "wmma":
             tile = {"m": rows, "n": 128, "k": depth}
         elif choice is not None and (choice.mma, choice.copy) == ("mma", "tma"):  # gathered: the rest is for rows of B
-            tile, stages = {"m": 384, "n": 128, "k": depth}, 4 if depth == 16 else 3
+            tile, stages = {"m": GATHERED_ROWS, "n": 128, "k": depth}, 4 if depth == 16 else 3
             data = {"cluster": 2, **data}
         elif choice is not None and choice.mma == "mma":  # as many stages as leave room for two thread blocks on an SM
             tile = {"m": rows, "n": 128 if rows == 128 else 256, "k": depth}
@@ -342,8 +349,7 @@ class BsrSpmmSpec(SpecBase):
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
             if gathered:
-                tile, stages = {"m": 384, "n": 128, "k": block.get("cols", rows)}, 3
-                data = {"cluster": 2, **data}
+                stages, data = 3, {"cluster": 2, **data}
         elif rows == 64 and _may_be_wide(data):
             # Bound by loads too.
             tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages

@@ -10,12 +10,12 @@ from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, SharedLayout, i32, pointer, require
 from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
-from codegen.spec import BsrSpmmSpec
+from codegen.spec import GATHERED_ROWS, BsrSpmmSpec
 
 BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
 BLOCK_COLUMNS = (16, 32)
 CONSUMERS = 3  # warpgroups that compute
-ROWS, COLUMNS = 384, 128  # of a tile: its accumulators fill the registers
+ROWS, COLUMNS = GATHERED_ROWS, 128  # of a tile: its accumulators fill the registers
 GROUP_COLUMNS = 64  # of a column group: rows of 128 bytes in shared memory
 CLUSTER = 2  # thread blocks that load A together
 THREADS = (CONSUMERS + 1) * WARPGROUP
@@ -55,21 +55,21 @@ def ring_columns(spec: BsrSpmmSpec) -> int:
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
 
 
-def count_groups(block_rows: int, slots: int, column_tiles: int = 0, at_once: int = 0) -> int:
+def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:
     """Return into how many groups to divide the block rows of a matrix: as few as leave no SM idle for long.
 
     Args:
         block_rows: of the matrix.
         slots: rows of a group, at most.
-        column_tiles: clusters of tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
-        at_once: clusters of thread blocks that run at once and share these; 0 for the fewest groups.
+        clusters: of tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
+        at_once: clusters that run at once; 0 for the fewest groups.
     """
     fewest = -(-block_rows // slots)
-    if fewest == 0 or column_tiles <= 0 or at_once <= 0:
+    if fewest == 0 or clusters <= 0 or at_once <= 0:
         return fewest
 
     def duration(groups: int) -> int:
-        waves = -(-groups * column_tiles // at_once)
+        waves = -(-groups * clusters // at_once)
         return waves * (-(-block_rows // groups) + TILE_ROWS)
 
     return min(range(fewest, min(2 * fewest, block_rows) + 1), key=duration)
@@ -89,9 +89,9 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     """Refuse what is not written for tiles that gather block rows."""
     rows, cols, written = spec.block.rows, spec.block.cols, BLOCK_ROWS[spec.mma]
     if spec.mma == "wgmma":
-        tiles = f"{rows}, or {ROWS}, rows gathered" if rows == written else f"{rows}"
+        gathered = f"{ROWS}, rows gathered" + ("" if rows == written else ", with mma: mma and copy: tma")
         allowed = rows == written and spec.tile.m == ROWS
-        require(allowed, "tile.m", f"is {spec.tile.m}; allowed where block.rows is {rows} with wgmma: {tiles}")
+        require(allowed, "tile.m", f"is {spec.tile.m}; allowed where block.rows is {rows}: {rows}, or {gathered}")
     require(rows == written, "block.rows", f"is {rows}; allowed with mma and tma: {written}")
     require(cols in BLOCK_COLUMNS, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
     require(spec.tile.m == ROWS, "tile.m", f"is {spec.tile.m}; allowed with mma and tma: {ROWS}, rows gathered")

@@ -17,7 +17,14 @@ ALL_ADA = "l4_causal or l4_causal_wide, which compute"
 ALL_HOPPER = "h100_causal or h100_causal_few_tiles or h100_causal_short, which compute"
 
 
-@pytest.mark.parametrize(("name", "arch", "others"), [(HOPPER, "sm_89", ALL_ADA), (ADA, "sm_90a", ALL_HOPPER)])
+@pytest.mark.parametrize(
+    ("name", "arch", "others"),
+    [
+        (HOPPER, "sm_89", ALL_ADA),
+        (ADA, "sm_90a", ALL_HOPPER),
+        ("h100_bsr_spmm_b16_gathered", "sm_89", "l4_bsr_spmm_b16 or l4_bsr_spmm_wmma_b16, which compute"),
+    ],
+)
 def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str, others: str) -> None:
     assert advice(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
 

@@ -649,7 +649,6 @@ def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, co
     regions = {region.name: region for region in plan.shared}
     assert regions["B"].bytes == values["kRingColumns"] * values["kBColumnBytes"]
     assert values["kRingColumns"] >= min(values["kRoundColumns"], values["kTileSlots"])
-    assert values["kWarpColumns"] * values["kProducerWarps"] >= values["kRoundColumns"]
     # One more column would not fit.
     assert plan.shared_bytes <= 232448 < plan.shared_bytes + values["kBColumnBytes"]
     # Each thread block of the cluster loads a part of a packet, in pieces of 16 bytes.
@@ -675,6 +674,8 @@ def test_rows_are_gathered_as_shipped_if_nothing_is_said(size: int, stages: int,
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
     spec = plan_of(fields | {"tile": {"m": 384, "n": 128, "k": size}}).spec
     assert spec == find_spec(f"h100_bsr_spmm_b{size}_gathered").spec
+    for said in ({"copy": "tma"}, {"schedule": "cooperative"}, {"mma": mma}):
+        assert plan_of(fields | {"tile": {"m": 384, "n": 128, "k": size}} | said).spec == spec
     assert (spec.stages, spec.mma, spec.cluster) == (stages, mma, 2)
     assert plan_of(fields).spec.tile.m == size  # one block row
 
@@ -717,6 +718,13 @@ def test_what_tiles_of_gathered_rows_are_not_written_for(change: dict[str, Any],
     with pytest.raises(SpecError) as caught:
         plan_of(GATHERED | change)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("change", [{"tile": {"m": 32, "n": 512, "k": 16}}, {"tile": GATHERED["tile"], "mma": "wgmma"}])
+def test_what_is_wrong_with_a_tile_tells_how_rows_are_gathered(change: dict[str, Any]) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}}
+    with pytest.raises(SpecError, match="16: 16, or 384, rows gathered, with mma: mma and copy: tma"):
+        plan_of(fields | change)
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(128, 128), (128, 64), (64, 128), (64, 64)])

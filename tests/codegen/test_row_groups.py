@@ -286,32 +286,33 @@ def test_slots_and_ring_must_have_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_rows", "slots", "column_tiles", "sm_count", "groups"),
+    ("block_rows", "slots", "clusters", "at_once", "groups"),
     [
         (512, 24, 0, 0, 22),
-        (512, 24, 64, 0, 22),
-        (512, 24, 0, 132, 22),
-        (512, 24, 64, 132, 22),  # 11 waves of tiles of 24 rows; with more groups, more waves of hardly shorter tiles
-        (512, 24, 16, 132, 24),  # 3 waves still
-        (512, 24, 8, 132, 32),  # 2 waves still
-        (512, 24, 1, 132, 43),  # as many as allowed: SMs would be idle otherwise
-        (256, 12, 8, 132, 32),
-        (900, 24, 64, 132, 38),  # 19 waves of 40; 41 groups are 20 waves of 38
-        (3, 24, 1, 132, 2),  # at most twice the fewest
-        (1, 24, 1, 132, 1),  # no group without a row
-        (0, 24, 1, 132, 0),
+        (512, 24, 32, 0, 22),
+        (512, 24, 0, 66, 22),
+        (512, 24, 32, 66, 22),  # 11 waves of tiles of 24 rows; with more groups, more waves of hardly shorter tiles
+        (512, 24, 8, 66, 24),  # 3 waves still
+        (512, 24, 4, 66, 32),  # 2 waves still
+        (512, 24, 5, 66, 26),  # 2 waves still
+        (512, 24, 1, 66, 43),  # as many as allowed: some would be idle otherwise
+        (256, 12, 4, 66, 32),
+        (900, 24, 32, 66, 38),  # 19 waves of 40; 41 groups are 20 waves of 38
+        (3, 24, 1, 66, 2),  # at most twice the fewest
+        (1, 24, 1, 66, 1),  # no group without a row
+        (0, 24, 1, 66, 0),
     ],
 )
-def test_groups_are_counted(block_rows: int, slots: int, column_tiles: int, sm_count: int, groups: int) -> None:
-    assert count_groups(block_rows, slots, column_tiles, sm_count) == groups
+def test_groups_are_counted(block_rows: int, slots: int, clusters: int, at_once: int, groups: int) -> None:
+    assert count_groups(block_rows, slots, clusters, at_once) == groups
 
 
 @given(st.integers(1, 3000), st.sampled_from([12, 24]), st.integers(1, 300), st.integers(1, 200))
-def test_no_other_count_is_done_sooner(block_rows: int, slots: int, column_tiles: int, sm_count: int) -> None:
+def test_no_other_count_is_done_sooner(block_rows: int, slots: int, clusters: int, at_once: int) -> None:
     def duration(count: int) -> int:
-        return -(-count * column_tiles // sm_count) * (-(-block_rows // count) + 16)
+        return -(-count * clusters // at_once) * (-(-block_rows // count) + 16)
 
-    fewest, groups = count_groups(block_rows, slots), count_groups(block_rows, slots, column_tiles, sm_count)
+    fewest, groups = count_groups(block_rows, slots), count_groups(block_rows, slots, clusters, at_once)
     assert (fewest - 1) * slots < block_rows <= fewest * slots
     assert fewest <= groups <= min(2 * fewest, block_rows)
     assert all(duration(groups) < duration(count) for count in range(fewest, groups))

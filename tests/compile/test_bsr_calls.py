@@ -438,6 +438,13 @@ def test_block_rows_are_gathered(make: Make) -> None:
     assert signature["tiles"] == 16 and signature["prologue_grid"] == 4
 
 
+def test_groups_are_counted_for_clusters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(row_orders, "count_groups", lambda *given: asked.append(given) or 2)
+    make(**GATHERED).row_order(matrix([0] * 31, [], size=16), 1100)
+    assert asked == [(30, 24, 5, 0)]  # nine column tiles
+
+
 def test_columns_out_of_range_are_gathered(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 3], [5, -1, 1], columns=3, size=16)

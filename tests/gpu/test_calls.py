@@ -302,7 +302,6 @@ def test_few_block_rows_are_cut_for_the_columns_of_b(block: int) -> None:
 @pytest.mark.parametrize("block", [16, 32])
 def test_groups_of_block_rows_are_for_any_values_and_columns(block: int) -> None:
     kernel = load_kernel(f"h100_bsr_spmm_b{block}_gathered")
-
     stored = (torch.rand(60, 40, device="cuda") < 0.4).repeat_interleave(block, 0).repeat_interleave(block, 1)
     a = (torch.randn(60 * block, 40 * block, device="cuda").half() * stored).to_sparse_bsr((block, block))
     b = torch.randn(40 * block, 3000, device="cuda", dtype=torch.float16)
@@ -337,7 +336,7 @@ def test_thread_blocks_have_several_tiles_of_gathered_rows_and_some_without_roun
     a = (torch.randn(130 * block, 90 * block, device="cuda").half() * stored).to_sparse_bsr((block, block))
     b = torch.randn(90 * block, 8200, device="cuda", dtype=torch.float16)
     order = kernel.row_order(a)
-    assert int((order.starts.diff() == 0).sum()) > 0 and order.rows.shape[0] * 65 > 2 * 132
+    assert int((order.starts.diff() == 0).sum()) > 0 and order.rows.shape[0] * 33 > 2 * 66  # clusters
     outs = [torch.full((130 * block, 8200), float("nan"), device="cuda", dtype=torch.float16) for _ in range(2)]
     for out in outs:
         kernel(a, b, row_order=order, out=out, validate=True)

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import Constant, Param, SharedLayout, i32, pointer, require
+from codegen.plan import (
+    Constant,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+)
 from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
 from codegen.spec import GATHERED_ROWS, BsrSpmmSpec
 
@@ -110,12 +122,62 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     require(spec.stages >= 2, "stages", "is 1; one packet is still being read while the next is waited for: 2 or more")
 
 
-def layout(spec: BsrSpmmSpec) -> SharedLayout:
-    """Lay out shared memory, with room for the rows of B of one round at least."""
-    return _layout(spec, max(ring_columns(spec), min(ROUND_COLUMNS, slots(spec))))
+def build(
+    spec: BsrSpmmSpec,
+    stem: str,
+    *,
+    template: str,
+    accumulators: int,
+    constants: tuple[Constant, ...],
+    values: dict[str, int | str | bool],
+    a_element: str,
+    tile: str,
+    consumers: str,
+) -> Plan:
+    """Return the plan of a kernel whose fields are checked.
+
+    Args:
+        spec: of the kernel.
+        stem: its name.
+        template: its template.
+        accumulators: of a thread that computes.
+        constants: of what computes; those of what loads are put before them.
+        values: of the template.
+        a_element: what it reads A as.
+        tile: what the head of the source says of a tile.
+        consumers: what it says of the threads that compute.
+    """
+    rows, cols, groups = spec.block.rows, spec.block.cols, COLUMNS // GROUP_COLUMNS
+    shared = _layout(spec, max(ring_columns(spec), min(ROUND_COLUMNS, slots(spec))))  # room for one round at least
+    registers = Registers(accumulators=accumulators, overhead=32, limit=CONSUMER_REGISTERS)
+    check_budget(spec, shared.size, registers)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template=template,
+        threads=THREADS,
+        blocks_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=_params(spec, a_element),
+        tensor_maps={
+            "b_map": TensorMap((GROUP_COLUMNS, cols), SWIZZLE),
+            "b_groups_map": TensorMap((GROUP_COLUMNS, cols, groups), SWIZZLE),
+            "c_map": TensorMap((GROUP_COLUMNS, rows), SWIZZLE),
+        },
+        constants=(*_constants(spec), *constants),
+        values=values,
+        summary=_summary(spec, tile, consumers),
+        flops=2 * ROWS * COLUMNS * cols,
+        bytes=packet_bytes(spec) // CLUSTER + ROUND_COLUMNS * column_bytes(spec),
+        cluster=CLUSTER,
+        prologue=Prologue(f"{stem}_pack_a", PACK_THREADS),
+    )
 
 
-def constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
+def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of what loads rounds, and of what both sides know."""
     return (
         Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
@@ -145,7 +207,7 @@ def constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     )
 
 
-def params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
+def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
     """Return the parameters: what is where, and what is multiplied when."""
     return (
         *b_params(spec, "K"),
@@ -163,7 +225,7 @@ def params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
     )
 
 
-def summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, str], ...]:
+def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, str], ...]:
     """Return what the head of the source says of the kernel."""
     return (
         ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),

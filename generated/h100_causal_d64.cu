@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f8acd040e95a95b6bf9ca5c47196eba0aa6e3dcbac9abbfd0090b4ae1670ea54
+// seal: sha256 6434a4196e3565333ac604c15b3c6ffddf5e56002a9f30d60f9073f84b3f09d7
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -14,7 +14,7 @@
 //
 // Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
+//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
@@ -58,14 +58,13 @@ constexpr int kKvBytes = 16384;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 128;  // keys of one load
 
-// Dynamic shared memory: 139384 bytes. Byte offsets:
+// Dynamic shared memory: 139376 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64
 constexpr int kKOffset = 49152;  // 32768 bytes: K ring of each stream
 constexpr int kVOffset = 81920;  // 32768 bytes: V ring of each stream
 constexpr int kOOffset = 114688;  // 24576 bytes: O tile on its way out
 constexpr int kBarriersOffset = 139264;  // 96 bytes: mbarriers
 constexpr int kEntriesOffset = 139360;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 139376;  // 8 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -324,31 +323,21 @@ __device__ __forceinline__ int diagonal(const Params& p) {
 
 struct KeyBlocks {
   int count;           // key blocks that these queries see
-  int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    first_diagonal = first_query + diagonal(p);
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
-  // Whether some pair of the i-th block is hidden.
-  __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
-
-// Key blocks that a warpgroup's queries, from first_query on, see: from `first` to `last`.
-struct SeenBlocks {
-  int first = 0, last = -1;
-
-  __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
-    const int last_key = min(first_query + kWarpgroupRows, p.q_len) - 1 + diagonal(p);
-    if (last_key >= 0) last = last_key / kTileN;
-  }
-};
+// The first and the last key that a query sees. There is none if the last one comes before the first.
+__device__ __forceinline__ int first_key_of(const Params& p, int query) { return 0; }
+__device__ __forceinline__ int last_key_of(const Params& p, int query) {
+  return min(query + diagonal(p), p.kv_len - 1);
+}
 
 // One tile of work: kTileM queries of one head.
 struct Tile {
@@ -413,13 +402,6 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
-// its pairs. Negative if pairs are hidden, by the pattern or by the end of the keys.
-__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
-}
-
 // Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
 // barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
 __device__ __forceinline__ int read_by_leader(const int* word) {
@@ -473,7 +455,6 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
@@ -504,11 +485,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, parity = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
-#pragma unroll
-        for (int load = 0; load < kStepBlocks; ++load) {
-          const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
-          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], masked);
-        }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
@@ -557,41 +533,29 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
-// back, reads them; for the others they are 0.
-struct StepSlots {
-  int slot[kStepBlocks];
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+struct SeenBlocks {
+  int first = 0, last = -1;  // of those that some of these queries see
+  int whole_before;          // before this one, no block has keys behind the last one that a query sees
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
-  }
-  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
-  __device__ __forceinline__ bool hide_some() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
+  __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
+    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
+    const int first_key = first_key_of(p, first_query), last_key = last_key_of(p, last_query);
+    if (last_query >= first_query && last_key >= first_key) {
+      first = first_key / kTileN;
+      last = last_key / kTileN;
+    }
+    whole_before = (last_key_of(p, first_query) + 1) / kTileN;
   }
 };
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+// Hides from each query the keys of a block behind the last one that it sees. `query` is this thread's first.
+__device__ __forceinline__ void hide_behind(float (&s)[kTileN / 2], const Params& p, int block, int query) {
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
+  const int last_column[2] = {last_key_of(p, query) - first_key, last_key_of(p, query + 8) - first_key};
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
-    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool seen = column < keys;
-      const int my_query = query + j / 2 % 2 * 8;
-      // Query and key are both counted from first_key: columns are constants then.
-      const bool in_pattern = visible(p, my_query - first_key, column);
-      seen &= in_pattern;
-      if (!seen) s[i] = kMinusInfinity;
-    }
+  for (int i = 0; i < kTileN / 2; ++i) {
+    if (i / 4 * 8 + i % 2 > last_column[i / 2 % 2]) s[i] = kMinusInfinity;
   }
 }
 
@@ -761,7 +725,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
   // The shuffles keep the compiler from working these descriptors out anew in each step.
   const uint32 q_ring =
@@ -800,24 +763,23 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const int behind = min(max(newest - seen.last, 0), entry.count);
     const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - behind);
     const int count = entry.count - behind - before;
+    const int newest_seen = newest - behind;
     hand_back(behind);
     const float room = headroom(p, count);
     if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      StepSlots step(slots, k_position.stage, warp_leader);
       issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (newest_seen >= seen.whole_before) hide_behind(s, p, newest_seen, tile.first_query + first_row);
       move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
       if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < count; ++i) {
-        step = StepSlots(slots, k_position.stage, warp_leader);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -825,7 +787,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        const int block = newest_seen - i;
+        if (block >= seen.whole_before) hide_behind(s, p, block, tile.first_query + first_row);
         // The first step hides most keys of some rows, so that the second one would move their shifts nearly always.
         bool fits = i > 1;
         // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.

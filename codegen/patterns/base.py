@@ -106,9 +106,13 @@ class PatternBase(Frozen):
     def banded(self) -> bool:
         """Whether a query sees one run of keys, no earlier and no later than those of the queries before it.
 
-        The pattern's template then walks from the last key block to the first, and says which of them a few of the
-        tile's queries see.
+        The pattern's template then walks from the last key block to the first, and says which keys a query sees.
         """
+        return False
+
+    @property
+    def leaves_keys(self) -> bool:
+        """Whether late queries no longer see the first keys, where ``banded`` holds."""
         return False
 
     def shares(self, kv_len: int, rows: int, keys: int) -> int:

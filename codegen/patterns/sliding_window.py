@@ -28,6 +28,11 @@ class SlidingWindow(PatternBase):
         return True
 
     @property
+    def leaves_keys(self) -> bool:
+        """Late queries see a window that begins behind the first key."""
+        return True
+
+    @property
     def shift_invariant(self) -> bool:
         """Whether a pair is hidden depends on the distance of key and query."""
         return True

@@ -100,8 +100,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
     kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
     has_room = kept <= REGISTER_SPLITS[consumers][-1][1]
+    skips = _skips(spec, rows)
     for q_in_registers, tile_stages, shares_staging in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
-        rings = _Rings(tile_stages, shares_staging, streams, step_blocks, groups * m * SWIZZLE, kv_bytes)
+        rings = _Rings(tile_stages, shares_staging, streams, step_blocks, skips, groups * m * SWIZZLE, kv_bytes)
         shared = _shared(spec, rings)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
@@ -190,7 +191,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "block_steps": block_steps,
             "step_blocks": step_blocks,
             "splits": spec.split_tail,
-            "skips": _skips(spec, rows),
+            "skips": skips,
             "long_row": LONG_ROW,
             # Whether the kernel is for rows of few steps too; with share_kv it does not look ahead for them.
             "short_rows": not spec.share_kv and (pattern.row_keys is None or pattern.row_keys < LONG_ROW * n),
@@ -274,6 +275,7 @@ class _Rings:
     shares_staging: bool  # O leaves from where its tile's Q was
     streams: int
     step_blocks: int
+    skips: bool
     q_bytes: int  # of a tile
     kv_bytes: int
 
@@ -299,7 +301,8 @@ def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
     words = (3 if spec.split_tail else 1) + rings.streams
     size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
     shared.add("Entries", size, "ring of tiles: number, numbers of steps", align=4)
-    shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
+    if not rings.skips:  # else consumers know which blocks come
+        shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.split_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

@@ -1,4 +1,4 @@
-"""Steps that a warpgroup leaves out: the kernel's own lines, run on the host, leave out what its queries do not see."""
+"""What a warpgroup leaves out or masks: the kernel's own lines, run on the host, leave what its queries see."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ PROGRAM = """\
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #define __device__
 #define __forceinline__ inline
 using std::max;
 using std::min;
 struct Params { int q_len, kv_len; };
+struct { int x; } threadIdx;
+constexpr float kMinusInfinity = -1.0f;
 %(constants)s
 constexpr int kWarpgroupRows = 64;
 %(pattern)s
+%(seen)s
 struct Entry { int piece, count; };
 struct Tile { int first_query; };
 int begin = 0, number = -1;  // the part of the tile; -1: all of it
@@ -60,13 +64,15 @@ KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
   return blocks;
 }
 
-// One line with the blocks that a warpgroup works on in all parts of a tile.
+// For each warpgroup the blocks that it works on in all parts of a tile, as a line, then a line for each of its rows: the
+// first key that is left of each block, the last one, and how many these are.
 int main(int words, char** word) {
   const Params p{std::atoi(word[1]), std::atoi(word[2])};
   const int width = std::atoi(word[3]);
   for (int first = std::atoi(word[4]); first < p.q_len; first += %(m)d) {
     const Tile tile{first};
     for (int warpgroup = 0; warpgroup < %(m)d / kWarpgroupRows; ++warpgroup) {
+      std::string worked, rows[kWarpgroupRows];
       number = -1;
       const int end = width < 0 ? 1 : key_blocks_of(p, 0, tile, 0).count;
       for (begin = 0; begin < end; begin += abs(width)) {
@@ -75,10 +81,34 @@ int main(int words, char** word) {
         const Entry entry{0, blocks.count};
         const int stream = 0;
         %(lines)s
-        for (int i = behind; i < behind + count; ++i) std::printf("%%d ", blocks.at(i));
-        if (behind + count + before != entry.count || count < 0) std::printf("lost ");
+        for (int i = 0; i < count; ++i) {
+          worked += std::to_string(blocks.at(behind + i)) + " ";
+          %(block)s
+          if (block != blocks.at(behind + i)) worked += "other ";
+          int first[kWarpgroupRows], last[kWarpgroupRows], left[kWarpgroupRows] = {};
+          for (threadIdx.x = 0; threadIdx.x < 128; ++threadIdx.x) {
+            const int warp = threadIdx.x / 32, lane = threadIdx.x %% 32;
+            const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
+            float s[kTileN / 2] = {};
+            %(masks)s
+            for (int j = 0; j < kTileN / 2; ++j) {
+              if (s[j] < 0) continue;
+              const int row = warp * 16 + lane / 4 + j / 2 %% 2 * 8;
+              const int key = block * kTileN + j / 4 * 8 + lane %% 4 * 2 + j %% 2;
+              first[row] = left[row] ? min(first[row], key) : key;
+              last[row] = left[row] ? max(last[row], key) : key;
+              ++left[row];
+            }
+          }
+          for (int row = 0; row < kWarpgroupRows; ++row) {
+            if (left[row] == 0) continue;
+            for (int number : {first[row], last[row], left[row]}) rows[row] += std::to_string(number) + " ";
+          }
+        }
+        if (behind + count + before != entry.count || count < 0) worked += "lost ";
       }
-      std::puts("");
+      std::puts(worked.c_str());
+      for (const std::string& row : rows) std::puts(row.c_str());
     }
   }
   return words != 5;
@@ -95,13 +125,21 @@ def build(plan: Plan, folder: Path) -> Path:
     source = render_plan(plan)
     template = environment().get_template(str(plan.values["pattern_template"]))
     pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values).strip()
-    found = re.search(r"const int newest = .*?const int count = [^;]*;", source, re.DOTALL)
-    assert pattern in source and found
+    lines = re.search(r"const int newest = .*?const int newest_seen = [^;]*;", source, re.DOTALL)
+    seen = re.search(r"struct SeenBlocks \{.*?(?=// Online softmax)", source, re.DOTALL)
+    masked = re.search(r"(const int block = newest_seen - i;)((?:\s*if \(block [^;]*;)+)", source)
+    assert pattern in source and lines and seen and masked
+    # The first step, which is not in the loop, is masked likewise.
+    first = re.sub(r"\bblock\b", "newest_seen", masked[2]).replace("\n        ", "\n      ")
+    assert f"k_position.advance();{first}\n      move_shifts(" in source
     text = PROGRAM % {
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.split else "",
-        "lines": found[0],
+        "seen": seen[0].replace("#pragma unroll\n", ""),
+        "lines": lines[0],
+        "block": masked[1],
+        "masks": masked[2],
         "m": plan.spec.tile.m,
     }
     (folder / "main.cpp").write_text(text, encoding="utf-8")
@@ -109,8 +147,17 @@ def build(plan: Plan, folder: Path) -> Path:
     return folder / "main"
 
 
+def runs_in(keys: list[int], n: int) -> list[int]:
+    """Return the first key, the last one and the number of keys in each block, last block first."""
+    runs = []
+    for block in sorted({key // n for key in keys}, reverse=True):
+        inside = [key for key in keys if key // n == block]
+        runs += [inside[0], inside[-1], len(inside)]
+    return runs
+
+
 @pytest.mark.parametrize(("pattern", "m", "n"), CASES, ids=lambda value: str(value).replace(" ", ""))
-def test_a_warpgroup_works_on_the_blocks_that_its_queries_see(
+def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
     pattern: dict[str, Any], m: int, n: int, tmp_path: Path
 ) -> None:
     if shutil.which("g++") is None:
@@ -130,16 +177,18 @@ def test_a_warpgroup_works_on_the_blocks_that_its_queries_see(
                 for query in range(first, first + m, ROWS):
                     worked = [int(word) for word in next(lines).split()]
                     queries = range(max(query, 0), min(query + ROWS, q_len))
-                    visible = {
-                        key // n
+                    rows = [[int(word) for word in next(lines).split()] for _ in range(ROWS)]
+                    seen = {
+                        i: [key for key in range(kv_len) if plan.spec.pattern.visible(i, key, q_len, kv_len)]
                         for i in queries
-                        for key in range(kv_len)
-                        if plan.spec.pattern.visible(i, key, q_len, kv_len)
                     }
                     where = f"q_len {q_len}, kv_len {kv_len}, width {width}, queries from {query}"
                     assert len(worked) == len(set(worked)), where
                     # Queries that there are not may see what they like.
-                    assert set(worked) == visible if queries else True, where
+                    if queries:
+                        assert set(worked) == {key // n for keys in seen.values() for key in keys}, where
+                    for i, keys in seen.items():
+                        assert rows[i - query] == runs_in(keys, n), f"{where}, query {i}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c1d1baf1ccc7b9b37e0623454565df5df88921d472a7da6f3f531d05ee6e5ab0
+// seal: sha256 00f4601c8bfb78c2a4a221dca78dbfca1e711bf5fe962ff11fc4bc6fe0298a61
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -457,35 +457,55 @@ __device__ __forceinline__ void hand_back(uint32 empty) {
   if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
 }
 
-// accumulators += A B for this warp's slots of one round, which it hands back when it has read all of it. `a` is where
-// this lane's elements of the first slot's block are, `b` where it would read if rows of B began at 0.
-__device__ __forceinline__ void multiply_round(
-    float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4], const unsigned char* a, uint32 b,
-    const int* places, uint32 empty) {
-  int from[kWarpSlots];
+// accumulators += A B for kCount of this warp's slots, from kFirst on, that meet the same rows of B: they are read once.
+// After the last read of the round it is handed back. `a` is where this lane's elements of the first slot's block are,
+// `b` what it reads of the rows of B first.
+template <int kFirst, int kCount>
+__device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
+    const unsigned char* a, uint32 b, uint32 empty) {
 #pragma unroll
-  for (int slot = 0; slot < kWarpSlots; ++slot) from[slot] = places[slot];
+  for (int step = 0; step < kSteps; ++step) {
+    uint32 a_elements[kCount][4];
 #pragma unroll
-  for (int slot = 0; slot < kWarpSlots; ++slot) {
+    for (int slot = 0; slot < kCount; ++slot) {
+      const uint4 four = *reinterpret_cast<const uint4*>(a + (kFirst + slot) * kABlockBytes + step * kStepBytes);
+      a_elements[slot][0] = four.x;
+      a_elements[slot][1] = four.y;
+      a_elements[slot][2] = four.z;
+      a_elements[slot][3] = four.w;
+    }
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint4 four = *reinterpret_cast<const uint4*>(a + slot * kABlockBytes + step * kStepBytes);
-      const uint32 a_elements[4] = {four.x, four.y, four.z, four.w};
+    for (int group = 0; group < kTileGroups; ++group) {
+      uint32 b_elements[kGroupTiles / 2][4];  // of 16 rows and 16 columns, which are 32 bytes
 #pragma unroll
-      for (int group = 0; group < kTileGroups; ++group) {
-        uint32 b_elements[kGroupTiles / 2][4];  // of 16 rows and 16 columns, which are 32 bytes
+      for (int i = 0; i < kGroupTiles / 2; ++i) {
+        ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + group * kBGroupBytes + step * 16 * kRowBytes);
+      }
+      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && group == kTileGroups - 1) hand_back(empty);
 #pragma unroll
-        for (int i = 0; i < kGroupTiles / 2; ++i) {
-          ldmatrix_x4_trans(b_elements[i], ((b + from[slot]) ^ i * 32) + group * kBGroupBytes + step * 16 * kRowBytes);
-        }
-        if (slot == kWarpSlots - 1 && step == kSteps - 1 && group == kTileGroups - 1) hand_back(empty);
+      for (int i = 0; i < kGroupTiles; ++i) {
+        const uint32 (&b_tiles)[4] = b_elements[i / 2];
 #pragma unroll
-        for (int i = 0; i < kGroupTiles; ++i) {
-          const uint32 (&b_tiles)[4] = b_elements[i / 2];
-          mma_m16n8k16(accumulators[slot][group][i], a_elements, b_tiles[i % 2 * 2], b_tiles[i % 2 * 2 + 1]);
+        for (int slot = 0; slot < kCount; ++slot) {
+          mma_m16n8k16(accumulators[kFirst + slot][group][i], a_elements[slot], b_tiles[i % 2 * 2],
+              b_tiles[i % 2 * 2 + 1]);
         }
       }
     }
+  }
+}
+
+// accumulators += A B for this warp's slots of one round. `b` is where this lane would read if rows of B began at 0.
+__device__ __forceinline__ void multiply_round(
+    float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4], const unsigned char* a, uint32 b,
+    const int* places, uint32 empty) {
+  static_assert(kWarpSlots == 2);
+  const int first = places[0], second = places[1];
+  if (first == second) {
+    multiply_slots<0, 2>(accumulators, a, b + first, empty);
+  } else {
+    multiply_slots<0, 1>(accumulators, a, b + first, empty);
+    multiply_slots<1, 1>(accumulators, a, b + second, empty);
   }
 }
 

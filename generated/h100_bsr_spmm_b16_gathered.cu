@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 00f4601c8bfb78c2a4a221dca78dbfca1e711bf5fe962ff11fc4bc6fe0298a61
+// seal: sha256 493a9a1a078166da3318d4daf71fed0c218f65d7a9cd09ca505470bbb110cabf
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -457,9 +457,9 @@ __device__ __forceinline__ void hand_back(uint32 empty) {
   if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
 }
 
-// accumulators += A B for kCount of this warp's slots, from kFirst on, that meet the same rows of B: they are read once.
-// After the last read of the round it is handed back. `a` is where this lane's elements of the first slot's block are,
-// `b` what it reads of the rows of B first.
+// accumulators += A B for kCount slots of this warp, from kFirst on, which meet the same rows of B: they are read once.
+// The round is handed back with its last slot, when all of it is read. `a` is where this lane's elements of the first
+// slot's block are, `b` where it begins to read B.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
     const unsigned char* a, uint32 b, uint32 empty) {
@@ -499,7 +499,7 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
 __device__ __forceinline__ void multiply_round(
     float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4], const unsigned char* a, uint32 b,
     const int* places, uint32 empty) {
-  static_assert(kWarpSlots == 2);
+  static_assert(kWarpSlots == 2, "the slots of a warp are one pair");
   const int first = places[0], second = places[1];
   if (first == second) {
     multiply_slots<0, 2>(accumulators, a, b + first, empty);

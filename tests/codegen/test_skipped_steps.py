@@ -64,8 +64,8 @@ KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
   return blocks;
 }
 
-// For each warpgroup the blocks that it works on in all parts of a tile, as a line, then a line for each of its rows: the
-// first key that is left of each block, the last one, and how many these are.
+// For each warpgroup a line with the blocks that it works on in all parts of a tile, then one for each of its rows: the
+// first key that is left of each block, the last one, and how many are left.
 int main(int words, char** word) {
   const Params p{std::atoi(word[1]), std::atoi(word[2])};
   const int width = std::atoi(word[3]);

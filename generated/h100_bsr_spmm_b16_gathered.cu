@@ -3,15 +3,15 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 493a9a1a078166da3318d4daf71fed0c218f65d7a9cd09ca505470bbb110cabf
+// seal: sha256 56666a90c42d28167f2819e7f09aa8e5466847eae645e9757c55fa68de507ca1
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
 // Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
 // of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
 // with the order in which a tile goes through their block columns: in rounds, in each of which every block row takes
-// one of its blocks, at a column whose rows of B are in shared memory. So the products of a round are always the same
-// instructions on the same accumulators, and only where they read B differs.
+// one of its blocks, at a column whose rows of B are in shared memory. So a round always multiplies for the same
+// accumulators. Only where it reads B differs, and whether a warp reads it once for both of its block rows.
 //
 // A block of A is as high as an mma.sync. A wgmma would be quicker with columns of B as its 64 rows, but wants a
 // descriptor in uniform registers for each block, and to put it there takes longer than is won.

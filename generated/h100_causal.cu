@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ca6a8dc50f12e1f77c4cab35037f02d0914643d06631766302a5503715111da3
+// seal: sha256 1deaab12eddbd17bf0e0dd9d1274d35b575da04eb4b2b935305c01b7060fc349
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -535,15 +535,15 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers. Queries before 0 see none.
 struct SeenBlocks {
   int first = 0, last = -1;  // of those that some of these queries see
-  int whole_before;          // before this one, no block has keys behind the last one that a query sees
+  int whole_before;          // before this one, none has keys that one of them does not see yet, or that do not exist
 
   __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
     const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
     const int first_key = first_key_of(p, first_query), last_key = last_key_of(p, last_query);
-    if (last_query >= first_query && last_key >= first_key) {
+    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
       first = first_key / kTileN;
       last = last_key / kTileN;
     }

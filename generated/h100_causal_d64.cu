@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6434a4196e3565333ac604c15b3c6ffddf5e56002a9f30d60f9073f84b3f09d7
+// seal: sha256 dd7cf386243fd1fb4c5f26152eb50d1d1e78a296da9b21be939aefe47ec806ae
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -533,15 +533,15 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers. Queries before 0 see none.
 struct SeenBlocks {
   int first = 0, last = -1;  // of those that some of these queries see
-  int whole_before;          // before this one, no block has keys behind the last one that a query sees
+  int whole_before;          // before this one, none has keys that one of them does not see yet, or that do not exist
 
   __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
     const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
     const int first_key = first_key_of(p, first_query), last_key = last_key_of(p, last_query);
-    if (last_query >= first_query && last_key >= first_key) {
+    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
       first = first_key / kTileN;
       last = last_key / kTileN;
     }

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a65bb5c54626c90d3f866179a6baacd3f4ee0e60daf18890c0a3dda41df2234e
+// seal: sha256 bafd50b1eb4fd12e8c0179f642617e07fb79f09748f1fd9672614478b1e6bc39
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -563,16 +563,16 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers. Queries before 0 see none.
 struct SeenBlocks {
   int first = 0, last = -1;  // of those that some of these queries see
-  int whole_from;            // from this one on, no block has keys before the first one that a query sees
-  int whole_before;          // before this one, no block has keys behind the last one that a query sees
+  int whole_from;            // from this one on, no block has keys that one of these queries no longer sees
+  int whole_before;          // before this one, none has keys that one of them does not see yet, or that do not exist
 
   __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
     const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
     const int first_key = first_key_of(p, first_query), last_key = last_key_of(p, last_query);
-    if (last_query >= first_query && last_key >= first_key) {
+    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
       first = first_key / kTileN;
       last = last_key / kTileN;
     }

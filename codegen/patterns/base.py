@@ -106,7 +106,8 @@ class PatternBase(Frozen):
     def banded(self) -> bool:
         """Whether a query sees one run of keys, no earlier and no later than those of the queries before it.
 
-        The pattern's template then walks from the last key block to the first, and says which keys a query sees.
+        The pattern's template then walks from the last key block to the first, and says which key a query sees first
+        and which one last.
         """
         return False
 

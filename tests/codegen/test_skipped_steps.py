@@ -64,8 +64,8 @@ KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
   return blocks;
 }
 
-// For each warpgroup a line with the blocks that it works on in all parts of a tile, then one for each of its rows: the
-// first key that is left of each block, the last one, and how many are left.
+// For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then a line
+// for each of its rows: the first key that is left of each block, the last one, and how many.
 int main(int words, char** word) {
   const Params p{std::atoi(word[1]), std::atoi(word[2])};
   const int width = std::atoi(word[3]);
@@ -82,8 +82,10 @@ int main(int words, char** word) {
         const int stream = 0;
         %(lines)s
         for (int i = 0; i < count; ++i) {
-          worked += std::to_string(blocks.at(behind + i)) + " ";
           %(block)s
+          int masks = 0;
+          %(flags)s
+          worked += std::to_string(blocks.at(behind + i)) + "/" + std::to_string(masks) + " ";
           if (block != blocks.at(behind + i)) worked += "other ";
           int first[kWarpgroupRows], last[kWarpgroupRows], left[kWarpgroupRows] = {};
           for (threadIdx.x = 0; threadIdx.x < 128; ++threadIdx.x) {
@@ -129,6 +131,7 @@ def build(plan: Plan, folder: Path) -> Path:
     seen = re.search(r"struct SeenBlocks \{.*?(?=// Online softmax)", source, re.DOTALL)
     masked = re.search(r"(const int block = newest_seen - i;)((?:\s*if \(block [^;]*;)+)", source)
     assert pattern in source and lines and seen and masked
+    conditions = re.findall(r"if \((.*?)\) ", masked[2])
     # The first step, which is not in the loop, is masked likewise.
     first = re.sub(r"\bblock\b", "newest_seen", masked[2]).replace("\n        ", "\n      ")
     assert f"k_position.advance();{first}\n      move_shifts(" in source
@@ -140,6 +143,7 @@ def build(plan: Plan, folder: Path) -> Path:
         "lines": lines[0],
         "block": masked[1],
         "masks": masked[2],
+        "flags": " ".join(f"masks |= ({asked}) << {bit};" for bit, asked in enumerate(conditions)),
         "m": plan.spec.tile.m,
     }
     (folder / "main.cpp").write_text(text, encoding="utf-8")
@@ -175,7 +179,7 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
             lines = iter(output.splitlines())
             for first in range(start, q_len, m):
                 for query in range(first, first + m, ROWS):
-                    worked = [int(word) for word in next(lines).split()]
+                    asked = dict(map(int, word.split("/")) for word in next(lines).split())
                     queries = range(max(query, 0), min(query + ROWS, q_len))
                     rows = [[int(word) for word in next(lines).split()] for _ in range(ROWS)]
                     seen = {
@@ -183,12 +187,13 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
                         for i in queries
                     }
                     where = f"q_len {q_len}, kv_len {kv_len}, width {width}, queries from {query}"
-                    assert len(worked) == len(set(worked)), where
-                    # Queries that there are not may see what they like.
-                    if queries:
-                        assert set(worked) == {key // n for keys in seen.values() for key in keys}, where
+                    assert set(asked) == {key // n for keys in seen.values() for key in keys}, where
                     for i, keys in seen.items():
                         assert rows[i - query] == runs_in(keys, n), f"{where}, query {i}"
+                    for block, masks in asked.items() if all(seen.values()) else ():
+                        behind = any(keys[-1] < (block + 1) * n - 1 for keys in seen.values())
+                        before = any(keys[0] > block * n for keys in seen.values())
+                        assert masks == behind + 2 * before, f"{where}, block {block}"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
   return blocks;
 }
 
-// For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then a line
+// For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then one
 // for each of its rows: the first key that is left of each block, the last one, and how many.
 int main(int words, char** word) {
   const Params p{std::atoi(word[1]), std::atoi(word[2])};

@@ -22,7 +22,7 @@ from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_name
 from codegen.plans import plan_for
 from codegen.receipts import Standing, state
 from codegen.render import render
-from codegen.spec import AttentionSpec, Spec, TileCopySpec, json_schema
+from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec, json_schema
 
 BAD_INPUT = 2
 CHECK_FAILED = 1
@@ -148,7 +148,7 @@ def check_command(
 def list_command() -> None:
     """List the shipped specs and what their receipts say."""
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    for title in ("spec", "operator", "arch", "type", "what", "how", "receipt"):
+    for title in ("spec", "operator", "arch", "type", "what", "tile", "how", "receipt"):
         table.add_column(title, overflow="fold")
     colours = {Standing.OK: "green", Standing.FAILED: "red", Standing.UNREADABLE: "red"}
     for named in shipped_specs():
@@ -156,7 +156,8 @@ def list_command() -> None:
         found = state(named, render(named))
         how = f"{spec.mma}, {spec.copy_}, {spec.schedule}"
         standing = f"[{colours.get(found.standing, 'yellow')}]{found.standing}[/]"
-        table.add_row(named.stem, spec.op, spec.arch, spec.dtype, _what(spec), how, standing)
+        tile = " x ".join(map(str, spec.tile.model_dump().values()))
+        table.add_row(named.stem, spec.op, spec.arch, spec.dtype, _what(spec), tile, how, standing)
     _print(table)
 
 
@@ -197,16 +198,27 @@ def _print(table: RenderableType) -> None:
     """Print to the width of the terminal; a pipe or a file gets lines that need not be wrapped."""
     console = Console()
     if not console.is_terminal:
-        console.width = 160
+        console.width = 200
     console.print(table)
 
 
+BY_DEFAULT = ("split_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
+
+
 def _what(spec: Spec) -> str:
+    """Return what a kernel computes, and the options that it has."""
     if isinstance(spec, AttentionSpec):
-        return f"{spec.pattern.stem()}, d {spec.head_dim}"
-    if isinstance(spec, TileCopySpec):
-        return f"tiles {spec.tile.m} x {spec.tile.n}"
-    return f"blocks {spec.block.rows} x {spec.block.cols}"
+        what = [f"{spec.pattern.stem()}, d {spec.head_dim}"]
+    else:
+        what = ["copy"] if isinstance(spec, TileCopySpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
+    for name in spec.options:
+        value = getattr(spec, name)
+        if value == type(spec).model_fields[name].default or name in BY_DEFAULT:
+            continue
+        if isinstance(value, Epilogue):
+            value = " ".join([*(["bias"] if value.bias else []), value.activation])
+        what.append(name if value is True else f"{name} {value}")
+    return ", ".join(what)
 
 
 def _report(problems: list[freshness.Problem]) -> None:

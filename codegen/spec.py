@@ -6,12 +6,13 @@ spec may combine is in :mod:`codegen.arch`; whether it fits its architecture is 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from codegen.arch import ARCHS, Combination
 from codegen.errors import SpecError
@@ -120,7 +121,19 @@ def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[st
     choice = _combination(data, op)
     if choice is not None:
         defaults = {**{key: getattr(choice, key) for key in COMBINED}, **defaults}
-    return {**{key: value for key, value in defaults.items() if value is not None}, **data}
+    filled = {**{key: value for key, value in defaults.items() if value is not None}, **data}
+    return {**filled, "tile": _whole_tile(data, defaults["tile"])}
+
+
+def _given_tile(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sizes of the tile that were given."""
+    tile = data.get("tile")
+    return tile if isinstance(tile, Mapping) else {}
+
+
+def _whole_tile(data: Mapping[str, Any], default: Mapping[str, Any]) -> Any:
+    """Return the tile that was given, with the sizes that it lacks."""
+    return {**default, **_given_tile(data)} if isinstance(data.get("tile", {}), Mapping) else data["tile"]
 
 
 def _agreeing(data: Mapping[str, Any], choice: Mapping[str, str]) -> dict[str, Any]:
@@ -213,6 +226,8 @@ class AttentionSpec(SpecBase):
         block = block if isinstance(block, Mapping) else {}
         hopper = data.get("arch") == "sm_90a"
         tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
+        if hopper and (data.get("share_kv") is True or _given_tile(data).get("m") == 64):  # nobody to take turns with
+            data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         shares = data.get("share_kv") is True
@@ -221,8 +236,7 @@ class AttentionSpec(SpecBase):
         if choice is not None and choice.mma == "wmma":
             defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}
         elif not hopper:
-            given = data.get("tile", tile)
-            rows = given.get("m") if isinstance(given, Mapping) else None
+            rows = _given_tile(data).get("m", tile["m"])
             # O of 32 rows of a wider head would not fit a thread's registers.
             defaults["warp_rows"] = 32 if rows in (128, 256) and data.get("head_dim") in (64, 96, 128) else 16
         return _fill(dict(data), "attention", defaults)
@@ -259,6 +273,8 @@ def _ada_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, An
     queries = block.get("q")
     rows = queries * heads if isinstance(queries, int) and isinstance(heads, int) else largest
     m = min(rows, largest)
+    given = _given_tile(data).get("m")
+    m = given if isinstance(given, int) else m
     return {"m": m, "n": 64 if head_dim == 64 or (m < 128 and not wide) else 32}
 
 
@@ -330,9 +346,10 @@ class BsrSpmmSpec(SpecBase):
             return data
         block = data.get("block")
         block = block if isinstance(block, Mapping) else {}
-        rows, depth = block.get("rows", 128), 16 if block.get("cols") == 16 else 32
-        given = data.get("tile")
-        tile_rows = given.get("m", rows) if isinstance(given, Mapping) else rows
+        rows, cols = block.get("rows", 128), block.get("cols")
+        depth = 16 if isinstance(cols, int) and cols % 32 else 32
+        given = _given_tile(data)
+        tile_rows = given.get("m", rows)
         gathered = rows in (16, 32) and tile_rows != rows
         if rows == 16 and tile_rows == GATHERED_ROWS and data.get("arch") == "sm_90a":
             data = _agreeing(data, {"mma": "mma", "copy": "tma", "schedule": "cooperative"})
@@ -349,10 +366,10 @@ class BsrSpmmSpec(SpecBase):
         elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
             if gathered:
-                stages, data = 3, {"cluster": 2, **data}
-        elif rows == 64 and _may_be_wide(data):
+                tile["n"], stages, data = 128, 3, {"cluster": 2, **data}
+        elif rows == 64 and _may_be_wide(data) and (given.get("n", 512), given.get("k", 32)) == (512, 32):
             # Bound by loads too.
-            tile, stages = {"m": rows, "n": 512, "k": 32}, 5 if "tile" not in data else stages
+            tile, stages = {"m": rows, "n": 512, "k": 32}, stages if {"n", "k"} & set(given) else 5
         else:
             tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
@@ -463,7 +480,7 @@ def parse_spec(data: object) -> Spec:
         spec = SPEC_ADAPTER.validate_python(dict(data) if isinstance(data, Mapping) else data)
     except ValidationError as error:
         raise _first_error(error) from None
-    _check_combination(spec)
+    _check_combination(spec, data if isinstance(data, Mapping) else COMBINED)
     if isinstance(spec, AttentionSpec) and spec.arch == "sm_90a" and spec.warp_rows != 16:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
     if isinstance(spec, AttentionSpec) and spec.share_kv and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
@@ -478,24 +495,38 @@ def parse_spec(data: object) -> Spec:
     return spec
 
 
-def _check_combination(spec: Spec) -> None:
+def _check_combination(spec: Spec, given: Container[str]) -> None:
+    """Refuse the first of the given fields that no kernel has together with those before it."""
     legal = ARCHS[spec.arch].of(spec.op)
-    if not any((c.mma, c.copy, c.schedule) == (spec.mma, spec.copy_, spec.schedule) for c in legal):
-        choices = "; ".join(f"mma: {c.mma}, copy: {c.copy}, schedule: {c.schedule}" for c in legal)
-        for field, value in (("mma", spec.mma), ("copy", spec.copy_), ("schedule", spec.schedule)):
-            if all(getattr(c, field) != value for c in legal):
-                break
-        else:
-            field, value = "schedule", spec.schedule
-        raise SpecError(
-            field,
-            f"{value} is not possible here (mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}); "
-            f"{spec.op} on {spec.arch} has: {choices}",
-        )
+    values = {"mma": spec.mma, "copy": spec.copy_, "schedule": spec.schedule}
+    left, before = legal, ""
+    for field in filter(given.__contains__, COMBINED):
+        left = tuple(c for c in left if getattr(c, field) == values[field])
+        if not left:
+            choices = "; ".join(f"mma: {c.mma}, copy: {c.copy}, schedule: {c.schedule}" for c in legal)
+            where = f"with {before}" if before else "here"
+            reason = f"{values[field]} is not possible {where}; {spec.op} on {spec.arch} has: {choices}"
+            raise SpecError(field, reason)
+        before += f"{', ' if before else ''}{field}: {values[field]}"
+
+
+def _fields_of(location: tuple[int | str, ...]) -> list[str]:
+    """Return the fields that there are beside the last one of a location, as a spec file has them."""
+    model: Any = next(m for op, m in zip(OPS, MODELS, strict=True) if op == location[0])
+    for part in location[1:-1]:
+        if part in PATTERNS:  # the pattern's kind, which pydantic puts behind its field
+            model = PATTERNS[str(part)]
+        elif part in model.model_fields:
+            annotation = model.model_fields[str(part)].annotation
+            found = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+            model = next((kind for kind in found if issubclass(kind, BaseModel)), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _first_error(error: ValidationError) -> SpecError:
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # A misspelt field is one too many, and often one that is missing.
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     # Pydantic puts the discriminator's values into the location; they are not fields.
     parts = [str(p) for i, p in enumerate(first["loc"]) if not (i == 0 and p in OPS)]
     if len(parts) > 1 and parts[0] == "pattern":
@@ -504,7 +535,10 @@ def _first_error(error: ValidationError) -> SpecError:
     message = first["msg"].removeprefix("Value error, ")
     kind, context = first["type"], first.get("ctx", {})
     if kind == "extra_forbidden":
-        message = "is not a field of this spec"
+        names = _fields_of(first["loc"])
+        near = difflib.get_close_matches(parts[-1], names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        message = f"is not a field of this spec; {hint}"
     elif kind == "missing":
         message = "is missing"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -532,6 +566,8 @@ def json_schema() -> dict[str, Any]:
     for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
+    for tile in (AttentionTile, GemmTile, CopyTile):
+        schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
 

@@ -47,10 +47,13 @@ class RowOrders:
 
     def find(self, a: torch.Tensor, columns: int | None) -> RowOrder:
         """Return the order for a matrix, as ``BsrSpmmKernel.row_order`` describes it."""
+        if not self.are_taken:
+            raise ArgumentError("row_order", f"is not an argument of {self._stem}: its spec is not balanced")
         check_layout("a", a)
         check_structure("a", a, self._spec.block, a.device)
         if columns is not None and (type(columns) is not int or columns < 1):
-            raise ArgumentError("columns", f"is {columns!r}, expected the columns of b, an int of at least 1")
+            shown = repr(columns) if isinstance(columns, int | float | str) else type(columns).__name__
+            raise ArgumentError("columns", f"is {shown}, expected the columns of b, an int of at least 1")
         device, tiles = a.device.index, 0 if columns is None else -(-columns // self._spec.tile.n)
         sm_count = 0 if device is None else self._loaded.sm_count(device)
         if self._gathers:
@@ -144,7 +147,7 @@ class RowOrders:
         if row_order is None:
             raise ArgumentError(
                 "row_order",
-                f"is missing: {self._stem} takes what its row_order(a) returns, which takes too long to "
+                f"is missing: {self._stem} takes what its row_order(a, columns) returns, which takes too long to "
                 "be found anew by each call",
             )
         if not isinstance(row_order, RowGroups):

@@ -44,7 +44,7 @@ class SinkWindow(PatternBase):
         """Return the pattern in words."""
         return (
             f"query i sees the first {self.sink} keys and those from i - {self.left} to i + {self.right} "
-            "(positions aligned at the end), none behind i + right"
+            "(positions aligned at the end), none after i + right"
         )
 
     def stem(self) -> str:

@@ -64,7 +64,7 @@ class Strided(PatternBase):
 
     def describe(self) -> str:
         """Return the pattern in words."""
-        sides, limit = ("before it", ", none behind i") if self.causal else ("on either side", "")
+        sides, limit = ("before it", ", none after i") if self.causal else ("on either side", "")
         return (
             f"query i sees its own block of {self.block} keys, {self.local} {sides}, and one block in {self.stride} "
             f"from the first one on{limit} (positions aligned at the end)"

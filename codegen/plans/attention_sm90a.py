@@ -225,7 +225,6 @@ def _check_tile(spec: AttentionSpec) -> None:
     require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
     turns = f"is ping_pong, where warpgroups take turns; with tile.m {m} there is one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
-    require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
     if block is not None:
         sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
         those = f"allowed on {spec.arch} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
@@ -234,6 +233,7 @@ def _check_tile(spec: AttentionSpec) -> None:
         rows = block.q * spec.packed_heads
         reason = f"is {m}; a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
         require(m % rows == 0 or rows % m == 0, "tile.m", reason)
+    require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
     keys = spec.pattern.block_keys
     reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)

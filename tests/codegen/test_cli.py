@@ -167,8 +167,13 @@ def test_list(run: Run) -> None:
     code, out, _ = run("list")
     assert code == 0
     rows = out.splitlines()
-    assert rows[0].split() == ["spec", "operator", "arch", "type", "what", "how", "receipt"]
+    assert rows[0].split() == ["spec", "operator", "arch", "type", "what", "tile", "how", "receipt"]
     assert [row.split()[0] for row in rows[1:]] == shipped_names()
+    told = {row.split()[0]: row.partition("fp16")[2].split("  ")[1].strip() for row in rows[1:] if " fp16 " in row}
+    assert told["h100_bsr_spmm_b128"] == "blocks 128 x 128"
+    assert told["h100_bsr_spmm_b128_bias_gelu"] == "blocks 128 x 128, epilogue bias gelu"
+    assert told["h100_bsr_spmm_b128_transposed"] == "blocks 128 x 128, transpose_a"
+    assert told["h100_causal_softcap"] == "causal, d 128, softcap 30.0"
 
 
 @pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())

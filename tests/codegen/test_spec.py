@@ -246,6 +246,88 @@ def test_wrong_value_names_field_value_and_choice(attention: Fields, field: str,
     assert says in error.reason
 
 
+@pytest.mark.parametrize(
+    ("field", "misspelt", "near"),
+    [
+        ("head_dim", "headdim", "head_dim"),
+        ("pattern", "patern", "pattern"),
+        ("pattern.block", "blocks", "block"),
+        ("pattern.block.kv", "kvs", "kv"),
+        ("tile", "tiles", "tile"),
+    ],
+)
+def test_a_misspelt_field_is_named_before_one_that_is_missing(
+    attention: Fields, field: str, misspelt: str, near: str
+) -> None:
+    *parents, last = field.split(".")
+    target = attention
+    for parent in parents:
+        target = target[parent]
+    target[misspelt] = target.pop(last)
+    error = refusal(attention)
+    assert error.field == ".".join([*parents, misspelt])
+    assert error.reason == f"is not a field of this spec; did you mean {near}?"
+
+
+def test_an_unknown_field_names_those_that_there_are(attention: Fields, spmm: Fields) -> None:
+    assert refusal(with_field(attention, "pattern.xyz", 8)).reason.endswith("; there are kind, k, block")
+    assert refusal(with_field(spmm, "epilogue", {"xyz": 1})).reason.endswith("; there are bias, activation")
+
+
+@pytest.mark.parametrize(
+    ("op", "more", "tile"),
+    [
+        ("attention", {"m": 64}, (64, 128)),
+        ("attention", {"n": 64}, (128, 64)),
+        ("spmm", {"k": 32}, (128, 256, 32)),
+        ("spmm", {"m": 384, "rows": 16}, (384, 128, 16)),
+        ("spmm", {"m": 384, "rows": 32}, (384, 128, 32)),
+        ("spmm", {"n": 256, "rows": 64}, (64, 256, 64)),
+        ("spmm", {"m": 64, "rows": 64}, (64, 512, 32)),
+    ],
+)
+def test_a_tile_is_completed(
+    op: str, more: dict[str, int], tile: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
+    data = {key: value for key, value in request.getfixturevalue(op).items() if key not in FILLED_IN}
+    size = more.pop("rows", None)
+    if size:
+        data["block"] = {"rows": size, "cols": size}
+    spec = find_spec({**data, "tile": more}).spec
+    assert tuple(spec.tile.model_dump().values()) == tile
+    assert plan_for(find_spec(spec))
+
+
+def test_schedule_where_there_is_nobody_to_take_turns_with(attention: Fields) -> None:
+    short = {key: value for key, value in attention.items() if key not in FILLED_IN}
+    assert parse_spec(short).schedule == "ping_pong"
+    assert parse_spec({**short, "tile": {"m": 64}}).schedule == "cooperative"
+    small = {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}
+    assert parse_spec({**short, "pattern": small, "share_kv": True}).schedule == "cooperative"
+
+
+def test_blocks_of_112_columns_have_steps_of_16(spmm: Fields) -> None:
+    short = {key: value for key, value in spmm.items() if key not in FILLED_IN}
+    for arch in ("sm_89", "sm_90a"):
+        named = find_spec({**short, "arch": arch, "mma": "wmma", "block": {"rows": 64, "cols": 112}})
+        assert plan_for(named).spec.tile.k == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "says"),
+    [
+        ({"mma": "wgmma", "copy": "cp_async"}, "copy", "cp_async is not possible with mma: wgmma; "),
+        ({"copy": "cp_async", "schedule": "ping_pong"}, "schedule", "ping_pong is not possible with copy: cp_async; "),
+        ({"schedule": "ping_pong"}, "schedule", "ping_pong is not possible here; "),
+    ],
+)
+def test_only_given_fields_are_to_blame(spmm: Fields, given: Fields, field: str, says: str) -> None:
+    short = {key: value for key, value in spmm.items() if key not in FILLED_IN}
+    error = refusal({**short, **given})
+    assert error.field == field
+    assert error.reason.startswith(says)
+
+
 def test_unknown_pattern_kind(attention: Fields) -> None:
     error = refusal(with_field(attention, "pattern.kind", "bigbird"))
     assert error.field == "pattern.kind"
@@ -285,7 +367,7 @@ def test_every_combination_is_legal_or_names_the_legal_ones(attention: Fields, s
                             continue
                         error = refusal(case)
                         assert error.field in ("mma", "copy", "schedule")
-                        assert f"{case[error.field]} is not possible here" in error.reason
+                        assert f"{case[error.field]} is not possible" in error.reason
                         assert all(f"mma: {m}, copy: {c}, schedule: {s}" in error.reason for m, c, s in legal)
 
 

@@ -366,6 +366,13 @@ def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, mes
     assert not kernel._loaded.launches
 
 
+def test_an_order_is_found_for_kernels_that_take_one(make: Make) -> None:
+    with pytest.raises(ArgumentError, match=r"row_order: is not an argument of bsr_spmm_\w+: its spec is not balanced"):
+        make().row_order(A)
+    with pytest.raises(ArgumentError, match="columns: is Tensor, expected the columns of b"):
+        make(balanced=True).row_order(A, dense(192, 128))
+
+
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
     kernel = make(size=16, balanced=True)
@@ -465,7 +472,7 @@ def test_a_matrix_without_blocks_is_gathered(make: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda order: None, r"row_order: is missing: bsr_spmm_\w+ takes what its row_order\(a\) returns"),
+        (lambda order: None, r"row_order: is missing: bsr_spmm_\w+ takes what its row_order\(a, columns\) returns"),
         (lambda order: order.rows, r"row_order: is Tensor, expected what row_order\(a\) returns"),
         (lambda order: order._replace(rounds=order.rounds[:1]), r"row_order.entries: is torch.int32 \(2, 24, 2\)"),
         (lambda order: order._replace(starts=order.starts.long()), "row_order.starts: is torch.int64"),

@@ -216,7 +216,7 @@ def _what(spec: Spec) -> str:
         if value == type(spec).model_fields[name].default or name in BY_DEFAULT:
             continue
         if isinstance(value, Epilogue):
-            value = " ".join([*(["bias"] if value.bias else []), value.activation])
+            value = " ".join(["bias"] * value.bias + [value.activation] * (value.activation != "none"))
         what.append(name if value is True else f"{name} {value}")
     return ", ".join(what)
 

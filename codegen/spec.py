@@ -119,21 +119,17 @@ def _combination(data: Mapping[str, Any], op: str) -> Combination | None:
 def _fill(data: dict[str, Any], op: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in the first legal combination that agrees with what was given, then the other defaults."""
     choice = _combination(data, op)
-    if choice is not None:
-        defaults = {**{key: getattr(choice, key) for key in COMBINED}, **defaults}
-    filled = {**{key: value for key, value in defaults.items() if value is not None}, **data}
-    return {**filled, "tile": _whole_tile(data, defaults["tile"])}
+    combined = {} if choice is None else {key: getattr(choice, key) for key in COMBINED}
+    filled = {**combined, **defaults, **data}
+    if isinstance(filled["tile"], Mapping):
+        filled["tile"] = {**defaults["tile"], **filled["tile"]}
+    return filled
 
 
 def _given_tile(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sizes of the tile that were given."""
     tile = data.get("tile")
     return tile if isinstance(tile, Mapping) else {}
-
-
-def _whole_tile(data: Mapping[str, Any], default: Mapping[str, Any]) -> Any:
-    """Return the tile that was given, with the sizes that it lacks."""
-    return {**default, **_given_tile(data)} if isinstance(data.get("tile", {}), Mapping) else data["tile"]
 
 
 def _agreeing(data: Mapping[str, Any], choice: Mapping[str, str]) -> dict[str, Any]:
@@ -226,7 +222,7 @@ class AttentionSpec(SpecBase):
         block = block if isinstance(block, Mapping) else {}
         hopper = data.get("arch") == "sm_90a"
         tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
-        if hopper and (data.get("share_kv") is True or _given_tile(data).get("m") == 64):  # nobody to take turns with
+        if hopper and (data.get("share_kv") is True or _given_tile(data).get("m") == 64):  # without ping_pong
             data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
@@ -272,9 +268,8 @@ def _ada_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, An
         largest = 32  # more warps would copy more rows of 192 bytes at a time than such a block has
     queries = block.get("q")
     rows = queries * heads if isinstance(queries, int) and isinstance(heads, int) else largest
-    m = min(rows, largest)
     given = _given_tile(data).get("m")
-    m = given if isinstance(given, int) else m
+    m = given if isinstance(given, int) else min(rows, largest)
     return {"m": m, "n": 64 if head_dim == 64 or (m < 128 and not wide) else 32}
 
 

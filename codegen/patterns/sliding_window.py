@@ -29,7 +29,7 @@ class SlidingWindow(PatternBase):
 
     @property
     def leaves_keys(self) -> bool:
-        """Late queries see a window that begins behind the first key."""
+        """Late queries see a window that begins after the first key."""
         return True
 
     @property

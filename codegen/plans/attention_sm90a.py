@@ -275,7 +275,7 @@ class _Rings:
     shares_staging: bool  # O leaves from where its tile's Q was
     streams: int
     step_blocks: int
-    skips: bool
+    skips: bool  # consumers know which blocks come
     q_bytes: int  # of a tile
     kv_bytes: int
 
@@ -301,7 +301,7 @@ def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
     words = (3 if spec.split_tail else 1) + rings.streams
     size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
     shared.add("Entries", size, "ring of tiles: number, numbers of steps", align=4)
-    if not rings.skips:  # else consumers know which blocks come
+    if not rings.skips:
         shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.split_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)

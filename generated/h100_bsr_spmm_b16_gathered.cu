@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 56666a90c42d28167f2819e7f09aa8e5466847eae645e9757c55fa68de507ca1
+// seal: sha256 eda523e71cae1d788b6589cdcf10730dc353e5ac1fabf4ba396ec86e26c2fd89
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -206,7 +206,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each transposed on the way; each lane gives the address of
+// one row (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -475,20 +476,20 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
       a_elements[slot][3] = four.w;
     }
 #pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
+    for (int column_group = 0; column_group < kTileGroups; ++column_group) {
       uint32 b_elements[kGroupTiles / 2][4];  // of 16 rows and 16 columns, which are 32 bytes
 #pragma unroll
       for (int i = 0; i < kGroupTiles / 2; ++i) {
-        ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + group * kBGroupBytes + step * 16 * kRowBytes);
+        ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + column_group * kBGroupBytes + step * 16 * kRowBytes);
       }
-      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && group == kTileGroups - 1) hand_back(empty);
+      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) hand_back(empty);
 #pragma unroll
       for (int i = 0; i < kGroupTiles; ++i) {
         const uint32 (&b_tiles)[4] = b_elements[i / 2];
 #pragma unroll
         for (int slot = 0; slot < kCount; ++slot) {
-          mma_m16n8k16(accumulators[kFirst + slot][group][i], a_elements[slot], b_tiles[i % 2 * 2],
-              b_tiles[i % 2 * 2 + 1]);
+          mma_m16n8k16(accumulators[kFirst + slot][column_group][i], a_elements[slot],
+              b_tiles[i % 2 * 2], b_tiles[i % 2 * 2 + 1]);
         }
       }
     }
@@ -520,9 +521,9 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   RingPosition position;
 
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
-    const int block_group = tile % p.groups, c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
-    const int rounds = __ldg(p.round_starts + block_group + 1) - __ldg(p.round_starts + block_group);
-    const int rows = __ldg(p.slot_rows + block_group * kTileSlots + warp * kWarpSlots + lane % kWarpSlots);
+    const int group = tile % p.groups, c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
+    const int rounds = __ldg(p.round_starts + group + 1) - __ldg(p.round_starts + group);
+    const int rows = __ldg(p.slot_rows + group * kTileSlots + warp * kWarpSlots + lane % kWarpSlots);
     // Slots are filled from the first: a warp whose first slot has no block row has none.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kWarpSlots][kTileGroups][kGroupTiles][4];
@@ -547,21 +548,21 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
     for (int slot = 0; slot < kWarpSlots; ++slot) {
       const int block_row = __shfl_sync(0xFFFFFFFF, rows, slot);
 #pragma unroll
-      for (int group = 0; group < kTileGroups; ++group) {
+      for (int column_group = 0; column_group < kTileGroups; ++column_group) {
         // Wait until the store that last used the staging has read it.
         if (lane == 0) tma_store_wait_read<0>();
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < kGroupTiles; i += 2) {
-          const float (&c)[4] = accumulators[slot][group][i];
-          const float (&next)[4] = accumulators[slot][group][i + 1];
+          const float (&c)[4] = accumulators[slot][column_group][i];
+          const float (&next)[4] = accumulators[slot][column_group][i + 1];
           stmatrix_x4((staging + lane_offset) ^ i * 16, pack(c[0], c[1]), pack(c[2], c[3]), pack(next[0], next[1]),
               pack(next[2], next[3]));
         }
         fence_proxy_async();
         __syncwarp();
         if (lane == 0 && block_row >= 0) {
-          tma_store_2d(&p.c_map, staging, c_column + group * kGroupColumns, block_row * kBlockRows);
+          tma_store_2d(&p.c_map, staging, c_column + column_group * kGroupColumns, block_row * kBlockRows);
           tma_store_commit();
         }
       }

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bafd50b1eb4fd12e8c0179f642617e07fb79f09748f1fd9672614478b1e6bc39
+// seal: sha256 0ed3648148b6182c795e267e8961619019a10a8459e3c7322ebb7fadc3a70bab
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -581,8 +581,8 @@ struct SeenBlocks {
   }
 };
 
-// Hides from each query the keys of a block behind the last one that it sees. `query` is this thread's first.
-__device__ __forceinline__ void hide_behind(float (&s)[kTileN / 2], const Params& p, int block, int query) {
+// Hides from each query the keys of a block after the last one that it sees. `query` is this thread's first.
+__device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params& p, int block, int query) {
   const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
   const int last_column[2] = {last_key_of(p, query) - first_key, last_key_of(p, query + 8) - first_key};
 #pragma unroll
@@ -859,14 +859,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
     const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
-    // Blocks come from the last one back. Those behind all queries of this warpgroup are first, those before them last.
+    // Blocks come from the last one back: first those after all that these queries see, at the end those before them.
     const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
     const SeenBlocks seen(p, tile.first_query + warpgroup * kWarpgroupRows);
-    const int behind = min(max(newest - seen.last, 0), entry.count);
-    const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - behind);
-    const int count = entry.count - behind - before;
-    const int newest_seen = newest - behind;
-    hand_back(behind);
+    const int after = min(max(newest - seen.last, 0), entry.count);
+    const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - after);
+    const int count = entry.count - after - before;
+    const int newest_seen = newest - after;
+    hand_back(after);
     const float room = headroom(p, count);
     if (count > 0) {
       // First step: scores and softmax.
@@ -876,7 +876,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (newest_seen >= seen.whole_before) hide_behind(s, p, newest_seen, tile.first_query + first_row);
+      if (newest_seen >= seen.whole_before) hide_after(s, p, newest_seen, tile.first_query + first_row);
       if (newest_seen < seen.whole_from) hide_before(s, p, newest_seen, tile.first_query + first_row);
       move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
       if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -891,7 +891,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         const int block = newest_seen - i;
-        if (block >= seen.whole_before) hide_behind(s, p, block, tile.first_query + first_row);
+        if (block >= seen.whole_before) hide_after(s, p, block, tile.first_query + first_row);
         if (block < seen.whole_from) hide_before(s, p, block, tile.first_query + first_row);
         // The first step hides most keys of some rows, so that the second one would move their shifts nearly always.
         bool fits = i > 1;

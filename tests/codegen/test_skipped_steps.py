@@ -85,8 +85,8 @@ int main(int words, char** word) {
           %(block)s
           int masks = 0;
           %(flags)s
-          worked += std::to_string(blocks.at(behind + i)) + "/" + std::to_string(masks) + " ";
-          if (block != blocks.at(behind + i)) worked += "other ";
+          worked += std::to_string(blocks.at(after + i)) + "/" + std::to_string(masks) + " ";
+          if (block != blocks.at(after + i)) worked += "other ";
           int first[kWarpgroupRows], last[kWarpgroupRows], left[kWarpgroupRows] = {};
           for (threadIdx.x = 0; threadIdx.x < 128; ++threadIdx.x) {
             const int warp = threadIdx.x / 32, lane = threadIdx.x %% 32;
@@ -107,7 +107,7 @@ int main(int words, char** word) {
             for (int number : {first[row], last[row], left[row]}) rows[row] += std::to_string(number) + " ";
           }
         }
-        if (behind + count + before != entry.count || count < 0) worked += "lost ";
+        if (after + count + before != entry.count || count < 0) worked += "lost ";
       }
       std::puts(worked.c_str());
       for (const std::string& row : rows) std::puts(row.c_str());
@@ -200,7 +200,7 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
     ("pattern", "m", "n", "schedule"),
     [
         (CAUSAL, 192, 80, "ping_pong"),  # all warpgroups take part in each turn
-        (CAUSAL, 128, 128, "cooperative"),  # no step lies behind one warpgroup and before the other
+        (CAUSAL, 128, 128, "cooperative"),  # no step lies after one warpgroup and before the other
         ({"kind": "dense"}, 192, 80, "cooperative"),
         ({"kind": "sink_window", "sink": 4, "left": 200, "right": 0}, 192, 80, "cooperative"),
     ],

@@ -115,18 +115,18 @@ EVERY_KEY = {
 SHORT_KEY = {  # enough tiles for every SM matter more than what they share
     (128, "dense"): fields(128, DENSE, (128, 128), 2),
     (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
-    (64, "dense"): fields(64, DENSE, (128, 128), 4),
+    (64, "dense"): fields(64, DENSE, (128, 64), 4, schedule="cooperative", key_parts=2),
     (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
 }
-FEW_KEY = {  # not even one tile of 128 queries for each SM: a warpgroup a tile
-    (head_dim, kind): fields(head_dim, pattern, (64, 128), 2, schedule="cooperative", split_tail=False)
-    for head_dim in (128, 64)
+FEW_KEY = {  # few tiles of 128 queries for the SMs: twice as many of 64
+    (head_dim, kind): fields(head_dim, pattern, (64, 64), stages, schedule="cooperative", key_parts=2)
+    for head_dim, stages in ((128, 2), (64, 4))
     for kind, pattern in (("dense", DENSE), ("causal", CAUSAL))
 }
 FEW_TILES = {  # heads and lengths where they are faster
     (128, "dense"): [(8, 1024)],
     (128, "causal"): [(8, 1024), (16, 1024)],
-    (64, "dense"): [(8, 1024), (16, 1024)],
+    (64, "dense"): [(8, 1024)],
     (64, "causal"): [(8, 1024), (16, 1024)],
 }
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")

@@ -19,6 +19,7 @@ HOW = {
     "tile",
     "warp_rows",
     "split_tail",
+    "key_parts",
     "share_kv",
     "cluster",
     "blocks_per_sm",

@@ -177,6 +177,11 @@ class AttentionSpec(SpecBase):
         default=False,
         description="whether the caller passes a sink, a logit of each head that joins the sum in each of its rows",
     )
+    key_parts: Annotated[Literal[1, 2], Integral] = Field(
+        default=1,
+        description="parts that the keys of a tile are divided into, each with warpgroups of its own, which pays where "
+        "there are few tiles for the SMs",
+    )
     packed_heads: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Integral] = Field(
         default=1,
         description="query heads of a K/V head that share keys and the rows of a tile: those of one query together",
@@ -206,6 +211,7 @@ class AttentionSpec(SpecBase):
         "sink",
         "packed_heads",
         "split_tail",
+        "key_parts",
         "warp_rows",
         "share_kv",
         "query_order",
@@ -222,12 +228,15 @@ class AttentionSpec(SpecBase):
         block = block if isinstance(block, Mapping) else {}
         hopper = data.get("arch") == "sm_90a"
         tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
-        if hopper and (data.get("share_kv") is True or _given_tile(data).get("m") == 64):  # without ping_pong
+        parts = hopper and data.get("key_parts", 1) != 1
+        if hopper and (data.get("share_kv") is True or parts or _given_tile(data).get("m") == 64):  # without ping_pong
             data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         shares = data.get("share_kv") is True
-        defaults = {"tile": tile, "stages": 4 if shares else 2, "split_tail": splits and not shares}
+        defaults = {"tile": tile, "stages": 4 if shares else 2, "split_tail": splits and not shares and not parts}
+        if parts:
+            defaults["tile"], defaults["stages"] = _parts_tile(data, block)
         choice = _combination(data, "attention")
         if choice is not None and choice.mma == "wmma":
             defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}
@@ -240,7 +249,7 @@ class AttentionSpec(SpecBase):
     @property
     def can_split(self) -> bool:
         """Whether there is a kernel with ``split_tail``: it then has that unless the spec says no."""
-        return self.arch == "sm_90a" and self.pattern.splits and not self.share_kv
+        return self.arch == "sm_90a" and self.pattern.splits and not self.share_kv and self.key_parts == 1
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
@@ -257,6 +266,16 @@ def _hopper_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tile of a spec for sm_90a that has none."""
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     return {"m": 128, "n": 64 if head_dim in (192, 256) else block.get("kv", 128)}
+
+
+def _parts_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the tile and the stages of a spec with ``key_parts`` that has none: there are rings for each part."""
+    width, queries = (size if isinstance(size, int) else 128 for size in (data.get("head_dim"), block.get("q")))
+    given = _given_tile(data).get("n", block.get("kv"))
+    n = given if isinstance(given, int) else 64
+    step = n * -(-width // 64) * 64  # elements of K in shared memory
+    high = step <= 64 * 64 and queries >= 128
+    return {"m": 128 if high else 64, "n": n}, 4 if step <= 64 * 64 else 2 if step <= 64 * 128 else 1
 
 
 def _ada_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
@@ -480,12 +499,17 @@ def parse_spec(data: object) -> Spec:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
     if isinstance(spec, AttentionSpec) and spec.share_kv and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
         raise SpecError("share_kv", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
+    if isinstance(spec, AttentionSpec) and spec.key_parts > 1:
+        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
+        if spec.arch != "sm_90a" or not spec.pattern.divides or spec.share_kv:
+            raise SpecError("key_parts", f"is {spec.key_parts}; {that} has no kernel with parts: leave it out")
     if isinstance(spec, AttentionSpec) and spec.query_order and not spec.share_kv:
         raise SpecError("query_order", "is true; only tiles that share what is loaded have an order: set share_kv")
     if isinstance(spec, AttentionSpec) and spec.paced and not spec.share_kv:
         raise SpecError("paced", "is true; there are kernels with it only with share_kv: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
-        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
+        more = " with share_kv" if spec.share_kv else f" with key_parts {spec.key_parts}" if spec.key_parts > 1 else ""
+        that = f"{spec.pattern.kind} on {spec.arch}{more}"
         raise SpecError("split_tail", f"is true; {that} has no kernel with it: leave it out")
     return spec
 

@@ -1,26 +1,30 @@
 // Generated from specs/h100_causal_d64_few_tiles.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_causal_d64_few_tiles.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
-// spec hash: 4a716891a20a8535c34a8d667fd7dce4606c07d7b6623449bb94d133a3da513a
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
+// spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dd91c1619e98d706326f7f0ec628e65a5b50c4a62d997028433fe834a7fb21ab
+// seal: sha256 3367db78a49ac2d9b6a786a90127f79591eb059dd6abd44682f7e9a0e2c94c80
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
 //   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
-//   warpgroup 1      consumer. It owns the tile's 64 rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   A stream is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
+//   warpgroups 1..   consumers. Each has 64 query rows and a part of their keys: S = Q K^T, online softmax, O += P V,
+//                    all in registers.
+//   A stream is one of two parts of the tile's keys, with rings of its own. Each row has a warpgroup in both; that of
+//   stream 0 puts the parts together.
 //
 // Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
+//   part_full[w], part_empty[w]  what the warpgroup of stream 1 has of the w-th 64 rows, for that of stream 0
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
+// Cooperative: the consumers run side by side, with no order between them.
 //
 // Symbols
 //   step        kTileN keys: one key block
@@ -39,34 +43,36 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 64;  // query rows of a thread block
-constexpr int kTileN = 128;  // keys of one step
-constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileN = 64;  // keys of one step
+constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
+constexpr int kStreams = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 64;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 1;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kStreamWarpgroups = 1;  // warpgroups that share a stream
-constexpr int kThreads = 256;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 216;  // registers a consumer thread takes
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a tile
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 8192;  // bytes of a Q tile
-constexpr int kKvBytes = 16384;  // bytes of a K or V block
+constexpr int kKvBytes = 8192;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kPartFloats = 4608;  // floats that a warpgroup leaves of its rows
 
-// Dynamic shared memory: 90232 bytes. Byte offsets:
+// Dynamic shared memory: 174440 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 16384 bytes: ring of Q tiles, 64 rows in column groups of 64
-constexpr int kKOffset = 16384;  // 32768 bytes: K ring of each stream
-constexpr int kVOffset = 49152;  // 32768 bytes: V ring of each stream
-constexpr int kOOffset = 81920;  // 8192 bytes: O tile on its way out
-constexpr int kBarriersOffset = 90112;  // 96 bytes: mbarriers
-constexpr int kEntriesOffset = 90208;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 90224;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kKOffset = 16384;  // 65536 bytes: K ring of each stream
+constexpr int kVOffset = 81920;  // 65536 bytes: V ring of each stream
+constexpr int kOOffset = 147456;  // 8192 bytes: O tile on its way out
+constexpr int kPartsOffset = 155648;  // 18432 bytes: what warpgroups of stream 1 leave for those of stream 0
+constexpr int kBarriersOffset = 174080;  // 304 bytes: mbarriers
+constexpr int kEntriesOffset = 174384;  // 24 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 174408;  // 32 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -74,6 +80,9 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+constexpr int kPartFullBarrier = kVEmptyBarrier + 8 * kStreams * kStages;
+constexpr int kPartEmptyBarrier = kPartFullBarrier + 8 * kStreamWarpgroups;
+static_assert(kStreamRows == kTileM, "both streams are for all rows of the tile");
 constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -214,35 +223,27 @@ __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B k_major
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in registers, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -331,6 +332,7 @@ __device__ __forceinline__ int diagonal(const Params& p) {
 
 struct KeyBlocks {
   int count;           // key blocks that these queries see
+  int last;            // number of the last of them
   int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
@@ -338,9 +340,15 @@ struct KeyBlocks {
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    last = count - 1;
+  }
+  // Restricts these queries to `number` shares from `first` on.
+  __device__ __forceinline__ void restrict_to(int first, int number) {
+    last -= first;
+    count = min(number, max(count - first, 0));
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
-  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
+  __device__ __forceinline__ int at(int i) { return last - i; }
   // Whether some pair of the i-th block is hidden.
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
@@ -406,7 +414,9 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 
 // The key blocks of one stream of a piece.
 __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
+  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
+  const int part = (blocks.count + kStreams - 1) / kStreams;  // steps of a stream
+  blocks.restrict_to(stream * part, part);
   return blocks;
 }
 
@@ -480,7 +490,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
   while (true) {
     const RingPosition<kTileStages> tile_position{pieces};
+    // Warp 0 has written the entry itself.
+    if (stream > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_position.stage, tile_position.parity);
     const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
+    if (stream > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
@@ -546,7 +559,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint3
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_registers_k_major(
+    wgmma_m64n64k16_registers_k_major(
         s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
@@ -701,10 +714,10 @@ __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], floa
   }
 }
 
-// What a consumer knows of a piece: the number of its tile, the steps of its stream, and the most that a stream has.
+// What a consumer knows of a piece: the number of its tile, the steps of its stream, and those of both.
 struct Entry {
   Piece piece;
-  int count, turns;
+  int count, all;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
@@ -715,7 +728,9 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   Entry entry;
   entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
-  entry.turns = entry.count;
+  entry.all = 0;
+#pragma unroll
+  for (int other = 0; other < kStreams; ++other) entry.all += read_by_leader(counts + other);
   return entry;
 }
 
@@ -763,9 +778,44 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Consumer: one warpgroup works on its 64 rows, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int stream = warpgroup / kStreamWarpgroups;
+// Leaves what a warpgroup of stream 1 has of its rows for that of stream 0: four floats of each thread at a time, first
+// of o, then its shift and row_sum.
+__device__ __forceinline__ void leave_part(float4* place, const float (&o)[kHeadDim / 2], const float (&shift)[2],
+    const float (&row_sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
+  }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(shift[0], shift[1], row_sum[0], row_sum[1]);
+}
+
+// Takes in what the warpgroup of stream 1 has left of the same rows: both become relative to the larger shift.
+__device__ __forceinline__ void take_part(const float4* place, float (&o)[kHeadDim / 2], float (&shift)[2],
+    float (&row_sum)[2]) {
+  const float4 state = place[kHeadDim / 8 * kWarpgroupThreads];
+  const float other_shift[2] = {state.x, state.y}, other_sum[2] = {state.z, state.w};
+  float mine[2], other[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float larger = fmaxf(shift[row], other_shift[row]);
+    mine[row] = ex2(shift[row] - larger);
+    other[row] = ex2(other_shift[row] - larger);
+    shift[row] = larger;
+    row_sum[row] = row_sum[row] * mine[row] + other_sum[row] * other[row];
+  }
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    const float4 part = place[i * kWarpgroupThreads];
+    o[i * 4] = o[i * 4] * mine[0] + part.x * other[0];
+    o[i * 4 + 1] = o[i * 4 + 1] * mine[0] + part.y * other[0];
+    o[i * 4 + 2] = o[i * 4 + 2] * mine[1] + part.z * other[1];
+    o[i * 4 + 3] = o[i * 4 + 3] * mine[1] + part.w * other[1];
+  }
+}
+
+// Consumer: one warpgroup works on its part of the keys of 64 rows, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int consumer) {
+  const int stream = consumer / kStreamWarpgroups, warpgroup = consumer % kStreamWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
@@ -780,6 +830,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
+  float4* const place = reinterpret_cast<float4*>(shared + kPartsOffset) + warpgroup * (kPartFloats / 4) +
+                        threadIdx.x % kWarpgroupThreads;
+  const uint32 part_full = base + kPartFullBarrier + 8 * warpgroup;
+  const uint32 part_empty = base + kPartEmptyBarrier + 8 * warpgroup;
+  int part_parity = 0;
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -794,7 +849,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
-    const float room = headroom(p, entry.count);
+    const float room = headroom(p, entry.all);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -849,13 +904,25 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     }
-    store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
+    if (stream > 0) {
+      mbarrier_wait(part_empty, part_parity ^ 1);
+      leave_part(place, o, shift, row_sum);
+      __syncwarp();
+      if (warp_leader) mbarrier_arrive(part_full);
+    } else {
+      mbarrier_wait(part_full, part_parity);
+      take_part(place, o, shift, row_sum);
+      __syncwarp();
+      if (warp_leader) mbarrier_arrive(part_empty);
+      store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
+    }
+    part_parity ^= 1;
     tile_position.advance();
   }
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) h100_causal_d64_few_tiles(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_causal_d64_few_tiles(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffles show the compiler that these are uniform, so that it keeps what depends on them in uniform registers.
@@ -872,6 +939,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) h100_causal_d64_few_ti
       mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+    }
+    for (int i = 0; i < kStreamWarpgroups; ++i) {
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

@@ -1,31 +1,28 @@
 // Generated from specs/h100_dense_d64_short.yaml. Do not edit: change the spec or a template, then run
 //     codegen render specs/h100_dense_d64_short.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":128,"n":128}}
-// spec hash: 1c2e7b9f236d8fa7617e311de80a87322b49dcf35758ced7f24b3d4f68a458c1
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
+// spec hash: 7a9f6b6f26a41a5ea1ccc93193492ba91bf1a0a9dca98b8cb9d38447aa619578
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 42d2b4894853dee59a59b86cef59b016fce6e4c62d29f7c3d33ad50555b24630
+// seal: sha256 d6714e6becb6b3daccadc6a14282c7db387903abadbccde8cb5a69b7e5663fb1
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
 //   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
-//   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   A stream is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
+//   warpgroups 1..   consumers. Each has 64 query rows and a part of their keys: S = Q K^T, online softmax, O += P V,
+//                    all in registers.
+//   A stream is one of two parts of the tile's keys, with rings of its own. Each row has a warpgroup in both; that of
+//   stream 0 puts the parts together.
 //
 // Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
-//
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
+//   part_full[w], part_empty[w]  what the warpgroup of stream 1 has of the w-th 64 rows, for that of stream 0
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
-//
-// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
-// part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
+// Cooperative: the consumers run side by side, with no order between them.
 //
 // Symbols
 //   step        kTileN keys: one key block
@@ -44,36 +41,36 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a thread block
-constexpr int kTileN = 128;  // keys of one step
+constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
+constexpr int kStreams = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 128;  // query rows of a stream
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
 constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a tile
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 16384;  // bytes of a Q tile
-constexpr int kKvBytes = 16384;  // bytes of a K or V block
+constexpr int kKvBytes = 8192;  // bytes of a K or V block
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
-constexpr int kPartFloats = 4608;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kPartFloats = 4608;  // floats that a warpgroup leaves of its rows
 
-// Dynamic shared memory: 180440 bytes. Byte offsets:
+// Dynamic shared memory: 217464 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each stream
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kBarriersOffset = 180224;  // 160 bytes: mbarriers
-constexpr int kEntriesOffset = 180384;  // 32 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 180416;  // 16 bytes: numbers of the loads in the K rings
-constexpr int kIsLastOffset = 180432;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kPartsOffset = 180224;  // 36864 bytes: what warpgroups of stream 1 leave for those of stream 0
+constexpr int kBarriersOffset = 217088;  // 320 bytes: mbarriers
+constexpr int kEntriesOffset = 217408;  // 24 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 217432;  // 32 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -81,13 +78,14 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
-constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
+constexpr int kPartFullBarrier = kVEmptyBarrier + 8 * kStreams * kStages;
+constexpr int kPartEmptyBarrier = kPartFullBarrier + 8 * kStreamWarpgroups;
+static_assert(kStreamRows == kTileM, "both streams are for all rows of the tile");
+constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
 constexpr float kNoShift = -1e30f;
@@ -99,11 +97,6 @@ struct Params {
   TensorMap v_map;  // V, as K
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  float* parts;  // unfinished O and softmax state of parts of tiles
-  int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches
-  int split_tiles;  // tiles at the front that are divided between thread blocks
-  int split_blocks;  // thread blocks that they are divided between
-  int shares;  // shares of a split tile: what can be divided
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -219,43 +212,29 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
-}
-
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B k_major
+// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
 // (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n64k16: D = A B (+ D); A in registers, B mn_major
@@ -285,11 +264,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -387,47 +361,23 @@ struct RingPosition {
   }
 };
 
-// A piece of work: a tile, or a part of one.
+// A piece of work: a tile.
 struct Piece {
   int index;  // number of the tile
-  int begin, end;  // the part has the tile's shares from begin to the one before end; end is 0 for a whole tile
 };
 
-// The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
-// as many of them in a row as any other, or one more: those from first_share(p, its number) on.
-__device__ __forceinline__ int first_share(const Params& p, int thread_block) {
-  return static_cast<uint32>(thread_block) * p.split_tiles * p.shares / p.split_blocks;
-}
-
-// The thread block that has a share: the last one whose first share does not come after it.
-__device__ __forceinline__ int holder_of(const Params& p, int share) {
-  return (static_cast<uint32>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares);
-}
-
-// What a thread block does of a tile, from `share` on, if it has the shares before `end`.
-__device__ __forceinline__ Piece part_from(const Params& p, int share, int end) {
-  const int begin = share % p.shares;
-  return {share / p.shares, begin, min(p.shares, begin + end - share)};
-}
-
-// Parts of split tiles come first. The whole tiles are all equally long: each thread block has every gridDim.x-th one.
-__device__ __forceinline__ Piece first_piece(const Params& p) {
-  const int block = blockIdx.x;
-  if (block < p.split_blocks) return part_from(p, first_share(p, block), first_share(p, block + 1));
-  return {p.split_tiles + block, 0, 0};
-}
+// All tiles are equally long: each thread block has every gridDim.x-th one.
+__device__ __forceinline__ Piece first_piece(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
 
 __device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
-  const int block = blockIdx.x;
-  if (piece.end == 0) return {piece.index + static_cast<int>(gridDim.x), 0, 0};
-  const int next = piece.index * p.shares + piece.end, end = first_share(p, block + 1);
-  return next < end ? part_from(p, next, end) : Piece{p.split_tiles + block, 0, 0};
+  return {piece.index + static_cast<int>(gridDim.x)};
 }
 
 // The key blocks of one stream of a piece.
 __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
-  if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
+  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
+  const int part = (blocks.count + kStreams - 1) / kStreams;  // steps of a stream
+  blocks.restrict_to(stream * part, part);
   return blocks;
 }
 
@@ -446,7 +396,7 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // The piece of an entry of the ring of tiles.
 __device__ __forceinline__ Piece read_piece(const int* entry) {
-  return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
+  return {read_by_leader(entry)};
 }
 
 // Puts a piece into the ring of tiles, once the consumers have left the place: its number, the numbers of steps of its
@@ -461,8 +411,6 @@ __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 b
     mbarrier_arrive(full);
     return;
   }
-  entry[1] = piece.begin;
-  entry[2] = piece.end;
   const Tile tile(p, piece.index);
 #pragma unroll
   for (int stream = 0; stream < kStreams; ++stream) {
@@ -503,7 +451,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
   while (true) {
     const RingPosition<kTileStages> tile_position{pieces};
+    // Warp 0 has written the entry itself.
+    if (stream > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_position.stage, tile_position.parity);
     const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
+    if (stream > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
@@ -547,28 +498,16 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Loads this warp's 16 rows of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
-    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
-  }
-}
-
 // s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
+        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -718,10 +657,10 @@ __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], floa
   }
 }
 
-// What a consumer knows of a piece: the number of its tile, the steps of its stream, and the most that a stream has.
+// What a consumer knows of a piece: the number of its tile, the steps of its stream, and those of both.
 struct Entry {
   Piece piece;
-  int count, turns;
+  int count, all;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
@@ -732,68 +671,10 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   Entry entry;
   entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
-  entry.turns = entry.count;
+  entry.all = 0;
+#pragma unroll
+  for (int other = 0; other < kStreams; ++other) entry.all += read_by_leader(counts + other);
   return entry;
-}
-
-// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of: for each
-// thread its part of o, then its shift and row_sum, four floats at a time.
-__device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
-  const int second = tile != first_share(p, thread_block) / p.shares;
-  float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
-  return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
-}
-
-// Leaves a part of a tile in global memory. If all other parts of these rows are there, takes them together and returns
-// true. That is done in the order of the parts, so it does not matter which one comes last.
-__device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, int warpgroup, int* is_last,
-    float (&o)[kHeadDim / 2], float (&shift)[2], float (&row_sum)[2]) {
-  float4* place = part_place(p, blockIdx.x, piece.index, warpgroup);
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 8; ++i) {
-    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
-  }
-  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(shift[0], shift[1], row_sum[0], row_sum[1]);
-
-  // Counts the shares that are there; the last thread block leaves the counter at 0 for the next launch.
-  __threadfence();
-  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-  if (threadIdx.x % kWarpgroupThreads == 0) {
-    int* const counter = p.shares_done + piece.index * kConsumerWarpgroups + warpgroup;
-    const int shares = piece.end - piece.begin;
-    *is_last = atomicAdd(counter, shares) + shares == p.shares;
-    if (*is_last) *counter = 0;
-    __threadfence();
-  }
-  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-  if (!*is_last) return false;
-
-  const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
-  shift[0] = shift[1] = kNoShift;
-  for (int block = first; block <= last; ++block) {
-    const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
-    shift[0] = fmaxf(shift[0], state.x);
-    shift[1] = fmaxf(shift[1], state.y);
-  }
-  row_sum[0] = row_sum[1] = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
-  for (int block = first; block <= last; ++block) {
-    const float4* from = part_place(p, block, piece.index, warpgroup);
-    const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
-    const float weight[2] = {ex2(state.x - shift[0]), ex2(state.y - shift[1])};
-    row_sum[0] += state.z * weight[0];
-    row_sum[1] += state.w * weight[1];
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 8; ++i) {
-      const float4 part = __ldcg(from + i * kWarpgroupThreads);
-      o[i * 4] += part.x * weight[0];
-      o[i * 4 + 1] += part.y * weight[0];
-      o[i * 4 + 2] += part.z * weight[1];
-      o[i * 4 + 3] += part.w * weight[1];
-    }
-  }
-  return true;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
@@ -839,9 +720,44 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Consumer: one warpgroup works on its 64 rows, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int stream = warpgroup / kStreamWarpgroups;
+// Leaves what a warpgroup of stream 1 has of its rows for that of stream 0: four floats of each thread at a time, first
+// of o, then its shift and row_sum.
+__device__ __forceinline__ void leave_part(float4* place, const float (&o)[kHeadDim / 2], const float (&shift)[2],
+    const float (&row_sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
+  }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(shift[0], shift[1], row_sum[0], row_sum[1]);
+}
+
+// Takes in what the warpgroup of stream 1 has left of the same rows: both become relative to the larger shift.
+__device__ __forceinline__ void take_part(const float4* place, float (&o)[kHeadDim / 2], float (&shift)[2],
+    float (&row_sum)[2]) {
+  const float4 state = place[kHeadDim / 8 * kWarpgroupThreads];
+  const float other_shift[2] = {state.x, state.y}, other_sum[2] = {state.z, state.w};
+  float mine[2], other[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float larger = fmaxf(shift[row], other_shift[row]);
+    mine[row] = ex2(shift[row] - larger);
+    other[row] = ex2(other_shift[row] - larger);
+    shift[row] = larger;
+    row_sum[row] = row_sum[row] * mine[row] + other_sum[row] * other[row];
+  }
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    const float4 part = place[i * kWarpgroupThreads];
+    o[i * 4] = o[i * 4] * mine[0] + part.x * other[0];
+    o[i * 4 + 1] = o[i * 4 + 1] * mine[0] + part.y * other[0];
+    o[i * 4 + 2] = o[i * 4 + 2] * mine[1] + part.z * other[1];
+    o[i * 4 + 3] = o[i * 4 + 3] * mine[1] + part.w * other[1];
+  }
+}
+
+// Consumer: one warpgroup works on its part of the keys of 64 rows, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int consumer) {
+  const int stream = consumer / kStreamWarpgroups, warpgroup = consumer % kStreamWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
@@ -849,17 +765,20 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
   // The shuffles keep the compiler from working these descriptors out anew in each step.
+  const uint32 q_ring =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_ring =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
   const uint32 v_ring =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
-  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
+  float4* const place = reinterpret_cast<float4*>(shared + kPartsOffset) + warpgroup * (kPartFloats / 4) +
+                        threadIdx.x % kWarpgroupThreads;
+  const uint32 part_full = base + kPartFullBarrier + 8 * warpgroup;
+  const uint32 part_empty = base + kPartEmptyBarrier + 8 * warpgroup;
+  int part_parity = 0;
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -868,13 +787,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
-    uint32 q[kHeadDim / 16][4];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
-    // Q's place is free for another tile.
-    __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
 
-    const float room = headroom(p, entry.count);
+    const float room = headroom(p, entry.all);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -891,11 +806,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage, warp_leader);
-        bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -922,6 +835,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         }
       }
 
+      // The last scores are there: Q's place is free for the tile after the next.
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+
       // Output of the last block.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
       issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
@@ -929,14 +845,24 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
+    } else if (warp_leader) {
+      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
-    if (entry.piece.end == 0 ||
-        join_parts(p, entry.piece, warpgroup, is_last, o, shift, row_sum)) {
+    if (stream > 0) {
+      mbarrier_wait(part_empty, part_parity ^ 1);
+      leave_part(place, o, shift, row_sum);
+      __syncwarp();
+      if (warp_leader) mbarrier_arrive(part_full);
+    } else {
+      mbarrier_wait(part_full, part_parity);
+      take_part(place, o, shift, row_sum);
+      __syncwarp();
+      if (warp_leader) mbarrier_arrive(part_empty);
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
+    part_parity ^= 1;
     tile_position.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 
@@ -957,6 +883,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_dense_d64_short(c
       mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+    }
+    for (int i = 0; i < kStreamWarpgroups; ++i) {
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

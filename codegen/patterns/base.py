@@ -64,6 +64,8 @@ class PatternBase(Frozen):
     kind: str
     splits: ClassVar[bool] = False
     """Whether a tile can be divided between thread blocks: then ``KeyBlocks`` has ``restrict_to``."""
+    divides: ClassVar[bool] = False
+    """Whether the keys of a tile can be divided between warpgroups: then ``KeyBlocks`` has ``restrict_to`` too."""
     reversible: ClassVar[bool] = False
     """Whether kernels for sm_90a walk through every other list from its end: then ``KeyBlocks`` has ``backwards``."""
 

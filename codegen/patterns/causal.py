@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from codegen.patterns.base import PatternBase
 class Causal(PatternBase):
     """Query i sees key j if j <= i + shift; shift is kv_len - q_len (bottom_right) or 0 (top_left)."""
 
+    divides: ClassVar[bool] = True
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(
         default="bottom_right",

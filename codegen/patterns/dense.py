@@ -11,6 +11,7 @@ class Dense(PatternBase):
     """Every query sees every key."""
 
     splits: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
     kind: Literal["dense"]
 
     def shares(self, kv_len: int, rows: int, keys: int) -> int:

@@ -13,6 +13,7 @@ class SlidingWindow(PatternBase):
     """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size)."""
 
     splits: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
     kind: Literal["sliding_window"]
     left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
     right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")

@@ -13,6 +13,7 @@ class TopK(PatternBase):
     """Each query block sees the k key blocks listed for it; a block counts as often as it is listed."""
 
     splits: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
     reversible: ClassVar[bool] = True
     kind: Literal["topk"]
     k: int = Field(ge=1, le=1 << 16, description="key blocks per query block")

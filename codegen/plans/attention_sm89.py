@@ -162,7 +162,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=tuple(constants),
         values={
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
-            "splits": False,
+            "restricts": False,
             "skips": False,
             "partial": block is not None and block.q > tile_queries,
             "packed_heads": heads > 1,

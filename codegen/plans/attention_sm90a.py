@@ -70,6 +70,7 @@ SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, 
 LONG_ROW = 16
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 TILE_RING = "depth of the ring of tiles, and of Q"
+PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
 STREAM_SHARERS = "warpgroups that share a stream"
 SPLIT_PARAMS = (
     pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
@@ -87,7 +88,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
     _check_tile(spec)
     rows = Rows.of(spec)
-    streams, consumers = rows.streams, m // WARPGROUP_ROWS
+    parts = spec.key_parts
+    streams, consumers = max(rows.streams, parts), m // WARPGROUP_ROWS * parts
     columns = SWIZZLE // dtype.bytes
     groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
     q_rows, q_owner = (WARPGROUP_ROWS, "warpgroup's Q") if spec.share_kv else (m, "Q tile")
@@ -96,6 +98,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     step_blocks = 1 if block is None else max(1, n // block.kv)
 
     scores, output, queries = (WARPGROUP_ROWS * size // WARPGROUP for size in (n, d, d))
+    part_floats = WARPGROUP * (output + 4)  # O, two shifts and two sums of each thread
     accumulators = scores + scores // 2 + output
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
     kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
@@ -103,7 +106,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     skips = _skips(spec, rows)
     for q_in_registers, tile_stages, shares_staging in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
         rings = _Rings(tile_stages, shares_staging, streams, step_blocks, skips, groups * m * SWIZZLE, kv_bytes)
-        shared = _shared(spec, rings)
+        shared = _shared(spec, rings, part_floats)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
     accumulators += queries // 2 if q_in_registers else 0
@@ -111,8 +114,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers, split = _registers(consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
 
-    part_floats = WARPGROUP * (output + 4)  # O, two shifts and two sums of each thread
-    parts = [Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of a part of a tile")]
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
     if shares_staging and not spec.share_kv:  # a warpgroup's rows of O lie where its rows of Q were
         o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
@@ -124,7 +125,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *(order_constants(streams) if spec.share_kv else [Constant("kTileStages", tile_stages, TILE_RING)]),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
         *pace_constants(spec, streams),
-        Constant("kStreams", streams, f"query blocks in a tile, each with its own {stream_owns(spec)}"),
+        Constant("kStreams", streams, f"{_what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         *([] if spec.share_kv else [Constant("kStreamWarpgroups", consumers // streams, STREAM_SHARERS)]),
@@ -140,7 +141,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kStepBlocks", step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", n // step_blocks, "keys of one load"),
         *(block_constants(block, block.q if rows.packed else rows.stream_queries, n) if block is not None else []),
-        *(parts if spec.split_tail else []),
+        *([Constant("kPartFloats", part_floats, PART_FLOATS)] if spec.split_tail else []),
+        *([Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of its rows")] if parts > 1 else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
     ]
@@ -159,7 +161,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     ]
     workers = "one consumer warpgroup" if consumers == 1 else f"{consumers} consumer warpgroups"
     heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
-    shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if streams > 1 else "")
+    shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if rows.streams > 1 else "")
+    shares += f", their keys in {parts} parts" if parts > 1 else ""
     return Plan(
         spec=spec,
         stem=stem,
@@ -191,6 +194,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "block_steps": block_steps,
             "step_blocks": step_blocks,
             "splits": spec.split_tail,
+            "parts": parts,
+            "restricts": spec.split_tail or parts > 1,
             "skips": skips,
             "long_row": LONG_ROW,
             # Whether the kernel is for rows of few steps too; with share_kv it does not look ahead for them.
@@ -239,6 +244,27 @@ def _check_tile(spec: AttentionSpec) -> None:
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     if spec.share_kv:
         check_share_kv(spec)
+    if spec.key_parts > 1:
+        _check_key_parts(spec)
+
+
+def _check_key_parts(spec: AttentionSpec) -> None:
+    """Refuse a spec for which the kernel with parts of keys is not written."""
+    m, most = spec.tile.m, max(REGISTER_SPLITS)
+    given = f"is {spec.schedule}; with key_parts warpgroups take no turns: cooperative"
+    require(spec.schedule == "cooperative", "schedule", given)
+    require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with key_parts: 1")
+    allowed = [WARPGROUP_ROWS * count for count in range(1, most // spec.key_parts + 1)]
+    require(m in allowed, "tile.m", f"is {m}; allowed with key_parts: {', '.join(map(str, allowed))}")
+    block = spec.pattern.fixed_block
+    if block is not None:
+        rows, keys = f"is {block.q}; with key_parts a tile has one list", f"is {spec.tile.n}; with key_parts a step"
+        require(m <= block.q, "pattern.block.q", f"{rows}: tile.m, {m}, or more")
+        require(spec.tile.n >= block.kv, "tile.n", f"{keys} is a listed block or two: {block.kv}, {2 * block.kv}")
+
+
+def _what_streams_are(spec: AttentionSpec) -> str:
+    return "parts of the keys of a tile" if spec.key_parts > 1 else "query blocks in a tile"
 
 
 def _skips(spec: AttentionSpec, rows: Rows) -> bool:
@@ -248,7 +274,7 @@ def _skips(spec: AttentionSpec, rows: Rows) -> bool:
     last is hardly ever hidden from one of them.
     """
     apart = spec.tile.m - WARPGROUP_ROWS
-    alone = rows.streams == 1 and not rows.packed and spec.schedule == "cooperative"
+    alone = rows.streams == spec.key_parts == 1 and not rows.packed and spec.schedule == "cooperative"
     return spec.pattern.banded and alone and spec.tile.n <= apart
 
 
@@ -280,7 +306,7 @@ class _Rings:
     kv_bytes: int
 
 
-def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
+def _shared(spec: AttentionSpec, rings: _Rings, part_floats: int) -> SharedLayout:
     """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
     columns = SWIZZLE // DTYPES[spec.dtype].bytes
     depth = spec.stages * (1 if spec.share_kv else rings.streams)
@@ -297,7 +323,10 @@ def _shared(spec: AttentionSpec, rings: _Rings) -> SharedLayout:
     if spec.share_kv:
         add_orders(shared, spec, rings.streams)
         return shared
-    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth), "mbarriers", align=8)
+    places = spec.tile.m // WARPGROUP_ROWS if spec.key_parts > 1 else 0
+    if places:
+        shared.add("Parts", 4 * places * part_floats, "what warpgroups of stream 1 leave for those of stream 0")
+    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth + 2 * places), "mbarriers", align=8)
     words = (3 if spec.split_tail else 1) + rings.streams
     size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
     shared.add("Entries", size, "ring of tiles: number, numbers of steps", align=4)

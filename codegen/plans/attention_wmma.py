@@ -137,7 +137,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=constants,
         values={
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
-            "splits": False,
+            "restricts": False,
             "skips": False,
             "partial": block is not None and block.q > m,
             "block_steps": 1 if block is None else max(1, block.kv // n),

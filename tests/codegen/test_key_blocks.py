@@ -72,7 +72,7 @@ struct Kernel {
   void (*list)(const Params&, int first, int begin, int number, std::vector<Step>&);  // number -1: all of them
   bool (*visible)(const Params&, int query, int key);
   int tile_keys, stream_rows;
-  bool splits;
+  bool restricts;
 };
 %(kernels)s
 const Kernel kKernels[] = {%(names)s};
@@ -89,7 +89,7 @@ void print_tiles(const Kernel& kernel, const Params& p) {
     std::vector<Step> steps;
     kernel.list(p, first, 0, -1, steps);
     print_steps(steps);
-    for (int width = 1; kernel.splits && width <= %(widest)d; ++width) {
+    for (int width = 1; kernel.restricts && width <= %(widest)d; ++width) {
       std::vector<Step> parts;
       const int end = steps.size() + 2 * width;  // as where other tiles have more steps
       for (int begin = 0; begin < end; begin += width) kernel.list(p, first, begin, width, parts);
@@ -127,15 +127,15 @@ void list(const Params& p, int first, int begin, int number, std::vector<Step>& 
   }
 }
 bool is_visible(const Params& p, int query, int key) { return %(visible)s; }
-const Kernel kernel = {list, is_visible, kTileN, kStreamRows, %(splits)s};
+const Kernel kernel = {list, is_visible, kTileN, kStreamRows, %(restricts)s};
 }  // namespace kernel_%(index)d
 """
 WIDEST = 3  # shares of a part
 
 
-def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, packed_heads: int) -> Plan:
+def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, packed_heads: int, key_parts: int = 1) -> Plan:
     fields = {"op": "attention", "arch": arch, "head_dim": 64, "pattern": pattern, "packed_heads": packed_heads}
-    return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}}))
+    return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}, "key_parts": key_parts}))
 
 
 def fits(fields: dict[str, Any], n: int) -> bool:
@@ -148,6 +148,11 @@ PLANS = [
     for fields in [*(pattern.model_dump() for pattern in POSITIONAL), *VARIANTS]
     for tile in TILES
     if fits(fields, tile[2])
+] + [
+    plan_of(fields, "sm_90a", *tile, packed_heads=1, key_parts=2)
+    for fields in [{"kind": "dense"}, {"kind": "causal"}, *VARIANTS]
+    if fields["kind"] in ("dense", "causal", "sliding_window")
+    for tile in ((64, 64), (128, 64), (64, 128))
 ]
 
 
@@ -163,8 +168,8 @@ def kernel(index: int, plan: Plan) -> str:
         "pattern": pattern,
         "masked": "blocks.masked(i, block)" if masks else "false",
         "visible": "visible(p, query, key)" if masks else "true",
-        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.split else "",
-        "splits": "true" if plan.split else "false",
+        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.values["restricts"] else "",
+        "restricts": "true" if plan.values["restricts"] else "false",
     }
 
 
@@ -196,7 +201,11 @@ def definition(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
 @pytest.mark.parametrize(
     "index",
     range(len(PLANS)),
-    ids=[f"{pattern_of(plan).stem()}-{plan.spec.arch}-{plan.tile_queries}x{plan.spec.tile.n}" for plan in PLANS],
+    ids=[
+        f"{pattern_of(plan).stem()}-{plan.spec.arch}-{plan.tile_queries}x{plan.spec.tile.n}"
+        + ("-parts" if plan.values.get("parts", 1) > 1 else "")
+        for plan in PLANS
+    ],
 )
 def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> None:
     plan = PLANS[index]
@@ -214,8 +223,9 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
             where = f"q_len {q_len}, kv_len {kv_len}, queries from {first}"
             rows = expected[first : first + tile_rows]
             listed = next(lines).split()
-            if plan.split is not None:
+            if plan.values["restricts"]:
                 assert [next(lines).split() for _ in range(WIDEST)] == [listed] * WIDEST, f"{where}: parts of the tile"
+            if plan.split is not None:
                 assert len(listed) <= pattern.shares(kv_len, tile_rows, tile_keys), where
             assert [next(lines) for _ in rows] == rows, where
             assert len(listed) == len({word.rstrip("*") for word in listed}), f"{where}: {listed} repeats a block"

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3367db78a49ac2d9b6a786a90127f79591eb059dd6abd44682f7e9a0e2c94c80
+// seal: sha256 aaca994e956ff06ed02df26199caabe4c7d406706f27ec590bb6b257e1030f00
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -907,13 +907,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (stream > 0) {
       mbarrier_wait(part_empty, part_parity ^ 1);
       leave_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_full);
+      mbarrier_arrive(part_full);
     } else {
       mbarrier_wait(part_full, part_parity);
       take_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_empty);
+      mbarrier_arrive(part_empty);
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
     part_parity ^= 1;
@@ -940,9 +938,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_causal_d64_few_ti
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kStreamWarpgroups; ++i) {
-      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
-      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
+    for (int i = 0; i < kStreamWarpgroups; ++i) {  // each thread leaves or takes something of its own
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpgroupThreads);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f2b96bcc95751731cc1ebf9ca0afd00d5d3f5dea2b9a8ce76eb75d1cc4f987b7
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d57e9c2e57a88dc58bacf6e4d85124077b02dade9ed63dea4725c3a7cbc4ad3d
+// seal: sha256 2d65e006d270cef4b5b1e77cbff4e1e8b269ca991a2754ce388b763c2f4c2035
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -915,13 +915,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (stream > 0) {
       mbarrier_wait(part_empty, part_parity ^ 1);
       leave_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_full);
+      mbarrier_arrive(part_full);
     } else {
       mbarrier_wait(part_full, part_parity);
       take_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_empty);
+      mbarrier_arrive(part_empty);
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
     part_parity ^= 1;
@@ -948,9 +946,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_causal_few_tiles(
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kStreamWarpgroups; ++i) {
-      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
-      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
+    for (int i = 0; i < kStreamWarpgroups; ++i) {  // each thread leaves or takes something of its own
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpgroupThreads);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 5b53f6ceaaf468a13a245fb5ffe99c7e09b9ef717eeff2bf2dd05329a36c2269
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7f4241b80cff18f50492deb75653ec4d8ea7cf003cfb6486b20756f950f4888a
+// seal: sha256 c6aa66b587e876d6886a97f34045f876905fed75e65e48e204d038472e55043a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -868,13 +868,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (stream > 0) {
       mbarrier_wait(part_empty, part_parity ^ 1);
       leave_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_full);
+      mbarrier_arrive(part_full);
     } else {
       mbarrier_wait(part_full, part_parity);
       take_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_empty);
+      mbarrier_arrive(part_empty);
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
     part_parity ^= 1;
@@ -901,9 +899,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_dense_d64_few_til
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kStreamWarpgroups; ++i) {
-      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
-      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
+    for (int i = 0; i < kStreamWarpgroups; ++i) {  // each thread leaves or takes something of its own
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpgroupThreads);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

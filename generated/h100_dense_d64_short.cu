@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 7a9f6b6f26a41a5ea1ccc93193492ba91bf1a0a9dca98b8cb9d38447aa619578
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d6714e6becb6b3daccadc6a14282c7db387903abadbccde8cb5a69b7e5663fb1
+// seal: sha256 0c3977b2ed88342c56b797965dfcc39667fc5101fecac184367be66395becd76
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -851,13 +851,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (stream > 0) {
       mbarrier_wait(part_empty, part_parity ^ 1);
       leave_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_full);
+      mbarrier_arrive(part_full);
     } else {
       mbarrier_wait(part_full, part_parity);
       take_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_empty);
+      mbarrier_arrive(part_empty);
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
     part_parity ^= 1;
@@ -884,9 +882,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_dense_d64_short(c
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kStreamWarpgroups; ++i) {
-      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
-      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
+    for (int i = 0; i < kStreamWarpgroups; ++i) {  // each thread leaves or takes something of its own
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpgroupThreads);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

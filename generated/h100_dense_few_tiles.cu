@@ -3,7 +3,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 3fb0591447c0b4b9de87bb9a50f7ec33beb1668e4f5d334e118981068bbfe14a
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 355af282d3f4ddfcd2587060715d25b9047bbd258562cbcc69b63f2c2bbb5dc4
+// seal: sha256 d82bf64f5f50cf8fb4ff0cecef8026a5e31bf74948fe16827f99f8ecfaa3a759
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -876,13 +876,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (stream > 0) {
       mbarrier_wait(part_empty, part_parity ^ 1);
       leave_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_full);
+      mbarrier_arrive(part_full);
     } else {
       mbarrier_wait(part_full, part_parity);
       take_part(place, o, shift, row_sum);
-      __syncwarp();
-      if (warp_leader) mbarrier_arrive(part_empty);
+      mbarrier_arrive(part_empty);
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
     part_parity ^= 1;
@@ -909,9 +907,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_dense_few_tiles(c
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kStreamWarpgroups; ++i) {
-      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpsPerWarpgroup);
-      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpsPerWarpgroup);
+    for (int i = 0; i < kStreamWarpgroups; ++i) {  // each thread leaves or takes something of its own
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpgroupThreads);
+      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

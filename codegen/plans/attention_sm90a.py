@@ -18,6 +18,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.attention_key_parts import add_parts, check_key_parts, part_constants, what_streams_are
 from codegen.plans.attention_order import order_params
 from codegen.plans.attention_params import (
     block_constants,
@@ -125,7 +126,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *(order_constants(streams) if spec.share_kv else [Constant("kTileStages", tile_stages, TILE_RING)]),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
         *pace_constants(spec, streams),
-        Constant("kStreams", streams, f"{_what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
+        Constant("kStreams", streams, f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         *([] if spec.share_kv else [Constant("kStreamWarpgroups", consumers // streams, STREAM_SHARERS)]),
@@ -142,7 +143,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kLoadKeys", n // step_blocks, "keys of one load"),
         *(block_constants(block, block.q if rows.packed else rows.stream_queries, n) if block is not None else []),
         *([Constant("kPartFloats", part_floats, PART_FLOATS)] if spec.split_tail else []),
-        *([Constant("kPartFloats", part_floats, "floats that a warpgroup leaves of its rows")] if parts > 1 else []),
+        *part_constants(spec, part_floats),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
         *softcap_constants(spec),
     ]
@@ -245,26 +246,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     if spec.share_kv:
         check_share_kv(spec)
     if spec.key_parts > 1:
-        _check_key_parts(spec)
-
-
-def _check_key_parts(spec: AttentionSpec) -> None:
-    """Refuse a spec for which the kernel with parts of keys is not written."""
-    m, most = spec.tile.m, max(REGISTER_SPLITS)
-    given = f"is {spec.schedule}; with key_parts warpgroups take no turns: cooperative"
-    require(spec.schedule == "cooperative", "schedule", given)
-    require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with key_parts: 1")
-    allowed = [WARPGROUP_ROWS * count for count in range(1, most // spec.key_parts + 1)]
-    require(m in allowed, "tile.m", f"is {m}; allowed with key_parts: {', '.join(map(str, allowed))}")
-    block = spec.pattern.fixed_block
-    if block is not None:
-        rows, keys = f"is {block.q}; with key_parts a tile has one list", f"is {spec.tile.n}; with key_parts a step"
-        require(m <= block.q, "pattern.block.q", f"{rows}: tile.m, {m}, or more")
-        require(spec.tile.n >= block.kv, "tile.n", f"{keys} is a listed block or two: {block.kv}, {2 * block.kv}")
-
-
-def _what_streams_are(spec: AttentionSpec) -> str:
-    return "parts of the keys of a tile" if spec.key_parts > 1 else "query blocks in a tile"
+        check_key_parts(spec, max(REGISTER_SPLITS))
 
 
 def _skips(spec: AttentionSpec, rows: Rows) -> bool:
@@ -323,10 +305,8 @@ def _shared(spec: AttentionSpec, rings: _Rings, part_floats: int) -> SharedLayou
     if spec.share_kv:
         add_orders(shared, spec, rings.streams)
         return shared
-    places = spec.tile.m // WARPGROUP_ROWS if spec.key_parts > 1 else 0
-    if places:
-        shared.add("Parts", 4 * places * part_floats, "what warpgroups of stream 1 leave for those of stream 0")
-    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth + 2 * places), "mbarriers", align=8)
+    part_barriers = add_parts(shared, spec, part_floats)
+    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth + part_barriers), "mbarriers", align=8)
     words = (3 if spec.split_tail else 1) + rings.streams
     size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
     shared.add("Entries", size, "ring of tiles: number, numbers of steps", align=4)

@@ -270,11 +270,12 @@ def _hopper_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parts_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the tile and the stages of a spec with ``key_parts`` that has none: there are rings for each part."""
-    width, queries = (size if isinstance(size, int) else 128 for size in (data.get("head_dim"), block.get("q")))
+    head_dim, pattern = data.get("head_dim"), data.get("pattern")
+    width = head_dim if isinstance(head_dim, int) else 128
     given = _given_tile(data).get("n", block.get("kv"))
     n = given if isinstance(given, int) else 64
     step = n * -(-width // 64) * 64  # elements of K in shared memory
-    high = step <= 64 * 64 and queries >= 128
+    high = step <= 64 * 64 and isinstance(pattern, Mapping) and pattern.get("kind") == "dense"
     return {"m": 128 if high else 64, "n": n}, 4 if step <= 64 * 64 else 2 if step <= 64 * 128 else 1
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
-def _not_float(value: object) -> object:
-    if isinstance(value, float):
+def _only_int(value: object) -> object:
+    if isinstance(value, float | bool):
         raise ValueError("an integer is expected")
     return value
 
 
-Integral = BeforeValidator(_not_float)
-"""Makes a Literal of integers refuse 64.0, which equals 64."""
+Integral = BeforeValidator(_only_int)
+"""Makes a Literal of integers refuse 64.0, which equals 64, and true, which equals 1."""
 QueryBlockSize = Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], Integral]
 KeyBlockSize = Annotated[Literal[16, 32, 64, 128], Integral]
 

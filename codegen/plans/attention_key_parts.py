@@ -11,12 +11,12 @@ from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
 
-def check_key_parts(spec: AttentionSpec, warpgroups: int) -> None:
-    """Refuse a spec for which the kernel is not written.
+WIDEST_HEAD = 128  # with steps of 128 keys: K and V of wider ones leave no room for two rings of each
+HIGH = (64, 64)  # head_dim and keys of a step with which the registers of four warpgroups suffice
 
-    Args:
-        spec: with more than one part.
-        warpgroups: that compute, at most.
+
+def check_key_parts(spec: AttentionSpec) -> None:
+    """Refuse a spec with parts for which the kernel is not written.
 
     Raises:
         SpecError: names the first field that is in the way.
@@ -24,13 +24,19 @@ def check_key_parts(spec: AttentionSpec, warpgroups: int) -> None:
     given = f"is {spec.schedule}; with key_parts warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with key_parts: 1")
-    m, allowed = spec.tile.m, [WARPGROUP_ROWS * count for count in range(1, warpgroups // spec.key_parts + 1)]
-    require(m in allowed, "tile.m", f"is {m}; allowed with key_parts: {', '.join(map(str, allowed))}")
-    block = spec.pattern.fixed_block
+    m, n, block = spec.tile.m, spec.tile.n, spec.pattern.fixed_block
     if block is not None:
-        rows, keys = f"is {block.q}; with key_parts a tile has one list", f"is {spec.tile.n}; with key_parts a step"
-        require(m <= block.q, "pattern.block.q", f"{rows}: tile.m, {m}, or more")
-        require(spec.tile.n >= block.kv, "tile.n", f"{keys} is a listed block or two: {block.kv}, {2 * block.kv}")
+        those = f"allowed with key_parts and blocks of {block.kv} keys: 64, 96, 128"
+        require(block.kv < 128 or spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; {those}")
+        steps = sorted({block.kv, 128})
+        listed = f"is {n}; with key_parts a step is a listed block, or two of 64: {' or '.join(map(str, steps))}"
+        require(n in steps, "tile.n", listed)
+    one, two = WARPGROUP_ROWS, 2 * WARPGROUP_ROWS
+    those = f"allowed with key_parts: {one}; with head_dim {HIGH[0]} and tile.n {HIGH[1]} {two} too"
+    require(m == one or (m, spec.head_dim, n) == (two, *HIGH), "tile.m", f"is {m}; {those}")
+    if block is not None:
+        rows = f"is {block.q}; with key_parts a tile has one list: tile.m, {m}, or more"
+        require(m <= block.q, "pattern.block.q", rows)
 
 
 def what_streams_are(spec: AttentionSpec) -> str:

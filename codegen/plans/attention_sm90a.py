@@ -218,7 +218,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
         ),
         split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
-        flops=4 * rows.tile_queries * spec.packed_heads * n * d,
+        flops=4 * rows.tile_queries * spec.packed_heads * parts * n * d,
         bytes=2 * kv_bytes * streams,
         tile_queries=rows.tile_queries,
     )
@@ -229,6 +229,8 @@ def _check_tile(spec: AttentionSpec) -> None:
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     allowed = tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS)
     require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
+    if spec.key_parts > 1:
+        check_key_parts(spec)
     turns = f"is ping_pong, where warpgroups take turns; with tile.m {m} there is one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
@@ -245,8 +247,6 @@ def _check_tile(spec: AttentionSpec) -> None:
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     if spec.share_kv:
         check_share_kv(spec)
-    if spec.key_parts > 1:
-        check_key_parts(spec, max(REGISTER_SPLITS))
 
 
 def _skips(spec: AttentionSpec, rows: Rows) -> bool:

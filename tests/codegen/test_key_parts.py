@@ -1,7 +1,11 @@
-"""``key_parts``: what is filled in, what the plan of such a kernel has, and what is refused."""
+"""``key_parts``: what is filled in, what the plan of such a kernel has, how keys are divided, and what is refused."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plans import plan_for
+from codegen.render import render
 from codegen.spec import AttentionSpec, parse_spec
 
 FIELDS: dict[str, Any] = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}
@@ -22,7 +27,7 @@ LISTS = {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}
         ({}, 64, 64, 2),
         ({"head_dim": 64}, 128, 64, 4),
         ({"head_dim": 64, "tile": {"n": 128}}, 64, 128, 2),
-        ({"head_dim": 64, "pattern": {"kind": "causal"}}, 128, 64, 4),
+        ({"head_dim": 64, "pattern": {"kind": "causal"}}, 64, 64, 4),
         ({"head_dim": 64, "pattern": {**LISTS, "block": {"q": 64, "kv": 64}}}, 64, 64, 4),
         ({"head_dim": 96}, 64, 64, 2),
         ({"head_dim": 256}, 64, 64, 1),
@@ -50,7 +55,76 @@ def test_each_row_has_a_warpgroup_in_both_parts() -> None:
 
 def test_one_part_is_no_part_of_a_hash() -> None:
     assert parse_spec({**FIELDS, "key_parts": 1}).hash == parse_spec(FIELDS).hash
-    assert parse_spec(PARTS).hash != parse_spec(FIELDS).hash
+    parts = parse_spec(PARTS)
+    other = parse_spec(json.loads(parts.canonical_json()) | {"key_parts": 1, "split_tail": False})
+    assert isinstance(parts, AttentionSpec) and isinstance(other, AttentionSpec)
+    assert (other.tile, other.schedule, other.stages) == (parts.tile, parts.schedule, parts.stages)
+    assert parts.hash != other.hash
+
+
+def test_both_parts_count_as_work_and_as_bytes() -> None:
+    plan = plan_for(find_spec(PARTS))
+    assert (plan.flops, plan.bytes) == (2 * 4 * 64 * 64 * 128, 2 * 2 * 64 * 128 * 2)  # a step of each part
+
+
+PROGRAM = """\
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+struct Params { int q_len, kv_len; };
+struct Piece {};
+struct Tile { int batch, head, first_query; };
+%(constants)s
+%(pattern)s
+%(key_blocks_of)s
+// For every tile a line with the blocks of all streams, behind the number of them that the first one has, and one with
+// those of the whole tile.
+int main(int, char** words) {
+  const Params p{std::atoi(words[1]), std::atoi(words[2])};
+  for (int first = 0; first < p.q_len; first += kTileM) {
+    std::printf("%%d", key_blocks_of(p, {}, {0, 0, first}, 0).count);
+    for (int stream = 0; stream < kStreams; ++stream) {
+      KeyBlocks blocks = key_blocks_of(p, {}, {0, 0, first}, stream);
+      for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
+    }
+    std::puts("");
+    KeyBlocks blocks(p, 0, 0, first);
+    std::printf("%%d", (blocks.count + 1) / 2);
+    for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
+    std::puts("");
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "pattern", [{"kind": "dense"}, {"kind": "causal"}, {"kind": "sliding_window", "left": 300, "right": 20}]
+)
+def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) -> None:
+    """The kernel's own division, run on the host: the first half of the steps, rounded up, and then the others."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    named = find_spec({**PARTS, "pattern": pattern})
+    source = render(named)
+    begin, parts_begin = source.index("// Pattern: "), source.index("// The key blocks of one stream")
+    program = PROGRAM % {
+        "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
+        "pattern": source[begin : source.index("// One tile of work", begin)],
+        "key_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],
+    }
+    (tmp_path / "main.cpp").write_text(program, encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    counts = set()
+    for q_len, kv_len in ((1, 1), (64, 64), (65, 129), (700, 700), (300, 1000), (1000, 40), (5, 2000)):
+        run = subprocess.run([tmp_path / "main", str(q_len), str(kv_len)], check=True, capture_output=True, text=True)
+        lines = run.stdout.splitlines()
+        assert lines[::2] == lines[1::2]
+        counts |= {len(line.split()) - 1 for line in lines}
+    assert {1, 3} <= counts and any(count % 2 == 0 for count in counts)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +137,19 @@ def test_one_part_is_no_part_of_a_hash() -> None:
         ("key_parts", {"pattern": {**LISTS, "block": {"q": 64, "kv": 64}}, "share_kv": True}),
         ("split_tail", {"split_tail": True}),
         ("schedule", {"schedule": "ping_pong", "tile": {"m": 128, "n": 64}}),
+        ("schedule", {"schedule": "ping_pong"}),
+        ("key_parts", {"key_parts": True}),
+        ("key_parts", {"key_parts": 2.0}),
+        ("key_parts", {"key_parts": "2"}),
         ("packed_heads", {"packed_heads": 2}),
         ("tile.m", {"tile": {"m": 192, "n": 64}}),
-        ("stages", {"tile": {"m": 128, "n": 64}}),
+        ("tile.m", {"tile": {"m": 128, "n": 64}}),
+        ("tile.m", {"head_dim": 64, "tile": {"m": 128, "n": 80}}),
         ("stages", {"stages": 3}),
         ("pattern.block.q", {"head_dim": 64, "pattern": {**LISTS, "block": {"q": 64, "kv": 64}}, "tile": {"m": 128}}),
         ("tile.n", {"pattern": LISTS, "tile": {"n": 64}}),
+        ("tile.n", {"pattern": LISTS, "tile": {"n": 256}}),
+        ("head_dim", {"head_dim": 192, "pattern": LISTS}),
     ],
 )
 def test_what_it_is_not_written_for_is_refused(field: str, change: dict[str, Any]) -> None:

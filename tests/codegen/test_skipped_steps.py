@@ -207,3 +207,9 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
 )
 def test_elsewhere_all_warpgroups_work_on_all_steps(pattern: dict[str, Any], m: int, n: int, schedule: str) -> None:
     assert "hand_back" not in render_plan(plan_of(pattern, m, n, schedule))
+
+
+def test_with_parts_of_keys_all_warpgroups_work_on_all_steps() -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": CAUSAL, "tile": {"m": 128, "n": 64}}
+    assert plan_for(find_spec(fields | {"schedule": "cooperative"})).values["skips"]
+    assert not plan_for(find_spec(fields | {"key_parts": 2})).values["skips"]

@@ -10,7 +10,6 @@ from codegen.plan import Constant, SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
-
 WIDEST_HEAD = 128  # with steps of 128 keys: K and V of wider ones leave no room for two rings of each
 HIGH = (64, 64)  # head_dim and keys of a step with which the registers of four warpgroups suffice
 

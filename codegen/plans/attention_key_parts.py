@@ -20,7 +20,7 @@ def check_key_parts(spec: AttentionSpec) -> None:
     Raises:
         SpecError: names the first field that is in the way.
     """
-    given = f"is {spec.schedule}; with key_parts warpgroups take no turns: cooperative"
+    given = f"is {spec.schedule}; with key_parts {spec.key_parts} warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with key_parts: 1")
     m, n, block = spec.tile.m, spec.tile.n, spec.pattern.fixed_block

@@ -26,7 +26,7 @@ def check_share_kv(spec: AttentionSpec) -> None:
     """
     block, m, rows = spec.pattern.fixed_block, spec.tile.m, [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]
     assert block is not None  # the pattern is topk
-    given = f"is {spec.schedule}; with share_kv warpgroups take no turns: cooperative"
+    given = f"is {spec.schedule}; with share_kv and tile.m {m} warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with share_kv: 1")
     require(block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv: {WARPGROUP_ROWS}")

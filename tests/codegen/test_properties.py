@@ -137,6 +137,7 @@ anything = st.recursive(
 )
 FIELDS = sorted({name for model in MODELS for name in model.model_json_schema()["properties"]})
 
+TURNS = {"arch": "sm_90a", "head_dim": 64, "schedule": "ping_pong"}
 quick = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -160,6 +161,11 @@ def parsed(data: Any) -> Spec | None:
 
 @quick
 @given(plausible)
+@example({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "key_parts": 2})
+@example({"op": "attention", **TURNS, "pattern": {"kind": "dense"}, "key_parts": 2})
+@example(
+    {"op": "attention", **TURNS, "pattern": {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}, "share_kv": True}
+)
 @example({"op": "bsr_spgemm", "arch": "sm_80", "block": {"rows": 16, "cols": 16}, "balanced": True})
 @example({"op": "bsr_spgemm", "arch": "sm_89", "block": {"rows": 16, "cols": 16}, "output": "bsr"})
 @example({"op": "bsr_spmm", "arch": "sm_80", "block": {"rows": 16, "cols": 128}, "b_layout": "column_major"})

@@ -389,6 +389,11 @@ class BsrSpmmSpec(SpecBase):
             tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}
         return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
 
+    def _unused(self) -> set[str]:
+        # Where a tile gathers block rows, the default is not the field's.
+        gathered = self.mma == "wgmma" and self.block.rows in (16, 32) and self.tile.m != self.block.rows
+        return super()._unused() - ({"cluster"} if gathered or (self.mma, self.copy_) == ("mma", "tma") else set())
+
 
 class BsrSddmmSpec(SpecBase):
     """The blocks of A @ B^T that a BSR pattern lists, A and B dense, row-major."""
@@ -549,6 +554,7 @@ def _first_error(error: ValidationError) -> SpecError:
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     # Pydantic puts the discriminator's values into the location; they are not fields.
     parts = [str(p) for i, p in enumerate(first["loc"]) if not (i == 0 and p in OPS)]
+    parts = [part if part.isprintable() else repr(part)[1:-1] for part in parts]
     if len(parts) > 1 and parts[0] == "pattern":
         parts = [parts[0], *parts[2:]]
     field = ".".join(parts)

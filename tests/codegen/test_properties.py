@@ -201,6 +201,8 @@ def test_key_order_is_irrelevant(data: dict[str, Any], draws: st.DataObject) -> 
 
 @quick
 @given(plausible)
+@example({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}, "tile": {"m": 384}, "cluster": 1})
+@example({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 32, "cols": 32}, "tile": {"m": 384}, "cluster": 1})
 def test_canonical_json_keeps_the_hash(data: dict[str, Any]) -> None:
     spec = parsed(data)
     if spec is not None:
@@ -212,6 +214,7 @@ def test_canonical_json_keeps_the_hash(data: dict[str, Any]) -> None:
 @quick
 @given(plausible, st.sampled_from(FIELDS), anything)
 @example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "tile", {})
+@example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "tile", {"\n": None})
 @example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "key_parts", True)
 def test_any_value_in_any_field_is_accepted_or_refused(data: dict[str, Any], field: str, value: Any) -> None:
     spec = parsed({**data, field: value})

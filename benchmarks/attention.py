@@ -16,7 +16,6 @@ fails or computes something else gets no time, and the reason is told. docs/meas
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,9 @@ from harness import (
     save,
     show,
 )
+from measured import kernel_fields
 
 from codegen.library import find_spec
-from codegen.receipts import source_sha256
-from codegen.render import render
 from codegen.spec import AttentionSpec, parse_spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
@@ -355,8 +353,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
         "heads": row.heads,
         "kv_heads": row.kv_heads or row.heads,
         "length": row.length,
-        "spec": json.loads(spec.canonical_json()),
-        "source_sha256": source_sha256(render(find_spec(spec))) if OURS in outcome["results"] else None,
+        **kernel_fields(find_spec(spec), ran=OURS in outcome["results"]),
         "flops": work,
         "target_tflops": row.target,
         **outcome,

@@ -42,10 +42,9 @@ from harness import (
     save,
     show,
 )
+from measured import kernel_fields
 
 from codegen.library import find_spec
-from codegen.receipts import source_sha256
-from codegen.render import render
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
@@ -393,8 +392,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
         "density": blocks.values().numel() / (blocks.shape[0] * blocks.shape[1]),
         "pattern": row.pattern,
         "even": row.even,
-        "spec": json.loads(problem.spec.canonical_json()),
-        "source_sha256": source_sha256(render(find_spec(problem.spec))) if OURS in outcome["results"] else None,
+        **kernel_fields(find_spec(problem.spec), ran=OURS in outcome["results"]),
         "flops": work,
         "target_tflops": row.target,
         "target_ratio": row.target_ratio,

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from measured import REBIND, rebind
 from rich.console import Console
 from rich.table import Table
 
+from codegen.library import find_spec
+from codegen.spec import parse_spec
 from runtime import toolchain
 from runtime.measurement import Call, median_milliseconds
 from runtime.verification.run import driver_version
@@ -265,7 +268,11 @@ def parse_arguments(
         metavar="FILE",
         help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
     )
-    return parser.parse_args(arguments)
+    parser.add_argument("--rebind", action="store_true", help=REBIND)
+    options = parser.parse_args(arguments)
+    if options.rebind and not options.sources:
+        parser.error("--rebind needs --from")
+    return options
 
 
 def chosen_rows(options: argparse.Namespace, rows: Sequence[AnyRow]) -> list[AnyRow]:
@@ -339,6 +346,8 @@ def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace
     """Return an earlier run's report, that of several put together, or measure one."""
     if options.sources:
         earlier = merged([json.loads(source.read_text()) for source in options.sources])
+        if options.rebind:
+            rebind(earlier, earlier["rows"], lambda record: find_spec(parse_spec(record["spec"])))
         if options.json:
             options.json.write_text(json.dumps(earlier, indent=2) + "\n")
         return earlier

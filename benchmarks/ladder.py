@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from harness import environment, reason, save
+from measured import REBIND, kernel_fields, rebind
 from results_table import DASH, OLDER, line, rewritten
 
 from codegen.errors import CodegenError
@@ -135,8 +136,7 @@ def record(named: NamedSpec, milliseconds: float, error: float) -> Fields:
     """Return what the JSON says of any kernel."""
     return {
         "name": named.stem,
-        "spec": json.loads(named.spec.canonical_json()),
-        "source_sha256": source_sha256(render(named)),
+        **kernel_fields(named),
         "milliseconds": round(milliseconds, 4),
         "error": float(f"{error:.2e}"),
     }
@@ -333,7 +333,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="where to write what was measured")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; its plot lies beside it")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="an earlier run's JSON")
-    return parser.parse_args(arguments)
+    parser.add_argument("--rebind", action="store_true", help=REBIND)
+    options = parser.parse_args(arguments)
+    if options.rebind and not options.source:
+        parser.error("--rebind needs --from")
+    return options
 
 
 @torch.no_grad()
@@ -343,16 +347,23 @@ def measure(options: argparse.Namespace) -> Fields:
     report: Fields = {**environment(("torch",)), **measure_steps(repeats)}
     torch.cuda.empty_cache()
     report |= measure_copies(repeats)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"wrote {options.json}")
+    write_report(report, options.json)
     return report
+
+
+def write_report(report: Fields, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
 
 
 def main() -> None:
     options = parse_arguments()
     if options.source:
         report = json.loads(options.source.read_text(encoding="utf-8"))
+        if options.rebind:
+            rebind(report, [*report["steps"], *report["copies"]], lambda record: find_spec(record["name"]))
+            write_report(report, options.json)
     elif torch.cuda.is_available():
         report = measure(options)
     else:

@@ -38,6 +38,11 @@ class Arch:
         """Name of the PTX target, e.g. ``compute_89``."""
         return self.name.replace("sm_", "compute_")
 
+    @property
+    def forward_compatible(self) -> bool:
+        """Whether newer devices run its PTX: that of an ``a`` architecture is for this one alone."""
+        return not self.name.endswith("a")
+
     def of(self, op: str) -> tuple[Combination, ...]:
         """Return the legal combinations of one operator."""
         return tuple(c for c in self.combinations if c.op == op)

@@ -1,7 +1,7 @@
 """Receipts: what was compiled from a generated source, and what a GPU made of it.
 
 ``generated/<stem>.json`` stands beside ``generated/<stem>.cu`` and binds, by hash, spec, source, cubin, verification
-and measurement. Only ``codegen verify`` writes it; nothing in it is typed by hand.
+and measurement. Only ``codegen verify``, ``measure`` and ``rebind`` write it; nothing in it is typed by hand.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class CubinRecord(_Record):
     """What the compiler made of the source."""
 
     sha256: Sha256
+    ptx_sha256: Sha256 | None = Field(default=None, description="of the PTX for newer GPUs; sm_90a has none")
     arch: str
     compiler: str = Field(description='as the compiler names itself: "NVRTC 13.0"')
     compiler_package: str = Field(description='the wheel it came from: "nvidia-cuda-nvrtc 13.0.88"')

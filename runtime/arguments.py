@@ -205,8 +205,7 @@ def check_device(named: NamedSpec, device: torch.device, forward_compatible: boo
     arch, have = ARCHS[named.spec.arch], torch.cuda.get_device_capability(device)
     if have == arch.compute_capability:
         return
-    # PTX of an "a" architecture is for this one alone.
-    may_move = have > arch.compute_capability and not arch.name.endswith("a")
+    may_move = have > arch.compute_capability and arch.forward_compatible
     if may_move and forward_compatible:
         return
     here = f"{torch.cuda.get_device_name(device)} is sm_{have[0]}{have[1]}"

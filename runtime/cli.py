@@ -13,7 +13,7 @@ from rich.table import Table
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of
 from codegen.freshness import render_to
 from codegen.library import GENERATED, NamedSpec
-from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
+from codegen.receipts import MeasurementRecord, Receipt, ReceiptError, receipt_path, source_sha256
 from runtime.cache import KernelCache
 from runtime.compiler import Compiled, compile_spec
 from runtime.errors import DeviceError, ToolchainError
@@ -85,7 +85,7 @@ def source_place(named: NamedSpec) -> str:
 
 def receipt_differences(compiled: Compiled, folder: Path | None = None) -> list[str]:
     """Return what a receipt says differently about a cubin that the same compiler has just made."""
-    from runtime.verification.receipts import cubin_record  # noqa: PLC0415
+    from runtime.verification.receipts import cubin_record, differences  # noqa: PLC0415
 
     named = compiled.named
     path = receipt_path(named.stem, GENERATED / named.subfolder if folder is None else folder)
@@ -97,10 +97,7 @@ def receipt_differences(compiled: Compiled, folder: Path | None = None) -> list[
             f"{named.stem}: not compared, the receipt is of {told.compiler_package}, this is {found.compiler_package}"
         )
         return []
-    fields = [name for name in type(told).model_fields if getattr(told, name) != getattr(found, name)]
-    return [
-        f"{named.stem}: {name} is {getattr(found, name)}, the receipt says {getattr(told, name)}" for name in fields
-    ]
+    return [f"{named.stem}: {difference}" for difference in differences(told, found)]
 
 
 def require_gpu(verb: str, undone: str) -> None:
@@ -200,6 +197,39 @@ def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: 
     for difference in unverified:
         typer.echo(difference, err=True)
     if unverified:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@app.command("rebind")
+def rebind_command(specs: SpecsArgument = None, every: AllOption = False, out: OutOption = None) -> None:
+    """Bind a receipt to a source whose comments or names have changed: its machine code is what was verified.
+
+    Needs no GPU, but the compiler that the receipt names. The source is written too. Where the cubin, or the PTX for
+    newer GPUs, is not the same byte for byte, nothing is written, and the exit code is 1.
+
+    [bold]Examples[/bold]
+      codegen rebind h100_topk32
+      codegen rebind --all
+    """
+    from runtime.verification.receipts import rebound  # noqa: PLC0415
+
+    refused = False
+    for named in chosen(specs, every):
+        folder = home_of(named) if out is None else out
+        path = receipt_path(named.stem, folder / named.subfolder)
+        try:
+            receipt = rebound(Receipt.read(path), named)
+        except FileNotFoundError:
+            difference = f"{named.stem}: has no receipt"
+        except ReceiptError as error:
+            difference = str(error)
+        else:
+            render_to(folder, [named])
+            typer.echo(f"{'rebound' if receipt.write(path) else 'up to date'}  {named.stem}")
+            continue
+        refused = True
+        typer.echo(f"{difference}; run: codegen verify {named.stem}", err=True)
+    if refused:
         raise typer.Exit(CHECK_FAILED)
 
 

@@ -9,6 +9,7 @@ from codegen.receipts import (
     CubinRecord,
     MeasurementRecord,
     Receipt,
+    ReceiptError,
     SourceRecord,
     SpecRecord,
     VerificationRecord,
@@ -23,8 +24,10 @@ def cubin_record(compiled: Compiled) -> CubinRecord:
     """Return what a receipt says about a cubin."""
     used = usage(compiled)
     compiler, package = toolchain.compiler_version()
+    ptx = compile_spec(compiled.named, "ptx").code if compiled.plan.arch.forward_compatible else None
     return CubinRecord(
         sha256=hashlib.sha256(compiled.code).hexdigest(),
+        ptx_sha256=None if ptx is None else hashlib.sha256(ptx).hexdigest(),
         arch=compiled.plan.arch.name,
         compiler=compiler,
         compiler_package=package,
@@ -50,3 +53,27 @@ def receipt(
         verification=verification,
         measurement=measurement,
     )
+
+
+def rebound(earlier: Receipt, named: NamedSpec) -> Receipt:
+    """Return a receipt as one of the source that its spec renders to now.
+
+    Machine code is what was verified and measured. If it is the same, byte for byte, so are its results: only comments
+    or names of the source have changed.
+
+    Raises:
+        ReceiptError: unless the spec is the receipt's, and compiler, options and machine code are too.
+    """
+    if earlier.spec.hash != named.spec.hash:
+        raise ReceiptError(f"{named.stem}: its spec has changed")
+    compiled = compile_spec(named)
+    if changed := differences(earlier.cubin, cubin_record(compiled)):
+        raise ReceiptError(f"{named.stem}: {'; '.join(changed)}")
+    source = SourceRecord(file=named.source_file, sha256=source_sha256(compiled.source))
+    return earlier.model_copy(update={"source": source})
+
+
+def differences(told: CubinRecord, found: CubinRecord) -> list[str]:
+    """Return in words what a receipt says differently about a cubin."""
+    fields = [name for name in CubinRecord.model_fields if getattr(told, name) != getattr(found, name)]
+    return [f"{name} is {getattr(found, name)}, the receipt says {getattr(told, name)}" for name in fields]

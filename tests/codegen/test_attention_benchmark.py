@@ -320,3 +320,23 @@ def test_flashinfer_gets_heads_one_after_the_other(script: ModuleType, monkeypat
     problem = script.Problem(spec, q, k, v, (lists,))
     (call,) = script.PEERS["flashinfer"].make(problem).values()
     assert script.largest_error(problem, call()) < 1e-12
+
+
+def test_rebind_is_for_earlier_runs(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.parse_arguments(["--rebind"])
+    assert "--rebind needs --from" in capsys.readouterr().err
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps({"device": "a", "driver": "1", "versions": {"torch": "2"}, "rows": [record("x", ours=1)]})
+    )
+
+    def rebind(report: dict[str, Any], records: list[dict[str, Any]], kernel_of: object) -> None:
+        records[0]["source_sha256"] = "new"
+
+    monkeypatch.setattr(script.harness, "rebind", rebind)
+    for more, found in (([], None), (["--rebind"], "new")):
+        script.report_of(script.parse_arguments(["--from", str(path), "--json", str(path), *more]), script.measure)
+        assert json.loads(path.read_text())["rows"][0].get("source_sha256") == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -139,6 +140,66 @@ def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeyp
         result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
         assert result.exit_code == 1 and part in result.stderr.replace("sha256", "cubin")
         assert Receipt.read(path).measurement == ()
+
+
+def rebindable(name: str, folder: Path) -> Receipt:
+    """Write a whole receipt of another source from which the same code was compiled, and return it."""
+    pytest.importorskip("torch")
+    from runtime.verification.receipts import receipt
+
+    case = CaseRecord(name="plain", description="", max_error=0.0, torch_error=None, tolerance=2e-3, passed=True)
+    facts = {"device": "a device", "driver": "1.0", "target": "compute_89 PTX", "oracle": "float64", "torch": "2"}
+    timing = MeasurementRecord(
+        shape="a shape", milliseconds=1.0, tflops=2.0, peer="a peer", peer_milliseconds=2.0, peer_tflops=1.0
+    )
+    written = receipt(find_spec(name), VerificationRecord(**facts, worst_error=0.0, cases=(case,)), (timing,))
+    earlier = written.model_copy(update={"source": written.source.model_copy(update={"sha256": "0" * 64})})
+    earlier.write(folder / f"{name}.json")
+    return earlier
+
+
+@pytest.mark.parametrize("name", ["l4_topk32_d64", "h100_topk32"])
+def test_rebind_keeps_what_is_known_of_the_same_code(name: str, tmp_path: Path) -> None:
+    earlier = rebindable(name, tmp_path)
+    named, path = find_spec(name), tmp_path / f"{name}.json"
+    assert state(named, render(named), tmp_path).standing is Standing.STALE
+    result = run.invoke(app, ["rebind", name, "--out", str(tmp_path)])
+    assert result.exit_code == 0 and result.output == f"rebound  {name}\n"
+    assert (tmp_path / f"{name}.cu").read_text() == render(named)
+    found = Receipt.read(path)
+    assert found.source.sha256 != earlier.source.sha256
+    assert found.model_copy(update={"source": earlier.source}) == earlier
+    assert state(named, render(named), tmp_path).standing is Standing.OK
+    assert run.invoke(app, ["rebind", name, "--out", str(tmp_path)]).output == f"up to date  {name}\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        ("cubin", {"sha256": "0" * 64}, "sha256 is "),
+        ("cubin", {"ptx_sha256": "0" * 64}, "ptx_sha256 is "),
+        ("cubin", {"ptx_sha256": None}, "the receipt says None"),
+        ("cubin", {"compiler_package": "nvidia-cuda-nvrtc 12.8.93"}, "the receipt says nvidia-cuda-nvrtc 12.8.93"),
+        ("cubin", {"dynamic_shared_bytes": 1}, "the receipt says 1"),
+        ("spec", {"hash": "0" * 64}, "its spec has changed"),
+    ],
+)
+def test_rebind_refuses_another_code(part: str, change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    name = "l4_topk32_d64"
+    earlier = rebindable(name, tmp_path)
+    path = tmp_path / f"{name}.json"
+    earlier.model_copy(update={part: getattr(earlier, part).model_copy(update=change)}).write(path)
+    before = path.read_bytes()
+    result = run.invoke(app, ["rebind", name, "--out", str(tmp_path)])
+    assert result.exit_code == 1 and says in result.stderr
+    assert result.stderr.startswith(f"{name}: ") and result.stderr.endswith(f"; run: codegen verify {name}\n")
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_rebind_needs_a_receipt(tmp_path: Path) -> None:
+    result = run.invoke(app, ["rebind", "l4_topk32_d64", "--out", str(tmp_path)])
+    assert result.exit_code == 1 and "l4_topk32_d64: has no receipt; run: codegen verify" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_load_kernel_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

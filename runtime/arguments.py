@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that the copy engine or a 16-byte load reads
-_MAX_EXTENT = 2**31 - 1
+MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 _MAX_FLOAT = 3.4028234e38
 
 
@@ -39,10 +38,19 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
         raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {rank}")
     if tensor.numel() == 0:
         raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")
-    if max(tensor.shape) > _MAX_EXTENT:
-        raise ArgumentError(name, f"has a dimension over 2^31 - 1: {tuple(tensor.shape)}")
+    check_size(name, tensor.shape)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+
+
+def check_size(name: str, shape: Sequence[int]) -> None:
+    """Check that a kernel can number the elements of each dimension.
+
+    Raises:
+        ArgumentError: with the whole shape.
+    """
+    if max(shape) > MAX_EXTENT:
+        raise ArgumentError(name, f"has shape {tuple(shape)}, with a dimension over 2^30 = {MAX_EXTENT}")
 
 
 def check_strides(name: str, tensor: torch.Tensor) -> None:
@@ -174,12 +182,12 @@ def check_scale(scale: Any) -> float:
     """Return the softmax scale as a float.
 
     Raises:
-        ArgumentError: unless it is finite and positive.
+        ArgumentError: unless it is positive and, times log2(e), a finite float32 that is not 0.
     """
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise ArgumentError("scale", f"is {type(scale).__name__}, expected a number")
-    if not math.isfinite(scale) or scale <= 0:
-        raise ArgumentError("scale", f"is {scale}, expected a finite number > 0")
+    if not 1e-37 <= scale <= 1e38:
+        raise ArgumentError("scale", f"is {scale}, expected a number from 1e-37 to 1e38")
     return float(scale)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from codegen.spec import BlockShape
-from runtime.arguments import check_output, check_shape, check_strides, check_tensor
+from runtime.arguments import check_output, check_shape, check_size, check_strides, check_tensor
 from runtime.errors import ArgumentError
 
 INDEX_WORDS = {torch.int32: 1, torch.int64: 2}
@@ -56,6 +56,7 @@ def check_structure(name: str, matrix: torch.Tensor, block: BlockShape, device: 
     if matrix.shape[0] % block.rows or matrix.shape[1] % block.cols:
         reason = f"has shape {tuple(matrix.shape)}, expected a multiple of its blocks, ({block.rows}, {block.cols})"
         raise ArgumentError(name, reason)
+    check_size(name, matrix.shape)
     if values.shape[0] >= 2**31:
         raise ArgumentError(name, f"has {values.shape[0]} stored blocks, 2^31 or more")
     crow, col = matrix.crow_indices(), matrix.col_indices()

@@ -61,7 +61,8 @@ class BsrSddmmKernel:
 
         Returns:
             C (M, N), torch.sparse_bsr: the pattern's own indices, and block (i, j) of A @ B^T at each of them. Its
-            values are ``out`` if that was given. A column outside the matrix gives a block of zeros.
+            values are ``out`` if that was given. A column outside the matrix, up to 2^22 either way,
+            gives a block of zeros.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from runtime.arguments import (  # noqa: E402
     check_shape,
     check_sink,
     check_sink_values,
+    check_size,
     check_strides,
     check_tensor,
 )
@@ -92,7 +95,7 @@ def test_shapes_are_told_whole() -> None:
             check_shape("kv_indices", shape, expected)
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 0, -0.5, True, "1", None])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 0, -0.5, 1e-46, 3e38, -(10**400), True, "1", None])
 def test_scales_that_make_no_sense(scale: Any) -> None:
     with pytest.raises(ArgumentError, match=r"scale: is .*, expected a"):
         check_scale(scale)
@@ -120,6 +123,17 @@ def test_sinks_are_finite() -> None:
 
 def test_scales_that_do() -> None:
     assert check_scale(2) == 2.0 and check_scale(0.125) == 0.125
+    for scale in (1e-37, 1e38):  # kernels get them times log2(e), as float32
+        (packed,) = struct.unpack("f", struct.pack("f", check_scale(scale) * math.log2(math.e)))
+        assert 0 < packed < math.inf
+
+
+def test_sizes_that_32_bits_can_number() -> None:
+    check_size("k", (2**30, 1))
+    with pytest.raises(
+        ArgumentError, match=r"k: has shape \(1, 1073741825\), with a dimension over 2\^30 = 1073741824"
+    ):
+        check_size("k", (1, 2**30 + 1))
 
 
 def test_alignment() -> None:

@@ -45,6 +45,14 @@ def test_blocks_of_another_shape_or_device() -> None:
         check_structure("a", a, BLOCK, torch.device("meta"))
 
 
+def test_a_matrix_of_more_rows_than_32_bits_can_number() -> None:
+    rows = 2**20  # of blocks that are not stored
+    parts = (torch.zeros(2**10 + 2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(0, rows, 4))
+    a = torch.sparse_bsr_tensor(*parts, size=(2**30 + rows, 4), check_invariants=False)
+    with pytest.raises(ArgumentError, match=r"a: has shape \(1074790400, 4\), with a dimension over 2\^30"):
+        check_structure("a", a, BlockShape.model_construct(rows=rows, cols=4), CPU)
+
+
 def test_values_of_another_type_or_with_a_gradient() -> None:
     with pytest.raises(ArgumentError, match=r"b: is torch\.float32, this kernel takes torch\.float16"):
         check_values("b", bsr([0, 1, 1, 1], [0], dtype=torch.float32), torch.float16)

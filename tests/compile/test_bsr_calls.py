@@ -657,14 +657,17 @@ def test_no_tiles_and_too_many(make: Make, balanced: bool) -> None:
     kernel = make(op="bsr_spgemm", balanced=balanced)
     with pytest.raises(ArgumentError, match=r"^b: is empty: \(192, 0\)"):
         kernel(A, matrix([0, 0, 0, 0], [], columns=0))
-    most = 2**29 // 3 if balanced else 4 * (2**29 // 3)  # of 3 block rows, a run of 4 tiles each if not balanced
+    a = matrix([0] * 257, [])  # 256 block rows, each with a tile or, if not balanced, a run of 4 tiles at a time
+    most = (2**21 - 1) * (1 if balanced else 4)
     for columns in (most, most + 1):
         b = matrix([0, 1, 1, 1], [0], columns=columns)
         if columns == most:
-            assert kernel._check_dense(b, 192, None)[0]["column_blocks"] == most
+            assert kernel._check_dense(b, 256 * 64, None)[0]["column_blocks"] == most
             continue
-        with pytest.raises(ArgumentError, match=r"^b: has shape .*: with 192 rows of a 2\^29 (runs of )?tiles or more"):
-            kernel(A, b)
+        with pytest.raises(
+            ArgumentError, match=r"^b: has shape .*: with 16384 rows of a 2\^29 (runs of )?tiles or more"
+        ):
+            kernel(a, b)
     assert not kernel._loaded.launches
 
 

@@ -51,7 +51,7 @@ def i32(name: str, doc: str) -> Param:
 
 def i64(name: str, doc: str) -> Param:
     """Return a 64-bit integer parameter (strides, in elements)."""
-    return Param(name, "i64", "long long", doc)
+    return Param(name, "i64", "int64", doc)
 
 
 def f32(name: str, doc: str) -> Param:

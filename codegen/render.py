@@ -18,7 +18,8 @@ SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
 
 BANNER = """\
-// Generated from {origin}. Do not edit: change the spec or a template, then run
+// Generated from {origin}. Do not edit:
+// change the spec or a template, then run
 //     {command}
 // spec: {json}
 // spec hash: {hash}

@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_sddmm_b16.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_sddmm_b16.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_sddmm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
 // spec hash: bb0a9461dc672dc9b539281d8f5daeb904e3972de9397a5cc1a3c93b894e15e8
 // templates: bsr_sddmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2039b377c669c748b34d2a15e756db4baa58b06e8163d7c37d1e81d99dc9e472
+// seal: sha256 109f24ca9781c649fca5ea6d65d7758dd655d775f7b640efdd19df61607de02a
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -22,11 +23,11 @@
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and counts[i]
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. Across units the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
+// those of step s can be running, the stage of step s - 1 is handed back. Across units the producer runs ahead.
 //
 // Symbols
-//   tile         kTileBlocks blocks of C that are stored one behind the other. Tiles are numbered in that order, so
+//   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
 //                that the thread blocks at work share block rows of A and of B, which then come from the L2
 //   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where
 //                a block row ends inside a tile, there are more. For the blocks a unit lacks nothing is loaded; the
@@ -40,7 +41,8 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -85,7 +87,7 @@ struct Params {
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
-  int steps;  // steps of kTileK that K takes
+  int steps;  // K / kTileK, rounded up
   int tiles;  // blocks / kTileBlocks, rounded up
 };
 
@@ -99,12 +101,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -178,15 +181,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n16k16: D = A B (+ D); A in shared memory, K-major, B k_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n16k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n16k16_shared_k_major(
     float (&d)[8], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -204,7 +207,7 @@ __device__ __forceinline__ void wgmma_m64n16k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. Behind this, unlike behind a
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
 // comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
 // (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
@@ -232,12 +235,14 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -249,14 +254,15 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
-// back, so that the barrier orders the two.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
+// empty barrier afterwards: so it is read before it is written again.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
-// lanes of a warp look at 32 rows at a time.
+// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
+// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
+// has begun and the next.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -333,7 +339,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A and of B are 32 bytes of their 128-byte rows.
+    // 16 columns of A and of B are 32 bytes of their 128-byte rows. The instruction's A is B, its B is A^T.
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
       wgmma_m64n16k16_shared_k_major(accumulators[group],
@@ -353,7 +359,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
   // Lanes 8 i to 8 i + 7 give the rows of the i-th matrix of a piece: its upper two side by side, then its lower two. A
-  // row is two 16-byte chunks, swizzled as TMA expects.
+  // row is two 16-byte chunks, of which TMA's swizzle changes the places every 4 rows.
   const uint32 staging = base + kCOffset + warp * kStagingPieces * kPieceBytes;
   const int staging_row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2 ^ staging_row / 4 % 2;
   RingPosition position;
@@ -373,14 +379,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
       const int count = read_by_leader(counts + position.stage);
 
-      // Issue each step behind the one before, then hand that one's stage back.
+      // Issue each step after the one before, then hand that one's stage back.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
         mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
         issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
             b_descriptor + (position.stage * kBBytes >> 4));
-        wgmma_wait<1>();
+        wgmma_wait<1>();  // those of the step before have ended: its stage is read
         if (step > 0 && warp_leader) mbarrier_arrive(running);
         running = base + kEmptyBarrier + 8 * position.stage;
         position.advance();
@@ -403,9 +409,9 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
             if (warp_leader) tma_store_wait_read<kStagingPieces - 1>();
             __syncwarp();
             // Fill it, transposed.
-            const float* c = accumulators[group] + j * 8;
+            const float* x = accumulators[group] + j * 8;
             stmatrix_x4_trans(buffer + staging_row * kPieceRowBytes + chunk * 16,
-                pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+                pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
             fence_proxy_async();
             __syncwarp();
             if (warp_leader) {
@@ -424,6 +430,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_sddmm_b16(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* const counts = reinterpret_cast<int*>(shared + kCountsOffset);

@@ -1,14 +1,16 @@
-// Generated from specs/h100_bsr_spgemm_b128_balanced.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spgemm_b128_balanced.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
 // templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b910c29434ef94c468f4be2a54d9d67046daa2c2121f5c16270a16ef5ce31046
+// seal: sha256 2bec9289c3800fb52479587a8a03452a4db590127b9ccd84a036939fcabafc85
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
 // Who does what
-//   the first warpgroups  consumers. Each accumulates 64 rows of the C tile in registers, then stores them by TMA.
+//   the first kConsumerWarps warps  consumers, four of them a warpgroup, which accumulates 64 rows of the C tile in
+//                         registers, then stores them by TMA.
 //   the next warp         producer. It fills the ring by TMA with what the lists name.
 //   the last warp         search warp. It takes tiles, and lists the blocks of A and B that meet a tile ahead of the
 //                         producer.
@@ -16,13 +18,13 @@
 // Which barrier guards what
 //   full[i]     producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i]
 //   empty[i]    consumers -> producer: every consumer warp is done with stage i
-//   list full   search warp -> producer: the list holds the products of one chunk, or says that there are no more tiles
+//   list full   search warp -> producer: the list holds the products of one batch, or says that there are no more tiles
 //   list empty  producer -> search warp: it has the list in its registers
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // How blocks that meet are found. For a tile in block column j, each lane of the search warp takes one block (i, k) of
 // A's row and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A
-// with more than 32 blocks take several such chunks, each of which is a list.
+// with more than 32 blocks take several batches of 32, each of which is a list.
 //
 // Pipeline of a consumer: a stage is handed back as soon as its products have ended, not when the next step runs. Steps
 // are waited for longer than they are multiplied, and a stage that is kept meanwhile has no bytes on their way. The
@@ -37,24 +39,25 @@
 // more than l were put off: then there is no more work. The wait ends: a thread block judges a tile before it waits for
 // anything else, and one that does not run yet has taken none.
 //   p.scheduler is all 0 at launch and again at the end. Who takes a late tile clears its entry, and every entry is
-// taken: tickets have no gaps, and a thread block only ends with a ticket behind the last late tile. The last thread
+// taken: tickets have no gaps, and a thread block only ends with a ticket past the last late tile. The last thread
 // block to end clears the counters. A launch that a fault cuts short leaves them as they are, but a fault also ends the
 // CUDA context, and its memory is not used again.
 //
 // Symbols
 //   tile         kBlock x kBlock of C; tiles are numbered along block rows
 //   product      a block of A in the tile's block row, and the block of B that it meets in the tile's block column
-//   chunk        32 blocks of a row of A, one for each lane
+//   batch        32 blocks of a row of A, one for each lane
 //   step         kTileK columns of the block of A of a product, kTileK rows of its block of B. A tile in which nothing
-//                meets, or whose last chunk adds nothing, ends with a step that has no product
+//                meets, or whose last batch adds nothing, ends with a step that has no product
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
-//                columns 8 j + 2 (lane % 4) + {0, 1}
+//                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -77,7 +80,7 @@ constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 // Dynamic shared memory: 115036 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
-constexpr int kCOffset = 98304;  // 16384 bytes: one C column group of each warpgroup
+constexpr int kCOffset = 98304;  // 16384 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
 constexpr int kListOffset = 114736;  // 272 bytes: the products that were found last
 constexpr int kListBarriersOffset = 115008;  // 16 bytes: mbarriers of the list: full, then empty
@@ -87,11 +90,11 @@ constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kListFullBarrier = kListBarriersOffset, kListEmptyBarrier = kListFullBarrier + 8;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
 constexpr int kTileShift = 2;  // above them: the number of the tile
-constexpr int kEndsWork = 0;  // all of steps[i] behind the last tile
+constexpr int kEndsWork = 0;  // all of steps[i] after the last tile
 constexpr int kNoMoreTiles = -1;
 
 struct Params {
@@ -120,12 +123,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -204,15 +208,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B mn_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -262,12 +266,14 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -279,13 +285,14 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
-// back, so that the barrier orders the two.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
+// empty barrier afterwards: so it is read before it is written again.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The block of B in a block column that a stored block of A, [block, end) of its row, meets; -1 if there is none.
+// The block of B in a block column that stored block `block` of A meets; -1 if there is none, or if `block` is not
+// before `end`, the end of its block row.
 __device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
   if (block >= end) return -1;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
@@ -394,24 +401,24 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
     // The first tile of a thread block is worked on at once, and so is one that has been put off before.
     if (ticket >= static_cast<int>(gridDim.x) && ticket < p.tiles) {
       // A block of A meets b_blocks / (inner_blocks * column_blocks) blocks in a column of B on average. A tile whose
-      // row of A is longer than a chunk is not short, whatever its first chunk meets.
+      // row of A is longer than a batch is not short, whatever its first batch meets.
       const int64 twice = 2ll * __popc(hits) * p.inner_blocks * p.column_blocks;
       const bool is_put_off = end - first <= 32 && twice <= static_cast<int64>(end - first) * b_blocks;
       if (leader) judge_tile(p, tile, is_put_off);
       if (is_put_off) continue;
     }
 
-    // Pass the tile chunk by chunk. One that adds nothing is passed only if it ends the tile.
-    int chunk = first;
+    // Pass the tile batch by batch. One that adds nothing is passed only if it ends the tile.
+    int batch = first;
     while (true) {
-      const bool ends_tile = chunk + 32 >= end;
+      const bool ends_tile = batch + 32 >= end;
       if (hits != 0 || ends_tile) {
-        pass_list(base, list, parity, hits, make_int2(chunk + lane, met), tile, ends_tile);
+        pass_list(base, list, parity, hits, make_int2(batch + lane, met), tile, ends_tile);
         parity ^= 1;
       }
       if (ends_tile) break;
-      chunk += 32;
-      met = find_meeting(p, column, chunk + lane, end);
+      batch += 32;
+      met = find_meeting(p, column, batch + lane, end);
       hits = __ballot_sync(0xFFFFFFFF, met >= 0);
     }
   }
@@ -538,13 +545,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       // Wait until the last store has read the staging buffer.
       if (warpgroup_leader) tma_store_wait_read<0>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* c = accumulators + group * 32 + j * 8;
+        const float* x = accumulators + group * 32 + j * 8;
         const int chunk = j * 2 + lane / 16;
         stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -560,12 +568,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spgemm_b128_balanced(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
   List* list = reinterpret_cast<List*>(shared + kListOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp, the others one in all.
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp, a full one that of the
+  // producer.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -1,42 +1,46 @@
-// Generated from specs/h100_bsr_spgemm_b128_bsr.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spgemm_b128_bsr.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spgemm_b128_bsr.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
 // templates: bsr_spgemm/sm90a_pattern.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 746ee58c68c606dcb0815735ed90ea7e225ea43ba6b440b1f81c4892bde71fad
+// seal: sha256 b05d2dfa110f0be3a17e8385551a36cf87182df5d8fc0c9f77d31f8f04d3445c
 
 // BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
 //
 // Who does what
-//   the first warpgroups  consumers. Each accumulates 64 rows of the C tile in registers, then stores them by TMA.
+//   the first kConsumerWarps warps  consumers, four of them a warpgroup, which accumulates 64 rows of the C tile in
+//                         registers, then stores them by TMA.
 //   the last warp         producer. It finds the blocks of A and B that meet and fills the ring by TMA.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i]
+//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i], which
+//             says whether it has a product and whether it ends the tile
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // How blocks that meet are found. For a block (i, j) of C, each lane of the producer takes one block (i, k) of A's row
 // and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A with
-// more than 32 blocks take several such chunks.
+// more than 32 blocks take several batches of 32.
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. The producer runs ahead across tiles, and searches while the ring is full.
-// Several thread blocks share an SM: one multiplies while another stores.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
+// those of step s can be running, the stage of step s - 1 is handed back. The producer runs ahead across tiles, and
+// searches while the ring is full. Several thread blocks share an SM: one multiplies while another stores.
 //
 // Symbols
 //   tile         one listed block of C, kBlock x kBlock. Tiles are numbered as they are stored, so that the thread
 //                blocks at work share block rows of A
 //   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
-//                meets, or whose last chunk adds nothing, ends with a step that has no product
+//                meets, or whose last batch adds nothing, ends with a step that has no product
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
-//                columns 8 j + 2 (lane % 4) + {0, 1}
+//                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -58,14 +62,14 @@ constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 // Dynamic shared memory: 114748 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
-constexpr int kCOffset = 98304;  // 16384 bytes: one C column group of each warpgroup
+constexpr int kCOffset = 98304;  // 16384 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
 constexpr int kStepsOffset = 114736;  // 12 bytes: what the step of each stage is
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
 
@@ -97,12 +101,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -181,15 +186,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in shared memory, K-major, B mn_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -239,12 +244,14 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -256,14 +263,15 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
-// back, so that the barrier orders the two.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
+// empty barrier afterwards: so it is read before it is written again.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
-// lanes of a warp look at 32 rows at a time.
+// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
+// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
+// has begun and the next.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -277,7 +285,8 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// The block of B in a block column that a stored block of A, [block, end) of its row, meets; -1 if there is none.
+// The block of B in a block column that stored block `block` of A meets; -1 if there is none, or if `block` is not
+// before `end`, the end of its block row.
 __device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
   if (block >= end) return -1;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
@@ -329,12 +338,12 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
     row = find_row(p, tile, row);
     const int column = load_index(p.c_col_indices, p.c_index_words, tile);
     const int end = load_index(p.a_crow_indices, p.a_index_words, row + 1);
-    int chunk = load_index(p.a_crow_indices, p.a_index_words, row);
+    int batch = load_index(p.a_crow_indices, p.a_index_words, row);
     do {
-      const int met = find_meeting(p, column, chunk + lane, end);
-      const bool last_chunk = chunk + 32 >= end;
+      const int met = find_meeting(p, column, batch + lane, end);
+      const bool last_batch = batch + 32 >= end;
       unsigned hits = __ballot_sync(0xFFFFFFFF, met >= 0);
-      if (hits == 0 && last_chunk) {
+      if (hits == 0 && last_batch) {
         if (leader) pass_empty_step(base, steps, position);
         position.advance();
         __syncwarp();
@@ -346,14 +355,14 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
         const int b_block = __shfl_sync(0xFFFFFFFF, met, hit);
 #pragma unroll
         for (int k = 0; k < kBlock; k += kTileK) {
-          const bool ends_tile = last_chunk && hits == 0 && k + kTileK == kBlock;
-          if (leader) load_step(p, base, steps, position, chunk + hit, b_block, k, ends_tile);
+          const bool ends_tile = last_batch && hits == 0 && k + kTileK == kBlock;
+          if (leader) load_step(p, base, steps, position, batch + hit, b_block, k, ends_tile);
           position.advance();
         }
         __syncwarp();
       }
-      chunk += 32;
-    } while (chunk < end);
+      batch += 32;
+    } while (batch < end);
   }
 }
 
@@ -389,7 +398,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 #pragma unroll
     for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
 
-    // Issue each step behind the one before, then hand that one's stage back.
+    // Issue each step after the one before, then hand that one's stage back.
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
     int step = 0;
 #pragma unroll 1
@@ -399,7 +408,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       if (!(step & kHasProduct)) break;
       issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
           b_descriptor + (position.stage * kBBytes >> 4));
-      wgmma_wait<1>();
+      wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (running != 0 && warp_leader) mbarrier_arrive(running);
       running = base + kEmptyBarrier + 8 * position.stage;
       position.advance();
@@ -418,13 +427,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       // Wait until the last store has read the staging buffer.
       if (warpgroup_leader) tma_store_wait_read<0>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* c = accumulators + group * 32 + j * 8;
+        const float* x = accumulators + group * 32 + j * 8;
         const int chunk = j * 2 + lane / 16;
         stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -440,6 +450,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spgemm_b128_bsr(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);

@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b128x64.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b128x64.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b128x64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: d05ceef91f8742b502ae3dee76bf43a40066cadc9b9fc2e52b17d5c2b1d687fb
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8691368c344eed533c22847de816dbd33ae0206739208ae78fa80fd2f93760fb
+// seal: sha256 c3e9517657d0efc93005ec2974c4f6460785e5a83dee5171a529fb1b7c0f7428
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -17,19 +18,21 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
-// never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
+// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is handed back.
+// Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
 //   step         kTileK columns of one block of A, kTileK rows of B
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
-//                columns 8 j + 2 (lane % 4) + {0, 1}
+//                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -42,7 +45,7 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows from one warpgroup's part to the next
@@ -58,19 +61,19 @@ constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 // Dynamic shared memory: 229440 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
-constexpr int kCOffset = 196608;  // 32768 bytes: 2 C column groups of each warpgroup
+constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
   TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -92,12 +95,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -160,7 +164,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -190,15 +195,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, K-major, B mn_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
     float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -264,30 +269,30 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// Which tile comes when: groups of p.group_tiles column tiles, in each of which those of a block row come one after the
-// other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each group begins with
-// another row: a thread block has every gridDim.x-th tile, and where that number suits a group it would else have the
-// same rows in each group, and no short row would make up for a long one.
+// Which tile comes when: bands of p.group_tiles columns of them, in each of which those of a block row
+// come one after the other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each
+// band begins 5/8 of the rows, made odd, further on: otherwise a thread block, which has every
+// gridDim.x-th, could have the same rows in each band, and no short row would make up for a long one.
 struct TilePlace {
   int row, column;
 
   __device__ __forceinline__ TilePlace(const Params& p, int tile) {
-    const uint32 rows = p.block_rows, columns = p.column_tiles, group = p.group_tiles;
-    const uint32 number = tile / (rows * group), first = number * group, in_group = tile - first * rows;
-    const uint32 width = min(group, columns - first);
-    row = (in_group / width + number * (rows * 5 / 8 | 1)) % rows;
-    column = first + in_group % width;
+    const uint32 rows = p.block_rows, columns = p.column_tiles, band_columns = p.group_tiles;
+    const uint32 band = tile / (rows * band_columns), first = band * band_columns, in_band = tile - first * rows;
+    const uint32 width = min(band_columns, columns - first);
+    row = (in_band / width + band * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_band % width;
   }
 };
 
 // A tile, and the blocks [first, end) of its block row.
 struct Tile {
-  int column = -1;  // number of the column tile; -1 behind the last tile
+  int column = -1;  // number of the column tile; -1 past the last tile
   int row = 0, first = 0, end = 0;
 
   __device__ __forceinline__ Tile(const Params& p, int number) {
@@ -305,7 +310,9 @@ struct Tile {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -317,7 +324,8 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. Columns beyond B come as zeros, and count
+// as bytes.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -408,14 +416,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
 
-    // Issue each step behind the one before, then hand that one's stage back.
+    // Issue each step after the one before, then hand that one's stage back.
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
       issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
           b_descriptor + (position.stage * kBBytes >> 4));
-      wgmma_wait<1>();
+      wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
       running = base + kEmptyBarrier + 8 * position.stage;
       position.advance();
@@ -424,7 +432,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     keep_in_place(accumulators);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
-    // Store C one column group at a time; the end of a row and of C clip the store.
+    // Store C one column group at a time; the end of a row clips the store.
     const int c_row = tile.row * kTileM + first_row;
     const int c_column = tile.column * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;
@@ -434,13 +442,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
       if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* c = accumulators + group * 32 + j * 8;
+        const float* x = accumulators + group * 32 + j * 8;
         const int chunk = j * 2 + lane / 16;
         stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -457,6 +466,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128x64(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warpgroup = threadIdx.x / kWarpgroupThreads;

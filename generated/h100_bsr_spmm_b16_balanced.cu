@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b16_balanced.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b16_balanced.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 318e8cf6fbb5a3a289cc38f21cc69d4538c7a2b0faac28797c991af63e03157f
+// seal: sha256 44c425f5ff96489d373dc5770633c3bca6bddd650df2c8528411149d2719bcf6
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -25,11 +26,11 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   unit_full[i], unit_empty[i]  the scheduler has announced a unit; every other warp has read it
 //   unit_wanted                  producer -> scheduler: what is left of the unit fits the ring
-//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around parts of C
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around its parts
 //   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. Across units the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
+// those of step s can be running, the stage of step s - 1 is handed back. Across units the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns
@@ -40,12 +41,14 @@
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                32 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
-//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}
+//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is column
+//                c + 8 h, row with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -58,7 +61,7 @@ constexpr int kThreads = 320;  // warpgroups that consume, then one warp that pr
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kTileGroups = 8;  // column groups of a tile
-constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
+constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
 constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
 constexpr int kABytes = 512;  // bytes of a block of A
@@ -72,7 +75,7 @@ constexpr int kPartFloats = 4096;  // floats that a warpgroup leaves of a chunk
 // Dynamic shared memory: 110024 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 bytes
 constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
-constexpr int kCOffset = 101376;  // 8192 bytes: 2 C column groups of each warpgroup
+constexpr int kCOffset = 101376;  // 8192 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 109568;  // 136 bytes: mbarriers: full, then empty, then unit_wanted, _full and _empty
 constexpr int kQueueOffset = 109712;  // 304 bytes: announced units, and the first of their block columns
 constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup's chunk came last
@@ -83,13 +86,13 @@ constexpr int kUnitWantedBarrier = kEmptyBarrier + 8 * kStages;
 constexpr int kUnitFullBarrier = kUnitWantedBarrier + 8;
 constexpr int kUnitEmptyBarrier = kUnitFullBarrier + 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
   TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -116,12 +119,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -204,7 +208,7 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -215,8 +219,9 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 // the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0xC0000010;
 
-// wgmma.mma_async m64n16k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n16k16: D = A B, + D if `accumulate`; in shared memory A M-major, 128-byte rows, B K-major,
+// narrow rows. A and B are the instruction's operands. After p come factors 1 of A and B, then whether A and B are
+// MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n16k16_m_major_narrow(
     float (&d)[8], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -253,16 +258,16 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A unit of work: a chunk of a block row, for one column tile. It is some column tiles at a time, as many as have their
-// part of B in the L2: thread blocks at work then share it. Among these the chunks of the longest block rows come
-// first. No chunk is so long that it would have to begin before those of all other columns.
+// A unit of work: a chunk of a block row, for one column tile. Units are numbered so that p.group_tiles column tiles,
+// as many as have their columns of B in the L2 together, are done before the next ones begin: thread blocks at work
+// then share them. Among these the chunks of the longest block rows come first.
 struct Unit {
-  int column = -1;  // number of the column tile; -1 behind the last unit
+  int column = -1;  // number of the column tile; -1 past the last unit
   int row = 0, first = 0, end = 0;  // block row, and the blocks [first, end) of the chunk
   int chunk = 0, first_chunk = -1;  // number of the chunk, and of the first one of its row; -1 if it is the only one
 
@@ -271,9 +276,9 @@ struct Unit {
     const int chunks = __ldg(p.chunk_count);
     if (unit >= chunks * p.column_tiles) return;
     const int first_column = unit / (chunks * p.group_tiles) * p.group_tiles;
-    const int in_group = unit - first_column * chunks, width = min(p.group_tiles, p.column_tiles - first_column);
-    column = first_column + in_group % width;
-    chunk = in_group / width;
+    const int in_band = unit - first_column * chunks, width = min(p.group_tiles, p.column_tiles - first_column);
+    column = first_column + in_band % width;
+    chunk = in_band / width;
     const int4 entry = __ldg(p.chunks + chunk);
     row = entry.x;
     first = entry.y;
@@ -287,7 +292,9 @@ struct Unit {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -299,13 +306,13 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that gives its place
-// back, so that the barrier orders the two.
+// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that arrives at the
+// empty barrier afterwards: so it is read before it is written again.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// A position in the queue: the entry, and the parity of the pass over the queue.
+// A position in the queue: the entry, and the parity of the pass over the queue, which is waited for as in the ring.
 struct QueuePosition {
   int entry = 0, parity = 0;
 
@@ -320,7 +327,7 @@ struct Announcement {
   Unit unit;
   int columns[32];
 };
-static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "the queue is as the plan has it");
+static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "shared memory has room for the queue");
 
 // The last thread block to end leaves the counters at 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
@@ -383,9 +390,10 @@ __device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue
   return unit;
 }
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
-// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
-// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups; those
+// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
+// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
+// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -461,14 +469,15 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
 }
 
-// Where a warpgroup leaves its part of C of a chunk: for each thread its accumulators, four floats at a time.
+// Where a warpgroup leaves its column groups of a part: for each thread its accumulators, four floats at a time.
 __device__ __forceinline__ float4* part_place(const Params& p, int chunk, int column, int warpgroup) {
   const int64 part = (static_cast<int64>(chunk) * p.column_tiles + column) * (kConsumerWarps / 4) + warpgroup;
   return reinterpret_cast<float4*>(p.parts + part * kPartFloats) + threadIdx.x % kWarpgroupThreads;
 }
 
-// Leaves a warpgroup's part of C in global memory. If those of all other chunks of the block row are there, adds them
-// up and returns true. That is done in the order of the chunks, so it does not matter which one comes last.
+// Leaves a warpgroup's column groups of a part in global memory. If those of all other chunks of the block row are
+// there, adds them up and returns true. That is done in the order of the chunks, so it does not matter which one comes
+// last.
 __device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, int warpgroup, int* is_last,
     float (&accumulators)[kWarpgroupGroups][kAccumulators]) {
   float4* const place = part_place(p, unit.chunk, unit.column, warpgroup);
@@ -476,20 +485,22 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, in
   for (int group = 0; group < kWarpgroupGroups; ++group) {
 #pragma unroll
     for (int i = 0; i < kAccumulators; i += 4) {
-      const float* c = accumulators[group] + i;
-      place[(group * kAccumulators + i) / 4 * kWarpgroupThreads] = make_float4(c[0], c[1], c[2], c[3]);
+      const float* x = accumulators[group] + i;
+      place[(group * kAccumulators + i) / 4 * kWarpgroupThreads] = make_float4(x[0], x[1], x[2], x[3]);
     }
   }
 
-  // Counts the chunks that are done; the last one leaves the counter at 0 for the next launch.
+  // Counts the chunks that are done; the last one leaves the counter at 0 for the next launch. What each thread has
+  // left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
   const int blocks = load_index(p.crow_indices, p.index_words, unit.row + 1) -
                      load_index(p.crow_indices, p.index_words, unit.row);
   const int chunks = (blocks + p.chunk_blocks - 1) / p.chunk_blocks;
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
-    const int tile = unit.first_chunk * p.column_tiles + unit.column;
-    int* const counter = p.chunks_done + tile * (kConsumerWarps / 4) + warpgroup;
+    // Tiles of cut block rows are told apart by the first chunk of their row.
+    const int counted = unit.first_chunk * p.column_tiles + unit.column;
+    int* const counter = p.chunks_done + counted * (kConsumerWarps / 4) + warpgroup;
     *is_last = atomicAdd(counter, 1) == chunks - 1;
     if (*is_last) *counter = 0;
     __threadfence();
@@ -520,7 +531,7 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, in
   return true;
 }
 
-// Consumer: one warpgroup computes its part of the C tile, unit after unit.
+// Consumer: one warpgroup computes its column groups of the C tile, unit after unit.
 __device__ __forceinline__ void consume(const Params& p, uint32 base, const Announcement* queue, int* is_last,
     int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -544,14 +555,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
 
-    // Issue each step behind the one before, then hand that one's stage back.
+    // Issue each step after the one before, then hand that one's stage back.
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
       issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
           b_descriptor + (position.stage * kBBytes >> 4));
-      wgmma_wait<1>();
+      wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
       running = base + kEmptyBarrier + 8 * position.stage;
       position.advance();
@@ -574,15 +585,15 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
       const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
       if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
-      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
+      // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 #pragma unroll
       for (int j = 0; j < kTileM / 16; ++j) {
-        const float* c = accumulators[group] + j * 8;
+        const float* x = accumulators[group] + j * 8;
         const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
-        const int chunk = warp * 2 + lane / 8 % 2;
-        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+        const int piece = warp * 2 + lane / 8 % 2;
+        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (piece ^ staging_row % 8) * 16,
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -598,6 +609,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16_balanced(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   Announcement* const queue = reinterpret_cast<Announcement*>(shared + kQueueOffset);
@@ -610,7 +622,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     for (int i = 0; i < kQueue; ++i) {
       mbarrier_init(base + kUnitFullBarrier + 8 * i, 32);  // lanes of the scheduler
-      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, 32 + kConsumerWarps);  // lanes of the producer
+      // Lanes of the producer, and warps of the consumers.
+      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, 32 + kConsumerWarps);
     }
     mbarrier_init(base + kUnitWantedBarrier, 1);
     fence_mbarrier_init();

@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b16_gathered.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b16_gathered.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 eda523e71cae1d788b6589cdcf10730dc353e5ac1fabf4ba396ec86e26c2fd89
+// seal: sha256 b042f73078f198e9e83ca1dfecf40f25a092aeced838ac3195bc3d7ba6184c47
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -14,7 +15,7 @@
 // accumulators. Only where it reads B differs, and whether a warp reads it once for both of its block rows.
 //
 // A block of A is as high as an mma.sync. A wgmma would be quicker with columns of B as its 64 rows, but wants a
-// descriptor in uniform registers for each block, and to put it there takes longer than is won.
+// descriptor in uniform registers for each block, and putting it there costs more than is gained.
 //
 // Who does what
 //   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use
@@ -25,12 +26,14 @@
 // part of every packet for all of them.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: packet i and the rows of B of its round have come
+//   full[i]   producer -> consumers: the packet in stage i and the rows of B of its round have come
 //   empty[i]  consumers -> producer: every consumer warp of the cluster is done with both
 //
 // Symbols
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
+//   record       of a round: its block columns, how many they are, and the place in the ring of rows of B that those of
+//                the first one have
 //   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
@@ -41,28 +44,29 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
 constexpr int kBlockRows = 16;  // rows of a block of A
 constexpr int kBlockCols = 16;  // columns of a block of A
-constexpr int kTileSlots = 24;  // block rows of a C tile
+constexpr int kTileSlots = 24;  // slots of a C tile, each for a block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kCluster = 2;  // thread blocks that load A together: neighbouring column tiles of a group
 constexpr int kStages = 4;  // rounds whose packets have a place
 constexpr int kRingColumns = 37;  // block columns whose rows of B have a place
 constexpr int kRoundColumns = 15;  // block columns of a round, at most
-constexpr int kRecordWords = 16;  // of the record of a round
-constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
+constexpr int kRecordWords = 16;  // words of the record of a round
+constexpr int kRecords = 4;  // records that a producer warp has asked for before it needs them
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
 constexpr int kProducerWarps = 4;  // warps that load
 constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
-constexpr int kGroupColumns = 64;  // columns of a group
+constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 512;  // bytes of a block of A
 constexpr int kPacketBytes = 12384;  // bytes of a packet
@@ -71,10 +75,10 @@ constexpr int kStageBytes = 12544;  // bytes from one packet to the next in shar
 constexpr int kBColumnBytes = 4096;  // bytes of the rows of B that meet a block column
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of them
 constexpr int kConsumerWarps = 12;  // warps that compute
-constexpr int kWarpSlots = 2;  // block rows of a warp
+constexpr int kWarpSlots = 2;  // slots of a warp
 constexpr int kSteps = 1;  // steps of 16 columns of a block of A
 constexpr int kStepBytes = 512;  // bytes of one of them
-constexpr int kGroupTiles = 8;  // tiles of 8 columns of a column group
+constexpr int kGroupTiles = 8;  // mma.syncs side by side in a column group, 8 columns each
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230464 bytes. Byte offsets:
@@ -86,14 +90,14 @@ constexpr int kBarriersOffset = 230400;  // 64 bytes: mbarriers: full, then empt
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 
 struct Params {
   TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const uint32* a;  // stored blocks of A
-  const int* rounds;  // 16 words of each round: block columns; their number + first place in the ring << 8
+  const int* rounds;  // records: 15 block columns; how many they are | place of the first in the ring << 8
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
@@ -104,7 +108,7 @@ struct Params {
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
 };
 
-// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen behind it
+// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen after it
 // (PTX ISA, "barrier.cluster")
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 // barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
@@ -128,12 +132,14 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine and to the cluster's other thread
+// blocks (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -206,8 +212,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ldmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each transposed on the way; each lane gives the address of
-// one row (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each transposed on the way; lanes 8 i .. 8 i + 7 give
+// the row addresses of matrix i (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -221,7 +227,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -231,7 +238,7 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. Behind this, unlike behind a
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
 // comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
 // (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
@@ -284,7 +291,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring of packets: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -296,9 +305,10 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
-// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
-// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
+// Copies the rows of B from `row` on, those of one block column, to `to`. One copy brings all column groups; those
+// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
+// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
+// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -326,7 +336,7 @@ struct RoundWalk {
     enter(p);
     settle(p);
   }
-  // Asks for the rounds of the next tile; there are some behind the last tile, too.
+  // Asks for the rounds of the next tile; there are some after the last tile, too.
   __device__ __forceinline__ void ask(const Params& p) {
     next_round = __ldg(p.round_starts + next_group);
     next_end = __ldg(p.round_starts + next_group + 1);
@@ -352,7 +362,7 @@ struct RoundWalk {
     }
   }
   // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
-  // round. Behind the last one the number of columns is 0.
+  // round. After the last one the number of columns is 0.
   __device__ __forceinline__ int take(const Params& p) {
     const int lane = threadIdx.x % 32;
     if (tile >= p.tiles) return 0;
@@ -363,9 +373,9 @@ struct RoundWalk {
   }
 };
 
-// Which places of the ring of rows of B are taken. Each round has those behind the places of the round before.
+// Which places of the ring of rows of B are taken. Each round has those after the places of the round before.
 struct ColumnRing {
-  int head = 0;                    // the place behind the last round's
+  int head = 0;                    // the place after the last round's
   int distance[kStages - 1] = {};  // places from the beginning of the i-th last round to there
 
   // Waits until there is room for a round of `count` columns that begins at place `first`, and for its packet, and
@@ -396,7 +406,7 @@ __device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
 
 // Producer: four warps. Each brings what every fourth column of a round needs of B, the last one this thread block's
 // part of the packet, too. It is they that set the pace where a round has few columns: so records are asked for long
-// before, and tiles that have all of their columns, as most do, have copies of their own.
+// before, and tiles that have all of their columns, as most do, have a branch of their own.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
   const bool brings_packet = warp == kProducerWarps - 1;
   RingPosition position;
@@ -438,7 +448,9 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
           }
         }
         if (brings_packet) {
-          const int part = blockIdx.x % kCluster * kPartBytes;  // each thread block of the cluster sends one to all
+          // Each thread block of the cluster sends a part to all. Their stages are free, too: an empty barrier counts
+          // the consumer warps of all of them.
+          const int part = blockIdx.x % kCluster * kPartBytes;
           tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
               p.packets + (static_cast<int64>(round) * kPacketBytes + part) / 16, kPartBytes, full,
               (1 << kCluster) - 1);
@@ -480,16 +492,17 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
       uint32 b_elements[kGroupTiles / 2][4];  // of 16 rows and 16 columns, which are 32 bytes
 #pragma unroll
       for (int i = 0; i < kGroupTiles / 2; ++i) {
+        // Going on by 16-byte chunks is an exclusive or, as the swizzle is.
         ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + column_group * kBGroupBytes + step * 16 * kRowBytes);
       }
       if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) hand_back(empty);
 #pragma unroll
       for (int i = 0; i < kGroupTiles; ++i) {
-        const uint32 (&b_tiles)[4] = b_elements[i / 2];
+        const uint32 (&b_pair)[4] = b_elements[i / 2];
 #pragma unroll
         for (int slot = 0; slot < kCount; ++slot) {
           mma_m16n8k16(accumulators[kFirst + slot][column_group][i], a_elements[slot],
-              b_tiles[i % 2 * 2], b_tiles[i % 2 * 2 + 1]);
+              b_pair[i % 2 * 2], b_pair[i % 2 * 2 + 1]);
         }
       }
     }
@@ -513,7 +526,8 @@ __device__ __forceinline__ void multiply_round(
 // Consumer: one warp computes its block rows of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warp) {
   const int lane = threadIdx.x % 32;
-  // Of 16 rows of 128 bytes: lanes 8 i to 8 i + 7 give the rows of the i-th of four matrices, swizzled as TMA has them.
+  // Where this lane's address is in 16 rows of 128 bytes: lanes 8 i to 8 i + 7 give the rows of the i-th of four
+  // matrices, swizzled as TMA has them.
   const uint32 lane_offset = lane % 16 * kRowBytes + (lane / 16 ^ lane % 8) * 16;
   const unsigned char* a = shared + kPacketsOffset + warp * kWarpSlots * kABlockBytes + lane * 16;
   const unsigned char* places = shared + kPacketsOffset + kTileSlots * kABlockBytes + warp * kWarpSlots * 4;
@@ -574,6 +588,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b16_gathered(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 

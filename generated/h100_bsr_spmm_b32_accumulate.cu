@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b32_accumulate.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b32_accumulate.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b32_accumulate.yaml
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: ec807e2ce1736c7b524308ad48c7252104f6a859d2e58d052ab4d63e51858549
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 78b49f8dec83d07c107f9f016fbf602823e1564487c368953461da2fb461b10c
+// seal: sha256 ce68d8cd444524f04f706ad7cccdc038728bb3837d22440a09ffb1eeffbba6b2
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -19,11 +20,11 @@
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   c_in[w]   consumer w: its part of c, which is added, has come to its staging of C
+//   c_in[w]   consumer w: its columns of c, which is added, have come to its staging of C
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended; stage s - 1 is
-// handed back once step s is running. Across tiles the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
+// those of step s can be running, the stage of step s - 1 is handed back. Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
@@ -32,12 +33,14 @@
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                64 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
-//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}
+//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is column
+//                c + 8 h, row with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -50,7 +53,7 @@ constexpr int kThreads = 288;  // warpgroups that consume, then one warp that pr
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kTileGroups = 8;  // column groups of a tile
-constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
+constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
 constexpr int kStagingGroups = 4;  // column groups a warpgroup can have on their way out
 constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
 constexpr int kABytes = 2048;  // bytes of a block of A
@@ -62,20 +65,20 @@ constexpr int kCInBytes = 16384;  // bytes of c of a warpgroup's part of a tile
 // Dynamic shared memory: 206944 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 10240 bytes: ring of blocks of A, 32 rows of 64 bytes
 constexpr int kBOffset = 10240;  // 163840 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
-constexpr int kCOffset = 174080;  // 32768 bytes: 4 C column groups of each warpgroup
+constexpr int kCOffset = 174080;  // 32768 bytes: 4 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 206848;  // 96 bytes: mbarriers: full, then empty, then c_in of each warpgroup
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kCInBarrier = kEmptyBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
   TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -83,9 +86,9 @@ struct Params {
   int n;  // columns of B and C
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   int block_rows;  // block rows of A
-  int tiles;  // block_rows * column_tiles
+  int tiles;  // of C: block_rows times those of a block row
   TensorMap c_in_map;  // c, which is added (N, M)
-  float beta;  // what c is multiplied with
+  float beta;  // what c is multiplied with; if 0, c is not read
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -98,12 +101,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -186,7 +190,7 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -197,8 +201,9 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 // the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
 
-// wgmma.mma_async m64n32k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; in shared memory A M-major, 128-byte rows, B K-major,
+// narrow rows. A and B are the instruction's operands. After p come factors 1 of A and B, then whether A and B are
+// MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
     float (&d)[16], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -237,7 +242,8 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each transposed on the way; lanes 8 i .. 8 i + 7 give
+// the row addresses of matrix i (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -250,20 +256,20 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   return y;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
-// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
-// else have the same row in each column, and no short row would make up for a long one.
+// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins 5/8
+// of the rows, made odd, further on. A thread block has every gridDim.x-th tile: where the number of rows divides
+// gridDim.x, it would otherwise have the same row in each column, and no short row would make up for a long one.
 __device__ __forceinline__ int row_of(const Params& p, int tile) {
   const uint32 rows = p.block_rows;
   return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
 }
 
-// The blocks [first, end) of a tile's block row; none behind the last tile.
+// The blocks [first, end) of a tile's block row; none past the last tile.
 struct BlockRow {
   int first = 0, end = 0;
 
@@ -280,7 +286,9 @@ struct BlockRow {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -292,9 +300,10 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
-// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
-// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups; those
+// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
+// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
+// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -366,7 +375,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
 }
 
-// Asks for a warpgroup's part of c: it comes to the staging of C, which the last stores must have read.
+// Asks for a warpgroup's columns of c: they come to the staging of C, which the last stores must have read.
 __device__ __forceinline__ void load_c_in(const Params& p, uint32 barrier, uint32 staging, int c_row, int c_column) {
   tma_store_wait_read<0>();
   mbarrier_arrive_expect_tx(barrier, kCInBytes);
@@ -379,14 +388,14 @@ __device__ __forceinline__ void load_c_in(const Params& p, uint32 barrier, uint3
 // accumulators += beta c. A thread finds the elements of its accumulators where it will store them.
 __device__ __forceinline__ void add_c_in(float (&accumulators)[kWarpgroupGroups][kAccumulators], uint32 staging,
     float beta) {
-  const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const int lane = threadIdx.x % 32, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
 #pragma unroll
     for (int j = 0; j < kTileM / 16; ++j) {
       const int row = j * 16 + lane / 16 * 8 + lane % 8;
       uint32 pairs[4];
-      ldmatrix_x4_trans(pairs, staging + group * kCGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+      ldmatrix_x4_trans(pairs, staging + group * kCGroupBytes + row * kRowBytes + (piece ^ row % 8) * 16);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         accumulators[group][j * 8 + i] += beta * widen(static_cast<unsigned short>(pairs[i / 2] >> i % 2 * 16));
@@ -395,7 +404,7 @@ __device__ __forceinline__ void add_c_in(float (&accumulators)[kWarpgroupGroups]
   }
 }
 
-// Consumer: one warpgroup computes its part of the C tile, tile after tile.
+// Consumer: one warpgroup computes its column groups of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
@@ -403,7 +412,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  const uint32 c_in = base + kCInBarrier + 8 * warpgroup;
+  const uint32 c_in_barrier = base + kCInBarrier + 8 * warpgroup;
   int c_in_parity = 0;
   RingPosition position;
   BlockRow row(p, blockIdx.x);
@@ -415,7 +424,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     // Ask for c, which comes while the products run.
     const int c_row = row_of(p, tile) * kTileM;
     const int c_column = tile / p.block_rows * kTileN + first_group * kGroupColumns;
-    if (warpgroup_leader && p.beta != 0.0f) load_c_in(p, c_in, staging, c_row, c_column);
+    if (warpgroup_leader && p.beta != 0.0f) load_c_in(p, c_in_barrier, staging, c_row, c_column);
     // An empty block row has no step: its zeros are what is stored.
     float accumulators[kWarpgroupGroups][kAccumulators];
 #pragma unroll
@@ -424,14 +433,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
 
-    // Issue each step behind the one before, then hand that one's stage back.
+    // Issue each step after the one before, then hand that one's stage back.
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
       issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
           b_descriptor + (position.stage * kBBytes >> 4));
-      wgmma_wait<1>();
+      wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
       running = base + kEmptyBarrier + 8 * position.stage;
       position.advance();
@@ -443,7 +452,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
     // Store C one column group at a time; the end of a row clips the store.
     if (p.beta != 0.0f) {
-      mbarrier_wait(c_in, c_in_parity);
+      mbarrier_wait(c_in_barrier, c_in_parity);
       c_in_parity ^= 1;
       add_c_in(accumulators, staging, p.beta);
     }
@@ -453,15 +462,15 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
       if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
-      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
+      // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 #pragma unroll
       for (int j = 0; j < kTileM / 16; ++j) {
-        const float* c = accumulators[group] + j * 8;
+        const float* x = accumulators[group] + j * 8;
         const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
-        const int chunk = warp * 2 + lane / 8 % 2;
-        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+        const int piece = warp * 2 + lane / 8 % 2;
+        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (piece ^ staging_row % 8) * 16,
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -478,6 +487,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b32_accumulate(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 

@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b32_gathered.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b32_gathered.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 28342e18fcf537b201b5f25a03c1fbc656ff3196e97568f35b725e45e6751448
+// seal: sha256 1324c2abfb70757f6f52721194bcfe182a75790dbc1c131a8294e0c8e5a43b68
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -18,20 +19,25 @@
 //
 // Who does what
 //   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use
-//   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, whose products it keeps in registers
+//   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, and keeps their products in registers
 //   the last warpgroup producer. Its four warps share the copies of a round
 //
 // Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
 // part of every packet for all of them.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: packet i and the rows of B of its round have come
+//   full[i]   producer -> consumers: the packet in stage i and the rows of B of its round have come
 //   empty[i]  consumers -> producer: every consumer warp of the cluster is done with both
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Pipeline of a consumer: the products of a round have ended before it is handed back. Meanwhile the tensor cores work
+// for the other consumers, and the producers are rounds ahead.
 //
 // Symbols
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
+//   record       of a round: its block columns, how many they are, and the place in the ring of rows of B that those of
+//                the first one have
 //   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
@@ -39,33 +45,35 @@
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                64 bytes there
 //   accumulators a thread's part of a block row and column group: columns c and c + 8 of its warp's 16 (c = lane / 4),
-//                rows 8 j + 2 (lane % 4) + {0, 1}
+//                rows 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is column
+//                c + 8 h, row with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
 constexpr int kBlockRows = 32;  // rows of a block of A
 constexpr int kBlockCols = 32;  // columns of a block of A
-constexpr int kTileSlots = 12;  // block rows of a C tile
+constexpr int kTileSlots = 12;  // slots of a C tile, each for a block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kCluster = 2;  // thread blocks that load A together: neighbouring column tiles of a group
 constexpr int kStages = 3;  // rounds whose packets have a place
 constexpr int kRingColumns = 15;  // block columns whose rows of B have a place
 constexpr int kRoundColumns = 15;  // block columns of a round, at most
-constexpr int kRecordWords = 16;  // of the record of a round
-constexpr int kRecords = 4;  // that a producer warp has asked for before it needs them
+constexpr int kRecordWords = 16;  // words of the record of a round
+constexpr int kRecords = 4;  // records that a producer warp has asked for before it needs them
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
 constexpr int kProducerWarps = 4;  // warps that load
 constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
-constexpr int kGroupColumns = 64;  // columns of a group
+constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 2048;  // bytes of a block of A
 constexpr int kPacketBytes = 24640;  // bytes of a packet
@@ -74,7 +82,7 @@ constexpr int kStageBytes = 25088;  // bytes from one packet to the next in shar
 constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that meet a block column
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of them
 constexpr int kConsumers = 3;  // warpgroups that compute
-constexpr int kSlots = 4;  // block rows of a warpgroup
+constexpr int kSlots = 4;  // slots of a warpgroup
 constexpr int kStagingSlots = 1;  // of these, how many leave at a time
 constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
 constexpr int kARowBytes = 64;  // bytes of a row of a block of A
@@ -90,16 +98,16 @@ constexpr int kBarriersOffset = 230912;  // 48 bytes: mbarriers: full, then empt
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
   TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const uint4* a;  // stored blocks of A
-  const int* rounds;  // 16 words of each round: block columns; their number + first place in the ring << 8
+  const int* rounds;  // records: 15 block columns; how many they are | place of the first in the ring << 8
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
@@ -110,7 +118,7 @@ struct Params {
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
 };
 
-// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen behind it
+// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen after it
 // (PTX ISA, "barrier.cluster")
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 // barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
@@ -134,12 +142,14 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine and to the cluster's other thread
+// blocks (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -232,7 +242,7 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -243,8 +253,9 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 // the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
 
-// wgmma.mma_async m64n32k16: D = A B (+ D); in shared memory A M-major, 128-byte rows, B K-major, narrow rows
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; in shared memory A M-major, 128-byte rows, B K-major,
+// narrow rows. A and B are the instruction's operands. After p come factors 1 of A and B, then whether A and B are
+// MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
     float (&d)[16], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -264,7 +275,8 @@ __device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -279,7 +291,7 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. Behind this, unlike behind a
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
 // comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
 // (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
@@ -319,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
     const int slot = i / kBlockChunks, chunk = i % kBlockChunks, row = chunk / kRowChunks;
     const int block = entries[slot].x;
     const uint4 elements = block < 0 ? make_uint4(0, 0, 0, 0) : p.a[static_cast<int64>(block) * kBlockChunks + chunk];
-    const int place = chunk % kRowChunks ^ row / (128 / kARowBytes) % kRowChunks;  // in its row
+    const int place = chunk % kRowChunks ^ row / (128 / kARowBytes) % kRowChunks;  // in its row, swizzled
     packet[slot * kBlockChunks + row * kRowChunks + place] = elements;
   }
   if (threadIdx.x < kTileSlots) {
@@ -330,7 +342,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring of packets: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -342,9 +356,10 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups, those
-// beyond B as zeros. Where B's last columns do not fill a group, it takes the others from what is behind them in
-// memory, the row below, and the store of C leaves their products out; there is none below the last rows.
+// Copies the rows of B from `row` on, those of one block column, to `to`. One copy brings all column groups; those
+// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
+// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
+// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -372,7 +387,7 @@ struct RoundWalk {
     enter(p);
     settle(p);
   }
-  // Asks for the rounds of the next tile; there are some behind the last tile, too.
+  // Asks for the rounds of the next tile; there are some after the last tile, too.
   __device__ __forceinline__ void ask(const Params& p) {
     next_round = __ldg(p.round_starts + next_group);
     next_end = __ldg(p.round_starts + next_group + 1);
@@ -398,7 +413,7 @@ struct RoundWalk {
     }
   }
   // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
-  // round. Behind the last one the number of columns is 0.
+  // round. After the last one the number of columns is 0.
   __device__ __forceinline__ int take(const Params& p) {
     const int lane = threadIdx.x % 32;
     if (tile >= p.tiles) return 0;
@@ -409,9 +424,9 @@ struct RoundWalk {
   }
 };
 
-// Which places of the ring of rows of B are taken. Each round has those behind the places of the round before.
+// Which places of the ring of rows of B are taken. Each round has those after the places of the round before.
 struct ColumnRing {
-  int head = 0;                    // the place behind the last round's
+  int head = 0;                    // the place after the last round's
   int distance[kStages - 1] = {};  // places from the beginning of the i-th last round to there
 
   // Waits until there is room for a round of `count` columns that begins at place `first`, and for its packet, and
@@ -442,7 +457,7 @@ __device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
 
 // Producer: four warps. Each brings what every fourth column of a round needs of B, the last one this thread block's
 // part of the packet, too. It is they that set the pace where a round has few columns: so records are asked for long
-// before, and tiles that have all of their columns, as most do, have copies of their own.
+// before, and tiles that have all of their columns, as most do, have a branch of their own.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
   const bool brings_packet = warp == kProducerWarps - 1;
   RingPosition position;
@@ -484,7 +499,9 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
           }
         }
         if (brings_packet) {
-          const int part = blockIdx.x % kCluster * kPartBytes;  // each thread block of the cluster sends one to all
+          // Each thread block of the cluster sends a part to all. Their stages are free, too: an empty barrier counts
+          // the consumer warps of all of them.
+          const int part = blockIdx.x % kCluster * kPartBytes;
           tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
               p.packets + (static_cast<int64>(round) * kPacketBytes + part) / 16, kPartBytes, full,
               (1 << kCluster) - 1);
@@ -504,7 +521,8 @@ __device__ __forceinline__ void hand_back(uint32 empty) {
   if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
 }
 
-// accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are.
+// accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are, in
+// units of 16 bytes, as descriptors do.
 __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTileGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor, const uint32 (&from)[kSlots]) {
 #pragma unroll
@@ -539,9 +557,9 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTi
 __device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
-  const int packet_part = kPacketsOffset + warpgroup * kSlots * kABlockBytes;
-  const int entries_part = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
-  const uint32 a_descriptor = wgmma_descriptor(base + packet_part, 0), b_descriptor = wgmma_descriptor(base, 0);
+  const int blocks_offset = kPacketsOffset + warpgroup * kSlots * kABlockBytes;
+  const int places_offset = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
+  const uint32 a_descriptor = wgmma_descriptor(base + blocks_offset, 0), b_descriptor = wgmma_descriptor(base, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
   RingPosition position;
 
@@ -569,7 +587,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 #pragma unroll
         for (int slot = 0; slot < kSlots; slot += 4) {
           const uint4 four =
-              *reinterpret_cast<const uint4*>(shared + entries_part + position.stage * kStageBytes + slot * 4);
+              *reinterpret_cast<const uint4*>(shared + places_offset + position.stage * kStageBytes + slot * 4);
           from[slot] = four.x;
           from[slot + 1] = four.y;
           from[slot + 2] = four.z;
@@ -587,8 +605,8 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
       // Wait until the stores that last used the staging have read it.
       if (warpgroup_leader) tma_store_wait_read<0>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, swizzled
-      // as TMA expects; lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, of which
+      // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 #pragma unroll
       for (int slot = 0; slot < kStagingSlots; ++slot) {
 #pragma unroll
@@ -596,11 +614,11 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
           const uint32 buffer = staging + slot * kSlotBytes + group * kCGroupBytes;
 #pragma unroll
           for (int j = 0; j < kBlockRows / 16; ++j) {
-            const float* c = accumulators[first + slot][group] + j * 8;
+            const float* x = accumulators[first + slot][group] + j * 8;
             const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
             const int chunk = warp * 2 + lane / 8 % 2;
             stmatrix_x4_trans(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-                pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+                pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
           }
         }
       }
@@ -626,6 +644,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b32_gathered(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
@@ -644,7 +663,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
   for (int i = threadIdx.x; i < kBColumnBytes / 16; i += kThreads) {
     reinterpret_cast<uint4*>(shared + kZerosOffset)[i] = make_uint4(0, 0, 0, 0);
   }
-  fence_proxy_async();
+  fence_proxy_async();  // wgmma reads the zeros as the copy engine would
   // No thread block of the cluster may be sent anything before its barriers are there.
   cluster_arrive();
   cluster_wait();

@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b64_pairs_column_major.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b64_pairs_column_major.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64_pairs_column_major.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 7e3c42a9765ae64605407a69f782c05f4593e334bfc6d0a15b3abeb3e1f47b56
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1ca458671007899795eb38261cab5f3b8eea8fb8f133906cbff6413be8302410
+// seal: sha256 9599deee8a5d8e99f61ea158926be0351e98332a53f82e5a7107d59e6eac99f5
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows; two
 // block rows at a time.
@@ -23,9 +24,9 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of step s are issued before those of its step before have ended, so the tensor
-// cores never wait for the issue; that one's stage is handed back once step s is running, or once a step comes that is
-// the other row's. Across tiles the producer runs ahead.
+// Pipeline of a consumer: the products of a step are issued before those of the step that it multiplied last have
+// ended, so the tensor cores never wait for the issue. That one's stage is handed back once no others than the new ones
+// can be running, or once a step comes that only the other row has. Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         two block rows of C, kTileN columns. Tiles are numbered block rows first, so that the thread blocks at
@@ -33,12 +34,13 @@
 //   step         kTileK columns of one block column of A, kTileK rows of B
 //   group        64 columns of C: in shared memory rows of 128 bytes, swizzled. So are columns of a tile of B
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
-//                columns 8 j + 2 (lane % 4) + {0, 1}
+//                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -52,7 +54,7 @@ constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumers = 2;  // warpgroups that compute, each a block row
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
@@ -64,14 +66,14 @@ constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 // Dynamic shared memory: 229456 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 65536 bytes: ring of pairs of A tiles, 64 rows of 128 bytes
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 256 columns of 128 bytes
-constexpr int kCOffset = 196608;  // 32768 bytes: 2 C column groups of each warpgroup
+constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
 constexpr int kRowsOffset = 229440;  // 16 bytes: which block rows have a block in the step of a stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kLastStep = 1 << kConsumers;  // in the word of a step, beside a bit for each block row
 
@@ -84,7 +86,7 @@ struct Params {
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_rows;  // block rows of A
   int row_pairs;  // half of them, rounded up
-  int tiles;  // row_pairs * column_tiles
+  int tiles;  // row_pairs times those of a pair
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -97,12 +99,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -165,7 +168,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -195,15 +199,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, K-major, B k_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_shared_k_major(
     float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -269,20 +273,20 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Which of the p.row_pairs rows of tiles a tile is in. Tiles are numbered column by column, each of which begins
-// with another row. A thread block has every gridDim.x-th tile: where the number of rows divides gridDim.x, it would
-// else have the same row in each column, and no short row would make up for a long one.
+// Which of the p.row_pairs rows of tiles a tile is in. Tiles are numbered column by column, each of which begins 5/8
+// of the rows, made odd, further on. A thread block has every gridDim.x-th tile: where the number of rows divides
+// gridDim.x, it would otherwise have the same row in each column, and no short row would make up for a long one.
 __device__ __forceinline__ int row_of(const Params& p, int tile) {
   const uint32 rows = p.row_pairs;
   return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
 }
 
-// The blocks [first, end) of each block row of a tile; none behind the last row and the last tile.
+// The blocks [first, end) of each block row of a tile; none past the last row and the last tile.
 struct BlockRows {
   int first[kConsumers] = {}, end[kConsumers] = {};
 
@@ -322,7 +326,9 @@ struct Cursor {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -334,8 +340,8 @@ struct RingPosition {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that gives its place
-// back, so that the barrier orders the two.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
+// empty barrier afterwards: so it is read before it is written again.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -415,7 +421,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
 
-    // Issue each step of this row behind the one before, then hand that one's stage back.
+    // Issue each step of this row after the one before, then hand that one's stage back.
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads; 0 if it was handed back
     bool more = rows.any();
 #pragma unroll 1
@@ -427,11 +433,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       if (step_rows >> warpgroup & 1) {
         issue_step(accumulators, a_descriptor + (position.stage * kConsumers * kABytes >> 4),
             b_descriptor + (position.stage * kBBytes >> 4));
-        wgmma_wait<1>();
+        wgmma_wait<1>();  // those of the step before have ended: its stage is read
         if (running != 0 && warp_leader) mbarrier_arrive(running);
         running = empty;
       } else {
-        // The other row's. What is running must not keep its stage: the next step of this row may be a whole ring away.
+        // Only the other row has a block in it. What is running must not keep its stage meanwhile: the next step of
+        // this row may be a whole ring away.
         wgmma_wait<0>();
         if (running != 0 && warp_leader) mbarrier_arrive(running);
         if (warp_leader) mbarrier_arrive(empty);
@@ -443,7 +450,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
     keep_in_place(accumulators);
     if (running != 0 && warp_leader) mbarrier_arrive(running);
 
-    // Store C one column group at a time; the end of a row and of C clip the store.
+    // Store C one column group at a time; the end of a row and, in a pair that lacks its second row, that of C clip it.
     const int c_row = (row_of(p, tile) * kConsumers + warpgroup) * kBlockRows;
     const int c_column = tile / p.row_pairs * kTileN;
     const int staging_row = warp * 16 + lane % 16;
@@ -453,13 +460,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
       if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* c = accumulators + group * 32 + j * 8;
+        const float* x = accumulators + group * 32 + j * 8;
         const int chunk = j * 2 + lane / 16;
         stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -476,6 +484,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b64_pairs_column_major(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* const stage_rows = reinterpret_cast<int*>(shared + kRowsOffset);

@@ -1,9 +1,10 @@
-// Generated from specs/h100_bsr_spmm_b64x128.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_bsr_spmm_b64x128.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64x128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: e018eb4f85f6f4cd77da262adf9df944fe55f09e2b08f16cc0dce3f2d8120de2
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cdee2b0db152324bb40cde84402366e6b9f5315f8b5f441616943459a41661ba
+// seal: sha256 5c8ac8464d140340e7f1d1393018c2cb5a464f914eb3ee31a94fb3b3b203ada0
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -17,19 +18,21 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
-// never wait for the issue; stage s - 1 is handed back once step s is running. Across tiles the producer runs ahead.
+// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is handed back.
+// Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
 //   step         kTileK columns of one block of A, kTileK rows of B
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
-//                columns 8 j + 2 (lane % 4) + {0, 1}
+//                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -42,7 +45,7 @@ constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupRows = 0;  // rows from one warpgroup's part to the next
@@ -58,20 +61,20 @@ constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 // Dynamic shared memory: 217168 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 20480 bytes: ring of A tiles, 64 rows of 64 bytes
 constexpr int kBOffset = 20480;  // 163840 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
-constexpr int kCOffset = 184320;  // 32768 bytes: 2 C column groups of each warpgroup
+constexpr int kCOffset = 184320;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 217088;  // 80 bytes: mbarriers: full, then empty
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // of a column group in shared memory: the swizzle
-constexpr int kARowBytes = 64;  // of an A tile there
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kARowBytes = 64;  // bytes of a row of an A tile in shared memory
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
   TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // B's whole column groups (columns of one, K, groups)
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups)
   TensorMap c_map;  // C (N, M)
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -93,12 +96,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -161,7 +165,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -191,7 +196,7 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -202,8 +207,8 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 // the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
 
-// wgmma.mma_async m64n256k16: D = A B (+ D); A in shared memory, K-major, narrow rows, B mn_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in shared memory, K-major, narrow rows, B MN-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
     float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -269,30 +274,30 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// Which tile comes when: groups of p.group_tiles column tiles, in each of which those of a block row come one after the
-// other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each group begins with
-// another row: a thread block has every gridDim.x-th tile, and where that number suits a group it would else have the
-// same rows in each group, and no short row would make up for a long one.
+// Which tile comes when: bands of p.group_tiles columns of them, in each of which those of a block row
+// come one after the other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each
+// band begins 5/8 of the rows, made odd, further on: otherwise a thread block, which has every
+// gridDim.x-th, could have the same rows in each band, and no short row would make up for a long one.
 struct TilePlace {
   int row, column;
 
   __device__ __forceinline__ TilePlace(const Params& p, int tile) {
-    const uint32 rows = p.block_rows, columns = p.column_tiles, group = p.group_tiles;
-    const uint32 number = tile / (rows * group), first = number * group, in_group = tile - first * rows;
-    const uint32 width = min(group, columns - first);
-    row = (in_group / width + number * (rows * 5 / 8 | 1)) % rows;
-    column = first + in_group % width;
+    const uint32 rows = p.block_rows, columns = p.column_tiles, band_columns = p.group_tiles;
+    const uint32 band = tile / (rows * band_columns), first = band * band_columns, in_band = tile - first * rows;
+    const uint32 width = min(band_columns, columns - first);
+    row = (in_band / width + band * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_band % width;
   }
 };
 
 // A tile, and the blocks [first, end) of its block row.
 struct Tile {
-  int column = -1;  // number of the column tile; -1 behind the last tile
+  int column = -1;  // number of the column tile; -1 past the last tile
   int row = 0, first = 0, end = 0;
 
   __device__ __forceinline__ Tile(const Params& p, int number) {
@@ -310,7 +315,9 @@ struct Tile {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring.
+// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
+// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -322,7 +329,8 @@ struct RingPosition {
   }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring: the column groups that B has.
+// Copies the rows of B from `row` on, a step of them, to a stage of the ring: the column groups that B has. In the
+// places of the others lies what was there before, and the store of C leaves its products out.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -413,7 +421,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     const int c_row = tile.row * kTileM + first_row;
     const int c_column = tile.column * kTileN + first_column;
     if (c_column >= p.n) {
-      // All columns of this warpgroup lie behind the last one: it hands the stages back.
+      // All columns of this warpgroup are past B's last one: it only hands the stages back.
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
@@ -428,14 +436,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
 
-    // Issue each step behind the one before, then hand that one's stage back.
+    // Issue each step after the one before, then hand that one's stage back.
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
       issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
           b_descriptor + (position.stage * kBBytes >> 4));
-      wgmma_wait<1>();
+      wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
       running = base + kEmptyBarrier + 8 * position.stage;
       position.advance();
@@ -444,7 +452,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     keep_in_place(accumulators);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
-    // Store C one column group at a time; the end of a row and of C clip the store.
+    // Store C one column group at a time; the end of a row clips the store.
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -452,13 +460,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
       if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: a row is eight 16-byte chunks, swizzled as TMA expects.
+      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* c = accumulators + group * 32 + j * 8;
+        const float* x = accumulators + group * 32 + j * 8;
         const int chunk = j * 2 + lane / 16;
         stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(c[0], c[1]), pack(c[2], c[3]), pack(c[4], c[5]), pack(c[6], c[7]));
+            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
       }
       fence_proxy_async();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -475,6 +484,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b64x128(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warpgroup = threadIdx.x / kWarpgroupThreads;

@@ -1,32 +1,36 @@
-// Generated from specs/h100_dense_d256.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_dense_d256.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_dense_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c169eefdbb0a03672a40de80f2fd3f290c553e6875d65a1c4225e6713b8d734b
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 50baf79542fae69f602251e457871fa062dea93e8737da8e477b5d7727f832c1
+// seal: sha256 a98247b358f63463d80afb91ee3716a34dea1d4477413c486b87b5c08509dc5b
 
-// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
 // Who does what
 //   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
 //   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   A stream is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
+//   The tile is one stream: its consumers share its key blocks and its rings.
 //
-// Which barrier guards what (full: producer -> consumers, empty: consumers -> producer)
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, block counts of its streams, its Q
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
+// w is warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its streams, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      warpgroup w's turn on the tensor cores
+//   named barrier kTurn + w      consumer warpgroup w's turn on the tensor cores
+//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
-// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their steps. Each
-// part leaves its unfinished O in global memory, and the thread block that ends a tile's last part puts them together.
+// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
+// share is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
+// part that ends last puts all together.
 //
 // Symbols
-//   step        kTileN keys: one key block
+//   step        kTileN keys: a key block; they are numbered from the first key on
 //   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
@@ -35,17 +39,18 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
 constexpr int kHeadDim = 256;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
+constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 1;  // depth of the ring of tiles, and of Q
-constexpr int kStreams = 1;  // query blocks in a tile, each with its own key blocks and K/V rings
+constexpr int kTileStages = 1;  // places for the Q of a tile; entries have two
+constexpr int kStreams = 1;  // streams of a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 128;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
@@ -53,12 +58,12 @@ constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kGroups = 4;  // column groups of a tile
+constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 16384;  // bytes from one column group of a warpgroup's O to the next
 constexpr int kQBytes = 65536;  // bytes of a Q tile
-constexpr int kKvBytes = 32768;  // bytes of a K or V block
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kPartFloats = 16896;  // floats that a warpgroup leaves of a part of a tile
@@ -68,7 +73,7 @@ constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kEntriesOffset = 196688;  // 32 bytes: ring of tiles: number, numbers of steps
+constexpr int kEntriesOffset = 196688;  // 32 bytes: ring of tiles: number, shares, numbers of steps
 constexpr int kSlotsOffset = 196720;  // 8 bytes: numbers of the loads in the K rings
 constexpr int kIsLastOffset = 196728;  // 8 bytes: whether a warpgroup's part came last
 
@@ -78,17 +83,17 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
-// Q has one place, but entries alternate between two. As long as their address changes with the tile, ptxas keeps the
-// descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
+// Q has one place, but entries have two: RingPosition::parity says which. As long as their address changes with the
+// tile, ptxas keeps the descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
 constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
-constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;  // named barrier of warpgroup w's turn: kTurn + w
 constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -122,12 +127,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -181,7 +187,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -211,15 +218,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -243,8 +250,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n256k16: D = A B (+ D); A in registers, B mn_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_registers_mn_major(
     float (&d)[128], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -363,7 +370,7 @@ struct KeyBlocks {
     first = begin;
     count = min(number, max(count - begin, 0));
   }
-  // Number of the i-th key block. All lanes of a warp call this together, i = 0, 1, 2, ...
+  // Number of the i-th key block.
   __device__ __forceinline__ int at(int i) { return first + i; }
 };
 
@@ -372,15 +379,17 @@ struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Head by head: the thread blocks at work share the K and V of one or two heads, which then come from the L2.
-    const int row = index / p.query_tiles;
+    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
+    const int batch_head = index / p.query_tiles;
     first_query = index % p.query_tiles * kTileM;
-    batch = row / p.heads;
-    head = row % p.heads;
+    batch = batch_head / p.heads;
+    head = batch_head % p.heads;
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring.
+// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
+// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
+// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
@@ -440,15 +449,15 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
-// its pairs. Negative if pairs are hidden, by the pattern or by the end of the keys.
+// What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
+// reaches past the last key.
 __device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
-// barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
+// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -458,8 +467,8 @@ __device__ __forceinline__ Piece read_piece(const int* entry) {
   return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
 }
 
-// Puts a piece into the ring of tiles, once the consumers have left the place: its number, the numbers of steps of its
-// streams, and Q (nothing but the number for the end of the tiles). One thread.
+// Puts a piece into the ring of tiles, once the consumers have left the place: its number, the
+// numbers of steps of its streams, and Q (nothing but the number for the end of the tiles). One thread.
 __device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
     const RingPosition<kTileStages>& position, const Piece& piece) {
   const uint32 full = base + kQFullBarrier + 8 * position.stage;
@@ -550,13 +559,13 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();
     }
     steps += blocks.count;
-    // All is on its way, and the consumers are about to end this piece: the next one.
+    // All of this piece is on its way, and the consumers are at most kStages steps from its end: the next one.
     if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
     __syncwarp();
   }
 }
 
-// s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
+// s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
@@ -571,7 +580,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_de
   keep_in_place(s);
 }
 
-// o += P V for one block of keys (asynchronous).
+// o += P V for the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
     uint32 v_descriptor) {
   keep_in_place(o);
@@ -593,7 +602,7 @@ struct StepSlots {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
   }
-  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
+  // Whether some key of the step is past the last one: the same in all lanes.
   __device__ __forceinline__ bool hide_some() const {
     bool some = false;
 #pragma unroll
@@ -602,8 +611,8 @@ struct StepSlots {
   }
 };
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+// Hides the keys of a step that are past the last one.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -623,7 +632,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
 
 // P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether all are below 2: numbers from 2 on have the second bit set.
+// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
     const float (&shift)[2], float scale_log2) {
   float odd_sum[2] = {};  // two chains a row: half the latency
@@ -662,18 +671,18 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
   return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
 }
 
-// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
-// weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
-// are listed again and again, have larger weights.
+// A pair moves no shift whose weight is below twice this times what its row had before it in this part. Its
+// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 16 steps on.
+// In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float part = min(steps, p.kv_len / kTileN) / 16.0f;
-  return fminf(part * part, 1.0f);
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  return fminf(fraction * fraction, 1.0f);
 }
 
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
-// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, so that a
-// later pair has a weight of 2 only if it outweighs `room` times what was before it. What was relative to the shifts
-// before must be multiplied by `rescale`.
+// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
+// more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
+// shifts before must be multiplied by `rescale`.
 __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2], float (&shift)[2],
     float (&rescale)[2], const float (&s)[kTileN / 2], float room, float scale_log2) {
   float maxima[2];
@@ -700,7 +709,7 @@ __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], floa
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     row_sum[row] = row_sum[row] * rescale[row] + sum[row];
-    // The bits of the power of two, 1 at least.
+    // The bits of the power of two, 1 at least; (254 << 23) less these are those of its reciprocal.
     const int power = max(__float_as_int(room * quad_sum(row_sum[row])), 127 << 23) & 255 << 23;
     const float factor = __int_as_float((254 << 23) - power);
     shift[row] += (power >> 23) - 127;
@@ -715,7 +724,8 @@ __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], floa
   }
 }
 
-// What a consumer knows of a piece: the number of its tile, the steps of its stream, and the most that a stream has.
+// What a consumer knows of a piece: the number of its tile, and the steps of its stream. `turns` is for kernels whose
+// streams take turns.
 struct Entry {
   Piece piece;
   int count, turns;
@@ -733,8 +743,8 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   return entry;
 }
 
-// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of: for each
-// thread its part of o, then its shift and row_sum, four floats at a time.
+// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of (its shares
+// are fewer than a tile has): for each thread its part of o, then its shift and row_sum, four floats at a time.
 __device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
   const int second = tile != first_share(p, thread_block) / p.shares;
   float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
@@ -752,7 +762,8 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
   }
   place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(shift[0], shift[1], row_sum[0], row_sum[1]);
 
-  // Counts the shares that are there; the last thread block leaves the counter at 0 for the next launch.
+  // Counts the shares that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
+  // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
@@ -811,13 +822,13 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The staging was this warpgroup's Q: all its warps must have done with it.
+  // The staging is where this warpgroup's rows of Q are: all its warps must have done with those.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
     const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
@@ -840,17 +851,16 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const int stream = warpgroup / kStreamWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
-  // The shuffles keep the compiler from working these descriptors out anew in each step.
-  const uint32 q_ring =
+  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
-  const uint32 k_ring =
+  const uint32 k_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
-  const uint32 v_ring =
+  const uint32 v_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   RingPosition<kTileStages> tile_position;
@@ -866,19 +876,19 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
-    const uint32 q = q_ring + (tile_position.stage * kQBytes >> 4);
+    const uint32 q = q_descriptors + (tile_position.stage * kQBytes >> 4);
 
     const float room = headroom(p, entry.count);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
-      issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
+      issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step);
       move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
       if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
@@ -886,21 +896,21 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage, warp_leader);
         bar_sync(my_turn, kTurnThreads);
-        issue_scores(s, q, k_ring + (k_position.stage * kKvBytes >> 4));
+        issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-        issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
+        issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
         bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
         // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-        // P V reads the registers that the weights are for.
+        // P V still reads `prob`, where the new weights go.
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
@@ -912,13 +922,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         } else {
           move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
 #pragma unroll
-          for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int j = 0; j < kHeadDim / 2; ++j) o[j] *= rescale[j / 2 % 2];
         }
       }
 
-      // Output of the last block.
+      // Output of the last step.
       mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      issue_output(o, prob, v_ring + (v_position.stage * kKvBytes >> 4));
+      issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
@@ -929,21 +939,25 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         join_parts(p, entry.piece, warpgroup, is_last, o, shift, row_sum)) {
       store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
     }
-    // O has left Q's place: it is free for another tile.
+    // This warp has done with Q's place, and the sender's warp comes here only once O, if it was stored, has left it.
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     tile_position.advance();
   }
   if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
+  // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_dense_d256(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_dense_d256(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffles show the compiler that these are uniform, so that it keeps what depends on them in uniform registers.
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
+  // One thread prepares the barriers. A full barrier counts one arrival, an empty one that of each warp that reads what
+  // it guards.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);

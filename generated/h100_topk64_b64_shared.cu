@@ -1,9 +1,10 @@
-// Generated from specs/h100_topk64_b64_shared.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/h100_topk64_b64_shared.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/h100_topk64_b64_shared.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: e00fdcc04f4aad96d0f5ae81b7c270c5e80e0d111a1bae444ccf86bb18b78cf5
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 35ebe21c43ff5e3f98680a26db04ba4c38f87021e9367292870c0eeb73b4d75b
+// seal: sha256 197dd42bbe3e60c50c1626118e6e4a474c84fb0e86a58e972cbd4927b030ae56
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -12,18 +13,21 @@
 //                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
 //   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
 //                    online softmax, O += P V. It asks for its Q itself.
+//   A stream is one of the tile's query blocks, with its list and its warpgroup.
 //
-// Which barrier guards what (full: filled, empty: free to be filled)
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
+// w is warpgroup w + 1 of the thread block.
 //   q_full[w]                      Q of warpgroup w
 //   order_full[i], order_empty[i]  place i of the ring of orders: the loads of a tile, the steps of each warpgroup
 //   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
 //   v_full[u][j], v_empty[i]       the same of the V ring
 //   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those
 //   for its set: a warpgroup waits for its own loads alone, one after the other, whatever the others do meanwhile.
-//   Places go by the number among all loads. An empty barrier counts kArrivals arrivals of each warp of a warpgroup,
-//   which the users of the load share out among them.
+//   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
+//   the n users of a load arrives kArrivals / n times a warp.
 //
-// Order of the loads of a tile: first those for all lists, then those for two, then those for one.
+// Order of the loads of a tile: first those for all lists; then those for two, each followed by one for the third list
+// alone; then what is left, for two lists or for one, in turns.
 // The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
 // worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
 // loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
@@ -34,7 +38,7 @@
 // Cooperative: the consumers run side by side, with no order between them.
 //
 // Symbols
-//   step        kTileN keys: one key block
+//   step        kTileN keys: one listed key block
 //   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
@@ -43,31 +47,32 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 192;  // query rows of a thread block
+constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 1;  // places for Q of each warpgroup
-constexpr int kStreams = 3;  // query blocks in a tile, each with its own list
+constexpr int kStreams = 3;  // streams of a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kGroups = 2;  // column groups of a tile
+constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 16384;  // bytes of a warpgroup's Q
-constexpr int kKvBytes = 16384;  // bytes of a K or V block
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 64;  // keys of a listed block
@@ -86,7 +91,7 @@ constexpr int kNumbersOffset = 183880;  // 8 bytes: ring of orders: loads of a t
 constexpr int kBlocksOffset = 183888;  // 768 bytes: lists of the tile that is put in order
 constexpr int kSetsOffset = 184656;  // 768 bytes: which of these lists each of their entries is loaded for
 
-constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for warpgroup w
+constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
 constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
@@ -96,13 +101,13 @@ constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
 constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
-constexpr uint32 kBarrierRange = 64;        // a load is noted as its key block, times this, plus its full barrier
+constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kRowBytes = 128;      // of a column group in shared memory: the swizzle
-constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: kWarpgroupBarrier + w
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -113,9 +118,9 @@ struct Params {
   TensorMap o_map;  // O, as Q
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
-  long long kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  long long kv_indices_row_stride;  // elements from one query block to the next
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
@@ -136,7 +141,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -146,7 +151,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -200,7 +206,8 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -230,15 +237,15 @@ __device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
 // rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile, the bytes from one group of 64 columns to the next, both in units of 16 bytes.
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B (+ D); A in shared memory, K-major, B k_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -262,8 +269,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n128k16: D = A B (+ D); A in registers, B mn_major
-// (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -354,7 +361,7 @@ struct KeyBlocks {
   int entries;      // key blocks listed for them
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
-  int chunk;        // 32 entries of the list, one a lane
+  int lane_entries;  // 32 entries of the list, one a lane
   bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
@@ -368,9 +375,9 @@ struct KeyBlocks {
     list += first;
     entries = number;
     count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
-    chunk = 0;
+    lane_entries = 0;
   }
-  // The i-th entry of the list: a key block, or the one behind the last for an entry out of range.
+  // The i-th entry of the list: a key block, or the one after the last for an entry out of range.
   __device__ __forceinline__ int entry(int i) const {
     const int block = i < entries ? __ldg(list + (backwards ? entries - 1 - i : i)) : -1;
     return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
@@ -382,15 +389,17 @@ struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Head by head: the thread blocks at work share the K and V of one or two heads, which then come from the L2.
-    const int row = index / p.query_tiles;
+    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
+    const int batch_head = index / p.query_tiles;
     first_query = index % p.query_tiles * kTileM;
-    batch = row / p.heads;
-    head = row % p.heads;
+    batch = batch_head / p.heads;
+    head = batch_head % p.heads;
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring.
+// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
+// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
+// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
 struct RingPosition {
   int stage = 0, parity = 0;
@@ -427,23 +436,23 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
-// its pairs. Negative if pairs are hidden, by the pattern or by the end of the keys.
+// What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
+// reaches past the last key, as an entry out of range does.
 __device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that gives its place back, so that the
-// barrier orders the two; and the shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
+// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the first one's list, and
-// their rows come to nothing.
+// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the
+// first one's list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
     int* sets) {
   const int lane = threadIdx.x % 32;
@@ -473,7 +482,7 @@ __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece,
   __syncwarp();
 }
 
-// Loads of the tiles before one, from which places, barriers and phases of its own follow.
+// Loads before a tile: places, barriers and phases of its own follow from them.
 struct LoadCounts {
   uint32 all = 0;
   uint32 of_set = 0;  // in lane u: those for set u
@@ -553,6 +562,7 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks
     }
     const RingPosition<kStages> place(before.all + at);
     const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
+    // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
     const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
     loads[at] = blocks[first + lane] * kBarrierRange + full;
 #pragma unroll
@@ -604,7 +614,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 }
 
 // Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
-// one kStages before it, once all have left it who use that.
+// one kStages before it, once all that use that one have left it.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
   const TensorMap* map = is_k ? &p.k_map : &p.v_map;
   const uint32 ring = base + (is_k ? kKOffset : kVOffset);
@@ -636,7 +646,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// s = Q K^T for this warpgroup's 64 rows and one block of keys (asynchronous).
+// s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
@@ -651,7 +661,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_de
   keep_in_place(s);
 }
 
-// o += P V for one block of keys (asynchronous).
+// o += P V for the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
     uint32 v_descriptor) {
   keep_in_place(o);
@@ -673,7 +683,7 @@ struct StepSlots {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
   }
-  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
+  // Whether some key of the step is past the last one: the same in all lanes.
   __device__ __forceinline__ bool hide_some() const {
     bool some = false;
 #pragma unroll
@@ -682,8 +692,8 @@ struct StepSlots {
   }
 };
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+// Hides the keys of a step that are past the last one.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -703,7 +713,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
 
 // P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether all are below 2: numbers from 2 on have the second bit set.
+// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
     const float (&shift)[2], float scale_log2) {
   float odd_sum[2] = {};  // two chains a row: half the latency
@@ -726,18 +736,18 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
   return (bits & 0x40004000) == 0;
 }
 
-// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it. Its
-// weight is then rounded to 16 bits; that of a pair that they are moved for is exact. Fewer steps, or fewer keys that
-// are listed again and again, have larger weights.
+// A pair moves no shift whose weight is below twice this times what its row had before it. Its
+// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 16 steps on.
+// In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float part = min(steps, p.kv_len / kTileN) / 16.0f;
-  return fminf(part * part, 1.0f);
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  return fminf(fraction * fraction, 1.0f);
 }
 
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
-// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, so that a
-// later pair has a weight of 2 only if it outweighs `room` times what was before it. What was relative to the shifts
-// before must be multiplied by `rescale`.
+// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
+// more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
+// shifts before must be multiplied by `rescale`.
 __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2], float (&shift)[2],
     float (&rescale)[2], const float (&s)[kTileN / 2], float room, float scale_log2) {
   float maxima[2];
@@ -764,7 +774,7 @@ __device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], floa
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     row_sum[row] = row_sum[row] * rescale[row] + sum[row];
-    // The bits of the power of two, 1 at least.
+    // The bits of the power of two, 1 at least; (254 << 23) less these are those of its reciprocal.
     const int power = max(__float_as_int(room * quad_sum(row_sum[row])), 127 << 23) & 255 << 23;
     const float factor = __int_as_float((254 << 23) - power);
     shift[row] += (power >> 23) - 127;
@@ -833,13 +843,13 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
   }
 
-  // The staging was this warpgroup's Q: all its warps must have done with it.
+  // The staging is where this warpgroup's rows of Q are: all its warps must have done with those.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
     const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
@@ -864,10 +874,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const bool warp_leader = lane == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
-  // The shuffles keep the compiler from working these descriptors out anew in each step.
-  const uint32 q_ring = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
-  const uint32 k_ring = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
-  const uint32 v_ring = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
+  // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
+  const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
+  const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
+  const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   RingPosition<kTileStages> position;
   int q_parity = 0;
   if (sender) request_queries(p, base, 0, warpgroup, first_piece(p));
@@ -879,7 +889,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
     mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
     const int q_place = q_parity % kQPlaces;
-    const uint32 q = q_ring + (q_place * kStreams * kQBytes >> 4);
+    const uint32 q = q_descriptors + (q_place * kStreams * kQBytes >> 4);
     mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
     const uint32* steps = orders + position.stage * kEntries;
 
@@ -888,11 +898,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     Load k(steps), next(steps + min(1, kTopK - 1));
     mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
     StepSlots step(slots, k.stage, warp_leader);
-    issue_scores(s, q, k_ring + (k.stage * kKvBytes >> 4));
+    issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
     wgmma_wait<0>();
     keep_in_place(s);
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-    if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+    if (step.hide_some()) hide_pairs(s, p, step);
     move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
 
     // Scores of step i together with the output of step i - 1.
@@ -902,15 +912,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k = next;
       mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
       step = StepSlots(slots, k.stage, warp_leader);
-      issue_scores(s, q, k_ring + (k.stage * kKvBytes >> 4));
+      issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
       mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
-      issue_output(o, prob, v_ring + (v.stage * kKvBytes >> 4));
+      issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
       next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
       wgmma_wait<1>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-      // P V reads the registers that the weights are for.
+      if (step.hide_some()) hide_pairs(s, p, step);
+      // P V still reads `prob`, where the new weights go.
       wgmma_wait<0>();
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
@@ -921,13 +931,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       } else {
         move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        for (int j = 0; j < kHeadDim / 2; ++j) o[j] *= rescale[j / 2 % 2];
       }
     }
 
-    // Output of the last block.
+    // Output of the last step.
     mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.parity);
-    issue_output(o, prob, v_ring + (k.stage * kKvBytes >> 4));
+    issue_output(o, prob, v_descriptors + (k.stage * kKvBytes >> 4));
     // The order of this tile is not needed any more.
     if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
     wgmma_wait<0>();
@@ -942,16 +952,20 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     position.advance();
     q_parity ^= 1;
   }
+  // Shared memory must outlive the stores that read it.
   if (sender) tma_store_wait_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_topk64_b64_shared(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_topk64_b64_shared(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffles show the compiler that these are uniform, so that it keeps what depends on them in uniform registers.
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each warp that reads what it guards.
+  // One thread prepares the barriers. Those of places of K and V count kArrivals arrivals for each of four warps (see
+  // Load), order_empty one of each warp of the consumers and one of each loader.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStreams; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {

@@ -1,9 +1,10 @@
-// Generated from specs/l4_block_lists_wmma.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_block_lists_wmma.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_block_lists_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: fc821eaf3c60e0095a2a495d078fc7ddab2f2039ee7c08745d4056010e495d1b
 // templates: attention/patterns/block_lists.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fd425c636ba3206604467b8a24299dbe989837aa9a77faf2d7dfbcceb400bb63
+// seal: sha256 adec5b32de63bb6171d3b4cd3f8b762116ec08a7c1574b2802d9ed9cbc3aa0b8
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -26,7 +27,7 @@
 //   producer: all threads, cp.async    consumer: all warps, wmma::load_matrix_sync
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last, and what lies behind it.
+//   Q comes in through the slot that is filled last, and the strips after it.
 //   __syncwarp parts the phases of a strip: nobody but its warp uses it.
 //
 // Symbols
@@ -43,21 +44,21 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 64;  // query rows of a thread block
+constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 32;  // keys of one step
 constexpr int kStages = 4;  // slots of the ring
 constexpr int kAhead = 3;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // query rows that share a list of key blocks
+constexpr int kStreamRows = 64;  // queries of a tile: they share a list of key blocks
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product; query rows of a warp
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kChunk = 8;  // elements of a 16-byte copy
 constexpr int kRowChunks = 16;  // 16-byte copies of a row of Q, K, V
-constexpr int kRowStride = 136;  // elements from one row of a tile to the next, padding included
+constexpr int kRowStride = 136;  // elements from row to row of a tile: 8 rows lie in distinct banks
 constexpr int kPassRows = 8;  // rows that all threads copy at a time
 constexpr int kSlot = 4352;  // elements of a slot of the ring
 constexpr int kStripStride = 40;  // elements from one row of scores or P to the next, padding included
 constexpr int kStripBytes = 2560;  // bytes of a strip
-constexpr int kFactorsOffset = 1280;  // where the factors lie in a strip: behind P
+constexpr int kFactorsOffset = 1280;  // where the factors lie in a strip: after P
 constexpr int kFactorStride = 20;  // floats from one row of factors to the next, padding included
 constexpr int kOutColumns = 32;  // columns of O that pass through a strip at a time
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
@@ -69,9 +70,9 @@ constexpr int kBlockQueries = 128;  // queries that share a list
 // Dynamic shared memory: 45056 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 34816 bytes: 4 slots, each K or V of one step
 constexpr int kStripsOffset = 34816;  // 10240 bytes: a strip for each warp, 16 rows of 40 floats
-constexpr int kQOffset = 26112;  // 17408 bytes: Q tile: in the slot that is filled last, and the strips behind it
+constexpr int kQOffset = 26112;  // 17408 bytes: Q tile: in the slot that is filled last, and the strips after it
 
-static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
@@ -79,39 +80,39 @@ constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
-  long long q_batch_stride;  // elements from one batch to the next
-  long long q_head_stride;  // elements from one head to the next
-  long long q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
   const __half* k;  // K (batch, kv_heads, kv_len, head_dim)
-  long long k_batch_stride;  // elements from one batch to the next
-  long long k_head_stride;  // elements from one head to the next
-  long long k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
   const __half* v;  // V, as K
-  long long v_batch_stride;  // elements from one batch to the next
-  long long v_head_stride;  // elements from one head to the next
-  long long v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
   __half* o;  // O, as Q
-  long long o_batch_stride;  // elements from one batch to the next
-  long long o_head_stride;  // elements from one head to the next
-  long long o_row_stride;  // elements from one row to the next
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_num_blocks;  // number of partial key blocks
-  long long kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  long long kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  long long kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
   const int* kv_indices;  // partial key blocks
-  long long kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  long long kv_indices_row_stride;  // elements from one query block to the next
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   const int* full_kv_num_blocks;  // number of full key blocks
-  long long full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  long long full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  long long full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
   const int* full_kv_indices;  // full key blocks
-  long long full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  long long full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  long long full_kv_indices_row_stride;  // elements from one query block to the next
+  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 full_kv_indices_row_stride;  // elements from one query block to the next
   int full_kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
   int q_len;  // queries of a head
@@ -130,7 +131,8 @@ using FragmentK = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma
 using FragmentV = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -175,7 +177,7 @@ struct KeyBlocks {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // key blocks there are
-  int chunk;        // 32 entries of the two lists in a row, one a lane
+  int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int row = first_query / kBlockQueries;
@@ -198,20 +200,20 @@ struct KeyBlocks {
     }
     entries = partial + full;
     count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
-    chunk = 0;
+    lane_entries = 0;
   }
-  // Number of the i-th load, in units of its keys; one that holds no key for an entry out of range.
+  // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
     if (i % (32 * kBlockSteps) == 0 && mine < entries) {
-      chunk = __ldg(mine < partial ? list + mine : full_list + (mine - partial));
+      lane_entries = __ldg(mine < partial ? list + mine : full_list + (mine - partial));
     }
-    const int block = __shfl_sync(0xFFFFFFFF, chunk, entry % 32);
+    const int block = __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
   }
-  // Whether some pair of the i-th load is hidden.
+  // Whether the i-th load is of a partial block, some of whose pairs may be hidden.
   __device__ __forceinline__ bool masked(int i, int block) { return i / kBlockSteps < partial; }
 };
 
@@ -219,8 +221,8 @@ __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   return key <= query + p.kv_len - p.q_len;
 }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have
-// the most key blocks.
+// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
+// later, they have the most key blocks, and tiles that take long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -249,7 +251,7 @@ __device__ __forceinline__ void copy_rows(Element* tile, const Element* from, in
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys.
+// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each.
 __device__ __forceinline__ void copy_step(Element* tile, const Element* thread_head, int64 row_stride, int kv_len,
     const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -333,8 +335,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maximum of the row with this step's scores. Returns what that which is
-// relative to the maximum before must be multiplied by: exactly 1 where it has not moved.
+// Online softmax, first half: the running maximum of the row with this step's scores. Returns the factor for O and
+// the row's sum, which are relative to the maximum before: exactly 1 where it has not moved.
 __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], float& row_max, float scale_log2) {
   float maximum = kMinusInfinity, other = kMinusInfinity;  // two chains: half the latency
 #pragma unroll
@@ -349,7 +351,8 @@ __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], fl
   return ex2(before - row_max);
 }
 
-// Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's.
+// Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's
+// weights.
 __device__ __forceinline__ float exponentiate(Element* prob, const float (&s)[kTileN / 2], float row_max,
     float scale_log2) {
   float sum = 0.0f;
@@ -450,16 +453,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const Element* v_thread = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride +
       copy_row() * p.v_row_stride + copy_chunk() * kChunk;
 
-  // Two walks over the key blocks: one that loads them, and one behind it that computes with them.
+  // Two walks over the key blocks: one that loads them, and one that follows it and computes with them.
   KeyBlocks loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
   int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
 
-  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
-  auto fetch = [&](int load, int slot) {
-    if (load / 2 < loads.count) {
-      if (load % 2 == 0) {
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, int slot) {
+    if (number / 2 < loads.count) {
+      if (number % 2 == 0) {
 #pragma unroll
-        for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(load / 2 * kStepBlocks + i);
+        for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(number / 2 * kStepBlocks + i);
         copy_step(ring + slot * kSlot, k_thread, p.k_row_stride, p.kv_len, loading);
       } else {
         copy_step(ring + slot * kSlot, v_thread, p.v_row_stride, p.kv_len, loading);
@@ -474,9 +478,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   copy_rows<kTileM>(q_tile, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
-  for (int load = 0; load < kAhead; ++load) fetch(load, load);
+  for (int number = 0; number < kAhead; ++number) fetch(number, number);
 
-  // Take this warp's rows of Q into fragments. Then their place is free: the last slot, and strips.
+  // Take this warp's rows of Q into fragments. Then their place is free: the last slot, and strips. Q's group is the
+  // oldest: all that may still run are the kAhead groups of K and V.
   cp_async_wait<kAhead>();
   __syncthreads();
   FragmentA q[kHeadDim / kMma];
@@ -496,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int k_slot, v_slot = kStages - 1;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step(blocks, i);
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);

@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_sddmm_b64.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_sddmm_b64.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_sddmm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: bbd28140122188b105cd108daa1c1641eab4fc6333eef87580260155d6637ec5
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9a8e71d5d5488411a8a34d65b8dc068dcb85eafe6a655d6fe97cb5b56b37f251
+// seal: sha256 767ef1fb3e5f27becc677e5825515e0f417aab5861056bffd40c571f8b0f5db4
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.
@@ -17,7 +18,7 @@
 //   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
 //
 // Symbols
-//   tile     kTileBlocks blocks of C that are stored one behind the other, side by side: kTileM x kTileN. Tiles are
+//   tile     kTileBlocks blocks of C that are stored one after the other, side by side: kTileM x kTileN. Tiles are
 //            numbered in that order, so that the thread blocks at work share block rows of A and of B
 //   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where a
 //            block row ends inside a tile, there are more, one after the other. Blocks that a unit lacks are zeros
@@ -64,8 +65,8 @@ struct Params {
   const unsigned short* a;  // A (M, K)
   const unsigned short* b;  // B (N, K)
   unsigned short* c;  // stored blocks of C (nnz, rows, cols), contiguous
-  long long a_row_stride;  // elements from one row of A to the next
-  long long b_row_stride;  // elements from one row of B to the next
+  int64 a_row_stride;  // elements from one row of A to the next
+  int64 b_row_stride;  // elements from one row of B to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
@@ -73,13 +74,13 @@ struct Params {
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
   int k;  // columns of A and B
-  int steps;  // steps of kTileK that K takes
+  int steps;  // K / kTileK, rounded up
 };
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: the first `bytes` of 16 bytes to shared memory, past the L1, and zeros behind them; no read where there
-// are none (PTX ISA, "cp.async")
+// cp.async.cg: the first `bytes` of 16 bytes to shared memory, not through the L1, and zeros for the others; no read
+// where `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16_part(uint32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
@@ -115,13 +116,14 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
-// lanes of a warp look at 32 rows at a time.
+// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
+// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
+// has begun and the next.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -135,7 +137,7 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Finds the rows of B that a unit needs, -1 for one that there is not. Everyone is done with those of before.
+// Finds the rows of B that a unit needs, -1 where there is none. Everyone must be done with those found before.
 __device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
   for (int row = threadIdx.x; row < kTileN; row += kThreads) {
     const int i = row / kBlockCols;
@@ -169,7 +171,7 @@ struct Loader {
     b_rows = unit_rows + row;
     to = base + kAOffset + swizzled<kRowChunks>(row, chunk);
   }
-  // Copies a step's tiles to a stage. What lies behind the last column of A and B is zeros, and so is a row of B that
+  // Copies a step's tiles to a stage. What lies past the last column of A and B is zeros, and so is a row of B that
   // there is not. The swizzle is the same in all rows of this thread.
   __device__ __forceinline__ void load(const Params& p, int step, int stage) const {
     const int k = step * kTileK;
@@ -205,7 +207,7 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// accumulators += A B^T for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
 // larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
@@ -223,11 +225,11 @@ __device__ __forceinline__ void stage_strip(unsigned char* strip, const float (&
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 2 * kPairsN; ++j) {
-    const float* c = accumulators[j];
+    const float* x = accumulators[j];
     uint32* upper = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4, j)) + lane % 4;
     uint32* lower = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4 + 8, j)) + lane % 4;
-    *upper = pack(c[0], c[1]);
-    *lower = pack(c[2], c[3]);
+    *upper = pack(x[0], x[1]);
+    *lower = pack(x[2], x[3]);
   }
 }
 
@@ -285,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       }
     }
 
-    // Fill all stages. Every step has its group of copies, empty behind the last step: so one wait fits all.
+    // Fill all stages. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       if (stage < p.steps) loader.load(p, stage, stage);
@@ -304,10 +306,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
         multiply(accumulators, fragments[slice % 2]);
       }
-      // Go on to the next step's tiles (behind the last step, what is fetched there is not used), and refill these.
+      // Go on to the next step's tiles (after the last step, what is fetched there is not used), and refill these.
       const int free_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      cp_async_wait<kStages - 2>();
+      cp_async_wait<kStages - 2>();  // of kStages + step groups: the newest are of steps after the next
       __syncthreads();
       fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
       if (step + kStages < p.steps) loader.load(p, step + kStages, free_stage);

@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_sddmm_wmma.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_sddmm_wmma.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_sddmm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 28bd20e5c1ab5e63b3bd17e742ca47f752b1c0a02e928c57fc041270a25727fc
+// seal: sha256 a5e070ffd64e301c3c973c4c9033a9bd14aa884836241587a03521e99ef332f3
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -15,7 +16,7 @@
 //   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
 //
 // Symbols
-//   tile     kTileBlocks blocks of C that are stored one behind the other, side by side: kTileM x kTileN. Tiles are
+//   tile     kTileBlocks blocks of C that are stored one after the other, side by side: kTileM x kTileN. Tiles are
 //            numbered in that order, so that the thread blocks at work share block rows of A and of B
 //   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where a
 //            block row ends inside a tile, there are more, one after the other. Blocks that a unit lacks are zeros
@@ -42,8 +43,8 @@ constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 10240;  // bytes of an A tile
 constexpr int kBTile = 10240;  // bytes of a B tile
-constexpr int kAStride = 40;  // elements from one row of an A tile to the next
-constexpr int kBStride = 40;  // elements from one row of a B tile to the next
+constexpr int kAStride = 40;  // elements from row to row of an A tile: 8 rows lie in distinct banks
+constexpr int kBStride = 40;  // elements from row to row of a B tile: 8 rows lie in distinct banks
 constexpr int kStagingStride = 72;  // floats from one row of a strip to the next
 constexpr int kWarpsN = 2;  // warps side by side along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
@@ -63,8 +64,8 @@ struct Params {
   const __half* a;  // A (M, K)
   const __half* b;  // B (N, K)
   __half* c;  // stored blocks of C (nnz, rows, cols), contiguous
-  long long a_row_stride;  // elements from one row of A to the next
-  long long b_row_stride;  // elements from one row of B to the next
+  int64 a_row_stride;  // elements from one row of A to the next
+  int64 b_row_stride;  // elements from one row of B to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
@@ -72,7 +73,7 @@ struct Params {
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
   int k;  // columns of A and B
-  int steps;  // steps of kTileK that K takes
+  int steps;  // K / kTileK, rounded up
 };
 
 namespace wmma = nvcuda::wmma;
@@ -81,8 +82,8 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::col_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: the first `bytes` of 16 bytes to shared memory, past the L1, and zeros behind them; no read where there
-// are none (PTX ISA, "cp.async")
+// cp.async.cg: the first `bytes` of 16 bytes to shared memory, not through the L1, and zeros for the others; no read
+// where `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16_part(uint32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
@@ -103,13 +104,14 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// The block row of a stored block: the last row that does not begin behind it; `row` is one not behind the answer. The
-// lanes of a warp look at 32 rows at a time.
+// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
+// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
+// has begun and the next.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -123,7 +125,7 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Finds the rows of B that a unit needs, -1 for one that there is not. Everyone is done with those of before.
+// Finds the rows of B that a unit needs, -1 where there is none. Everyone must be done with those found before.
 __device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
   for (int row = threadIdx.x; row < kTileN; row += kThreads) {
     const int i = row / kBlockCols;
@@ -134,7 +136,7 @@ __device__ __forceinline__ void find_b_rows(const Params& p, int block, int coun
   __syncthreads();
 }
 
-// Copies the A and the B tile of one step to a stage: one chunk of each kPassRows-th row. What lies behind the last
+// Copies the A and the B tile of one step to a stage: one chunk of each kPassRows-th row. What lies past the last
 // column of A and B is zeros, and so is a row of B that there is not.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int block_row, const int* b_rows, int step,
     int stage) {
@@ -227,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       for (int j = 0; j < kMmasN; ++j) wmma::fill_fragment(accumulators[i][j], 0.0f);
     }
 
-    // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+    // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
       if (stage < p.steps) load_step(p, base, block_row, b_rows, stage, stage);
@@ -237,13 +239,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
     for (int step = 0; step < p.steps; ++step) {
       // Wait for this step's tiles, refill the stage of the step before.
-      cp_async_wait<kStages - 2>();
+      cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
       __syncthreads();
       const int ahead = step + kStages - 1;
       if (ahead < p.steps) load_step(p, base, block_row, b_rows, ahead, free_stage);
       cp_async_commit();
-      // Compute.
-      multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element),
+        multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element),
           b_tiles + stage * kBTile / sizeof(Element));
       free_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;

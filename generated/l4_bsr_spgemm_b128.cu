@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_spgemm_b128.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_spgemm_b128.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_spgemm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5ba8c5f6c4bc5c9cb52ff09a61e819878890ebe93f98e1ff7a09e3a1b4da039e
+// seal: sha256 57ec40e8cb30262cea8bf72867e7cc74e9ac9adcf13b6c995b7cfaa4328e0f16
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -13,7 +14,7 @@
 // How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
 // columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
 // that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
-// take several such chunks, which are searched again for each tile.
+// take several batches of as many, which are searched again for each tile.
 //
 // Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead. Lists
 // are short, so several thread blocks share an SM: one multiplies while the others search, load and store.
@@ -52,7 +53,7 @@ constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 32 elements, s
 constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 32 rows of 128 elements, swizzled
 constexpr int kListOffset = 49152;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
-constexpr int kCountsOffset = 8192;  // 16 bytes: products that each warp found, over the tiles
+constexpr int kCountsOffset = 8192;  // 16 bytes: products that each warp found, over the tiles past the staging
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;
@@ -67,7 +68,7 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous
   unsigned short* c;  // C (M, N)
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* a_crow_indices;  // first block of each block row of A, and one more
   const int* a_col_indices;  // block column of each block of A
   const int* b_crow_indices;  // first block of each block row of B, and one more
@@ -82,7 +83,8 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -125,7 +127,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
@@ -149,7 +151,7 @@ struct Meetings {
   __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
 };
 
-// Looks for what one stored block of A, [block, end) of its row, meets in a run; nothing behind the row's end.
+// Looks for what stored block `block` of A meets in a run; nothing if it is not before `end`, the end of its block row.
 __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
   Meetings found;
   if (block >= end) return found;
@@ -176,7 +178,7 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
 }
 
 // Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
-// returns how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
+// returns how many they are. Everyone must be done with the list before, and with the tiles, over which the counts lie.
 __device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool meets = meetings.tiles >> tile & 1;
@@ -248,7 +250,7 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// accumulators += A B for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
 // larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
@@ -261,11 +263,12 @@ __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPair
   }
 }
 
-// accumulators += A B for this warp's part of a list of products. Everyone is done with the list and the tiles then.
+// accumulators += A B for this warp's part of a list of products. Afterwards everyone is
+// done with the list and the tiles.
 __device__ __forceinline__ void multiply_list(float (&accumulators)[kMmasM][2 * kPairsN][4], const int2* list,
     int products, const Loader& loader, uint32 a_lane, uint32 b_lane) {
   const int steps = products * kProductSteps;
-  // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+  // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) loader.load(list[stage / kProductSteps], stage % kProductSteps, stage);
@@ -275,12 +278,11 @@ __device__ __forceinline__ void multiply_list(float (&accumulators)[kMmasM][2 * 
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     // Wait for this step's tiles, refill the stage of the step before.
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
     __syncthreads();
     const int ahead = step + kStages - 1;
     if (ahead < steps) loader.load(list[ahead / kProductSteps], ahead % kProductSteps, free_stage);
     cp_async_commit();
-    // Compute.
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Fragments fragments;
@@ -298,15 +300,16 @@ __device__ __forceinline__ void stage_strip(unsigned char* strip, const float (&
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 2 * kPairsN; ++j) {
-    const float* c = accumulators[j];
+    const float* x = accumulators[j];
     uint32* upper = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4, j)) + lane % 4;
     uint32* lower = reinterpret_cast<uint32*>(strip + swizzled<kStripChunks>(lane / 4 + 8, j)) + lane % 4;
-    *upper = pack(c[0], c[1]);
-    *lower = pack(c[2], c[3]);
+    *upper = pack(x[0], x[1]);
+    *lower = pack(x[2], x[3]);
   }
 }
 
-// Stores a warp's part of C, strip by strip through shared memory, so that whole lines leave.
+// Stores a warp's part of C, strip by strip through shared memory, so that neighbouring lanes store 16 bytes each of
+// one row.
 __device__ __forceinline__ void store_part(const Params& p, const float (&accumulators)[kMmasM][2 * kPairsN][4],
     unsigned char* strip, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -342,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
   const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
   Meetings meetings = find_meetings(p, run, first + static_cast<int>(threadIdx.x), end);
-  int searched = first;  // chunk that the meetings belong to
+  int searched = first;  // first block of the batch that the meetings belong to
 
 #pragma unroll 1
   for (int tile = 0; tile < run.count; ++tile) {
@@ -357,11 +360,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       }
     }
 #pragma unroll 1
-    for (int chunk = first; chunk < end; chunk += kThreads) {
-      const int block = chunk + static_cast<int>(threadIdx.x);
-      if (chunk != searched) {
+    for (int batch = first; batch < end; batch += kThreads) {
+      const int block = batch + static_cast<int>(threadIdx.x);
+      if (batch != searched) {
         meetings = find_meetings(p, run, block, end);
-        searched = chunk;
+        searched = batch;
       }
       const int products = list_products(meetings, tile, block, list, counts);
       multiply_list(accumulators, list, products, loader, a_lane, b_lane);

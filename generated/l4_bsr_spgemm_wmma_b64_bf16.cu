@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_spgemm_wmma_b64_bf16.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_spgemm_wmma_b64_bf16.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_spgemm_wmma_b64_bf16.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"bf16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":64}}
 // spec hash: e645681f990ddb00708d7aaef4835c7b704103ebd70a375f7b4fd1723471062d
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 eb36f0feed3e867559a17b5f10c79e251ade0f5e2dd3f23a5b3e29032aca1d41
+// seal: sha256 b20e35862b0c259206f76c53089420aa3ff322f4c4120e1c0f0034fec0a06343
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -13,7 +14,7 @@
 // How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
 // columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
 // that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
-// take several such chunks, which are searched again for each tile.
+// take several batches of as many, which are searched again for each tile.
 //
 // Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
 //   cp_async_wait   this thread's copies for the step have landed
@@ -41,8 +42,8 @@ constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 5120;  // bytes of an A tile
 constexpr int kBTile = 4608;  // bytes of a B tile
-constexpr int kAStride = 40;  // elements from one row of an A tile to the next
-constexpr int kBStride = 72;  // elements from one row of a B tile to the next
+constexpr int kAStride = 40;  // elements from row to row of an A tile: 8 rows lie in distinct banks
+constexpr int kBStride = 72;  // elements from row to row of a B tile: 8 rows lie in distinct banks
 constexpr int kStagingStride = 40;  // floats from one row of a strip to the next
 constexpr int kWarpsN = 2;  // warps side by side along a row of C
 constexpr int kWarpRows = 32;  // rows of C of one warp
@@ -53,7 +54,7 @@ constexpr int kAOffset = 0;  // 10240 bytes: A tiles, 64 rows of 32 elements, pa
 constexpr int kBOffset = 10240;  // 9216 bytes: B tiles, 32 rows of 64 elements, padded
 constexpr int kListOffset = 19456;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 10240 bytes: strips of C, one a warp, over the tiles
-constexpr int kCountsOffset = 10240;  // 16 bytes: products that each warp found, over the tiles
+constexpr int kCountsOffset = 10240;  // 16 bytes: products that each warp found, over the tiles past the staging
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
@@ -64,7 +65,7 @@ struct Params {
   const __nv_bfloat16* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __nv_bfloat16* b;  // stored blocks of B (nnz, rows, cols), contiguous
   __nv_bfloat16* c;  // C (M, N)
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* a_crow_indices;  // first block of each block row of A, and one more
   const int* a_col_indices;  // block column of each block of A
   const int* b_crow_indices;  // first block of each block row of B, and one more
@@ -83,7 +84,8 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -105,7 +107,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2.
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
@@ -129,7 +131,7 @@ struct Meetings {
   __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
 };
 
-// Looks for what one stored block of A, [block, end) of its row, meets in a run; nothing behind the row's end.
+// Looks for what stored block `block` of A meets in a run; nothing if it is not before `end`, the end of its block row.
 __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
   Meetings found;
   if (block >= end) return found;
@@ -156,7 +158,7 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
 }
 
 // Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
-// returns how many they are. Everyone is done with the list of before, and with the tiles, over which the counts lie.
+// returns how many they are. Everyone must be done with the list before, and with the tiles, over which the counts lie.
 __device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool meets = meetings.tiles >> tile & 1;
@@ -209,11 +211,12 @@ __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM
   }
 }
 
-// accumulators += A B for this warp's part of a list of products. Everyone is done with the list and the tiles then.
+// accumulators += A B for this warp's part of a list of products. Afterwards everyone is
+// done with the list and the tiles.
 __device__ __forceinline__ void multiply_list(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN],
     const int2* list, int products, uint32 base, const Element* a_tiles, const Element* b_tiles) {
   const int steps = products * kProductSteps;
-  // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+  // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) load_step(p, base, list[stage / kProductSteps], stage % kProductSteps, stage);
@@ -223,12 +226,11 @@ __device__ __forceinline__ void multiply_list(const Params& p, Accumulator (&acc
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     // Wait for this step's tiles, refill the stage of the step before.
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
     __syncthreads();
     const int ahead = step + kStages - 1;
     if (ahead < steps) load_step(p, base, list[ahead / kProductSteps], ahead % kProductSteps, free_stage);
     cp_async_commit();
-    // Compute.
     multiply_step(accumulators, a_tiles + stage * kATile / sizeof(Element), b_tiles + stage * kBTile / sizeof(Element));
     free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -276,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
   const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
   Meetings meetings = find_meetings(p, run, first + static_cast<int>(threadIdx.x), end);
-  int searched = first;  // chunk that the meetings belong to
+  int searched = first;  // first block of the batch that the meetings belong to
 
 #pragma unroll 1
   for (int tile = 0; tile < run.count; ++tile) {
@@ -288,11 +290,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
       for (int j = 0; j < kMmasN; ++j) wmma::fill_fragment(accumulators[i][j], 0.0f);
     }
 #pragma unroll 1
-    for (int chunk = first; chunk < end; chunk += kThreads) {
-      const int block = chunk + static_cast<int>(threadIdx.x);
-      if (chunk != searched) {
+    for (int batch = first; batch < end; batch += kThreads) {
+      const int block = batch + static_cast<int>(threadIdx.x);
+      if (batch != searched) {
         meetings = find_meetings(p, run, block, end);
-        searched = chunk;
+        searched = batch;
       }
       const int products = list_products(meetings, tile, block, list, counts);
       multiply_list(p, accumulators, list, products, base, a_tiles, b_tiles);

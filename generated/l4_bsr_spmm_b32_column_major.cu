@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_spmm_b32_column_major.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_spmm_b32_column_major.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_b32_column_major.yaml
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 07dcd4c803cbba2508966d275dcfeefa8828131cce18436b4eb070ee36ff81cf
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b5465b42088530016700b303cfeee3a654648ca0a2dc5408901b3c65c9c7abf5
+// seal: sha256 099fa81d9ae678b448f90c51a2343a25522c7acadec45c5365a1a330151c4ff7
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -59,22 +60,23 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B, by columns (K, N)
   unsigned short* c;  // C (M, N)
-  long long b_column_stride;  // elements from one column of B to the next
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 b_column_stride;  // elements from one column of B to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
   int group_rows;  // block rows whose blocks are meant to be in the L2 at once
   int column_tiles;  // tiles of a block row
 };
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -111,8 +113,9 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2, and of these
-// block rows first. Thread blocks at work then share columns of B, and come back to the same blocks of A.
+// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2; among these
+// down the block rows, then on to the next column tile. Thread blocks at work then share columns of B, and come back to
+// the same blocks of A.
 struct TilePlace {
   int row, column;  // block row, number of the column tile
 
@@ -124,7 +127,7 @@ struct TilePlace {
   }
 };
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
@@ -221,7 +224,7 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// accumulators += A B for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
 // larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
@@ -242,11 +245,11 @@ __device__ __forceinline__ void store_part(const Params& p, const float (&accumu
   for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
     for (int j = 0; j < 2 * kPairsN; ++j) {
-      const float* c = accumulators[i][j];
+      const float* x = accumulators[i][j];
       uint32* upper = reinterpret_cast<uint32*>(strip + strip_offset(lane / 4, j)) + lane % 4;
       uint32* lower = reinterpret_cast<uint32*>(strip + strip_offset(lane / 4 + 8, j)) + lane % 4;
-      *upper = pack(c[0], c[1]);
-      *lower = pack(c[2], c[3]);
+      *upper = pack(x[0], x[1]);
+      *lower = pack(x[2], x[3]);
     }
     __syncwarp();
 #pragma unroll
@@ -290,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
-  // Fill all stages. Every step has its group of copies, empty behind the last step: so one wait fits all.
+  // Fill all stages. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps) loader.load(p, next, stage);
@@ -312,10 +315,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
       multiply(accumulators, fragments[slice % 2]);
     }
-    // Go on to the next step's tiles (behind the last step, what is fetched there is not used), and refill these.
+    // Go on to the next step's tiles (after the last step, what is fetched there is not used), and refill these.
     const int free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  // of kStages + step groups: the newest are of steps after the next
     __syncthreads();
     fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
     if (step + kStages < steps) loader.load(p, next, free_stage);

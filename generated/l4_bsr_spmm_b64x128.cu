@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_spmm_b64x128.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_spmm_b64x128.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_b64x128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: 5eaef5a6b65b019be2f50f56e83226c4cb18a3c94dd5ebae65fa72f9736d6259
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 31689ba5295f4e9db2840805ac08c52679e5a25bae8eea4cb60a5c84ae8e92fd
+// seal: sha256 9290c29689ca01b185e28e3b2a3b783bcff11652f8c9b3524ca730f0da46a422
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -61,22 +62,23 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  long long b_row_stride;  // elements from one row of B to the next
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 b_row_stride;  // elements from one row of B to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
   int group_rows;  // block rows whose blocks are meant to be in the L2 at once
   int column_tiles;  // tiles of a block row
 };
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -119,8 +121,9 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2, and of these
-// block rows first. Thread blocks at work then share columns of B, and come back to the same blocks of A.
+// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2; among these
+// down the block rows, then on to the next column tile. Thread blocks at work then share columns of B, and come back to
+// the same blocks of A.
 struct TilePlace {
   int row, column;  // block row, number of the column tile
 
@@ -132,7 +135,7 @@ struct TilePlace {
   }
 };
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
@@ -199,7 +202,7 @@ struct Loader {
     const Element* a_from = a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
     const Element* b_from = b + (static_cast<int64>(step.column) * kBlockCols + step.k) * p.b_row_stride;
     const bool valid = in_columns && static_cast<uint32>(step.column) < static_cast<uint32>(p.block_columns);
-    // The swizzle of A is the same in all rows of this thread. In B, where a pass may have fewer than 8 rows, it
+    // The swizzle of A is the same in all rows of this thread. Where a pass of B has fewer than 8 rows, that of B
     // differs by the rows of the passes before.
 #pragma unroll
     for (int pass = 0; pass < kTileM / kAPassRows; ++pass) {
@@ -232,7 +235,7 @@ struct Fragments {
   }
 };
 
-// accumulators += A B for this warp's part of one slice. Products that follow each other share their rows of A, the
+// accumulators += A B for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
 // larger operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
@@ -253,11 +256,11 @@ __device__ __forceinline__ void store_part(const Params& p, const float (&accumu
   for (int i = 0; i < kMmasM; ++i) {
 #pragma unroll
     for (int j = 0; j < 2 * kPairsN; ++j) {
-      const float* c = accumulators[i][j];
+      const float* x = accumulators[i][j];
       uint32* upper = reinterpret_cast<uint32*>(strip + strip_offset(lane / 4, j)) + lane % 4;
       uint32* lower = reinterpret_cast<uint32*>(strip + strip_offset(lane / 4 + 8, j)) + lane % 4;
-      *upper = pack(c[0], c[1]);
-      *lower = pack(c[2], c[3]);
+      *upper = pack(x[0], x[1]);
+      *lower = pack(x[2], x[3]);
     }
     __syncwarp();
 #pragma unroll
@@ -299,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
-  // Fill all stages. Every step has its group of copies, empty behind the last step: so one wait fits all.
+  // Fill all stages. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps) loader.load(p, next, stage);
@@ -321,10 +324,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
       multiply(accumulators, fragments[slice % 2]);
     }
-    // Go on to the next step's tiles (behind the last step, what is fetched there is not used), and refill these.
+    // Go on to the next step's tiles (after the last step, what is fetched there is not used), and refill these.
     const int free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  // of kStages + step groups: the newest are of steps after the next
     __syncthreads();
     fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
     if (step + kStages < steps) loader.load(p, next, free_stage);

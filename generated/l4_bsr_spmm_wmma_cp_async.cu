@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_spmm_wmma_cp_async.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_spmm_wmma_cp_async.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_wmma_cp_async.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c07593734a8840c120c9c3831f0dd5dc534575db8ade598934f1e8c91b77d3ae
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 cc319aa6be0667530dc102883b2ebb681152afa2746651b7142089c82c494ad4
+// seal: sha256 c070f46e1af96dfe2ee54b31ad7ce79f9cebc9a34f1a41bd1d7115af0d3ddf27
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -58,15 +59,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  long long b_row_stride;  // elements from one row of B to the next
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 b_row_stride;  // elements from one row of B to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
 };
 
 namespace wmma = nvcuda::wmma;
@@ -75,7 +76,8 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -97,7 +99,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
@@ -219,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
-  // Fill all stages but one. Every step has its group of copies, empty behind the last step: so one wait fits all.
+  // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) load_step(p, next, first_column, a_tiles + stage * kATile, b_tiles + stage * kBTile);
@@ -230,14 +232,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     // Wait for this step's tiles, refill the stage of the step before.
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
     __syncthreads();
     if (step + kStages - 1 < steps) {
       load_step(p, next, first_column, a_tiles + free_stage * kATile, b_tiles + free_stage * kBTile);
     }
     next.advance(p);
     cp_async_commit();
-    // Compute.
     multiply_step(accumulators, a_tiles + stage * kATile + part_row * kAStride,
         b_tiles + stage * kBTile + part_column);
     free_stage = stage;

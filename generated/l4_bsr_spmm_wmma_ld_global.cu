@@ -1,9 +1,10 @@
-// Generated from specs/l4_bsr_spmm_wmma_ld_global.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_bsr_spmm_wmma_ld_global.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_wmma_ld_global.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 9dce46f81c0856325c408a9bd46f2b089afe9e23d016b86c31869aeb28f9c24c
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b07e0daff32a05f7c962d160d055f1bc6fb824dcd9b066378228d66a4b176755
+// seal: sha256 89ac469b4900b1351165c75ca69f6bc52a0213c833075b2bebb9310f9309aaa0
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -54,15 +55,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  long long b_row_stride;  // elements from one row of B to the next
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 b_row_stride;  // elements from one row of B to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
 };
 
 namespace wmma = nvcuda::wmma;
@@ -78,7 +79,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }

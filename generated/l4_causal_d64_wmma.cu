@@ -1,11 +1,12 @@
-// Generated from specs/l4_causal_d64_wmma.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_causal_d64_wmma.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_causal_d64_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"wmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 4a5240a8892bb358a269b3e0d85da92c64918a410f9f5292ce8e80f3fc4f8d90
 // templates: attention/patterns/causal.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 099592a7c949b1ae04cc911d28c162ee5de14ca9eb6157956d4a35a1408b1b34
+// seal: sha256 57f03cfc0663b9c5f5dd0c4de68df00d3f3af9e7c0d73f2aa96b5bdbf047f4da
 
-// Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kMma of them, their Q and O in fragments, and
@@ -26,7 +27,7 @@
 //   producer: all threads, cp.async    consumer: all warps, wmma::load_matrix_sync
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last, and what lies behind it.
+//   Q comes in through the slot that is filled last.
 //   __syncwarp parts the phases of a strip: nobody but its warp uses it.
 //
 // Symbols
@@ -43,21 +44,21 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 64;  // elements of a head
-constexpr int kTileM = 64;  // query rows of a thread block
+constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 3;  // slots of the ring
 constexpr int kAhead = 2;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // query rows that share a list of key blocks
+constexpr int kStreamRows = 64;  // queries of a tile, over one range of keys
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product; query rows of a warp
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kChunk = 8;  // elements of a 16-byte copy
 constexpr int kRowChunks = 8;  // 16-byte copies of a row of Q, K, V
-constexpr int kRowStride = 72;  // elements from one row of a tile to the next, padding included
+constexpr int kRowStride = 72;  // elements from row to row of a tile: 8 rows lie in distinct banks
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kSlot = 4608;  // elements of a slot of the ring
 constexpr int kStripStride = 72;  // elements from one row of scores or P to the next, padding included
 constexpr int kStripBytes = 4608;  // bytes of a strip
-constexpr int kFactorsOffset = 2304;  // where the factors lie in a strip: behind P
+constexpr int kFactorsOffset = 2304;  // where the factors lie in a strip: after P
 constexpr int kFactorStride = 20;  // floats from one row of factors to the next, padding included
 constexpr int kOutColumns = 64;  // columns of O that pass through a strip at a time
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
@@ -66,9 +67,9 @@ constexpr int kLoadKeys = 64;  // keys of one load
 // Dynamic shared memory: 46080 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 27648 bytes: 3 slots, each K or V of one step
 constexpr int kStripsOffset = 27648;  // 18432 bytes: a strip for each warp, 16 rows of 72 floats
-constexpr int kQOffset = 18432;  // 9216 bytes: Q tile: in the slot that is filled last, and the strips behind it
+constexpr int kQOffset = 18432;  // 9216 bytes: Q tile: in the slot that is filled last
 
-static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
@@ -76,21 +77,21 @@ constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
-  long long q_batch_stride;  // elements from one batch to the next
-  long long q_head_stride;  // elements from one head to the next
-  long long q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
   const __half* k;  // K (batch, kv_heads, kv_len, head_dim)
-  long long k_batch_stride;  // elements from one batch to the next
-  long long k_head_stride;  // elements from one head to the next
-  long long k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
   const __half* v;  // V, as K
-  long long v_batch_stride;  // elements from one batch to the next
-  long long v_head_stride;  // elements from one head to the next
-  long long v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
   __half* o;  // O, as Q
-  long long o_batch_stride;  // elements from one batch to the next
-  long long o_head_stride;  // elements from one head to the next
-  long long o_row_stride;  // elements from one row to the next
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
@@ -108,7 +109,8 @@ using FragmentK = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma
 using FragmentV = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -167,8 +169,8 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have
-// the most key blocks.
+// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
+// later, they have the most key blocks, and tiles that take long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -197,7 +199,7 @@ __device__ __forceinline__ void copy_rows(Element* tile, const Element* from, in
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys.
+// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each.
 __device__ __forceinline__ void copy_step(Element* tile, const Element* thread_head, int64 row_stride, int kv_len,
     const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -281,8 +283,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax, first half: the running maximum of the row with this step's scores. Returns what that which is
-// relative to the maximum before must be multiplied by: exactly 1 where it has not moved.
+// Online softmax, first half: the running maximum of the row with this step's scores. Returns the factor for O and
+// the row's sum, which are relative to the maximum before: exactly 1 where it has not moved.
 __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], float& row_max, float scale_log2) {
   float maximum = kMinusInfinity, other = kMinusInfinity;  // two chains: half the latency
 #pragma unroll
@@ -297,7 +299,8 @@ __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], fl
   return ex2(before - row_max);
 }
 
-// Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's.
+// Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's
+// weights.
 __device__ __forceinline__ float exponentiate(Element* prob, const float (&s)[kTileN / 2], float row_max,
     float scale_log2) {
   float sum = 0.0f;
@@ -398,16 +401,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const Element* v_thread = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride +
       copy_row() * p.v_row_stride + copy_chunk() * kChunk;
 
-  // Two walks over the key blocks: one that loads them, and one behind it that computes with them.
+  // Two walks over the key blocks: one that loads them, and one that follows it and computes with them.
   KeyBlocks loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
   int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
 
-  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
-  auto fetch = [&](int load, int slot) {
-    if (load / 2 < loads.count) {
-      if (load % 2 == 0) {
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, int slot) {
+    if (number / 2 < loads.count) {
+      if (number % 2 == 0) {
 #pragma unroll
-        for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(load / 2 * kStepBlocks + i);
+        for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(number / 2 * kStepBlocks + i);
         copy_step(ring + slot * kSlot, k_thread, p.k_row_stride, p.kv_len, loading);
       } else {
         copy_step(ring + slot * kSlot, v_thread, p.v_row_stride, p.kv_len, loading);
@@ -422,9 +426,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   copy_rows<kTileM>(q_tile, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
-  for (int load = 0; load < kAhead; ++load) fetch(load, load);
+  for (int number = 0; number < kAhead; ++number) fetch(number, number);
 
-  // Take this warp's rows of Q into fragments. Then their place is free: the last slot, and strips.
+  // Take this warp's rows of Q into fragments. Then their place is free: the last slot. Q's group is the
+  // oldest: all that may still run are the kAhead groups of K and V.
   cp_async_wait<kAhead>();
   __syncthreads();
   FragmentA q[kHeadDim / kMma];
@@ -444,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int k_slot, v_slot = kStages - 1;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step(blocks, i);
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);

@@ -1,11 +1,12 @@
-// Generated from specs/l4_causal_wide.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_causal_wide.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_causal_wide.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 50de1feb072ff9091a4c3d10ffe470f629e066a52f8a1b8737ed4be2bdd81961
+// seal: sha256 bb3708282caf195e6ba1c6c9efeda2f012f8c6a8366a8920706cfb5fb43d74d8
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -23,28 +24,29 @@
 // Symbols
 //   step        kTileN keys: one key block
 //   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
-//   q           kWarpRows queries as A operands
+//   q           kWarpRows queries, 16 columns at a time, as A operands
+//   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
 //   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
-//   x[t][j][i]  a warp's rows are kRowTiles tiles of 16. Of tile t, a thread holds rows r (i = 0, 1) and r + 8
-//               (i = 2, 3), r = lane / 4, columns 8 j + 2 (lane % 4) + {0, 1}; y[t][0], y[t][1] are of rows r, r + 8
+//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of shift and row_sum are of rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
+constexpr int kTileM = 128;  // queries of a thread block
 constexpr int kTileN = 48;  // keys of one step
 constexpr int kStages = 4;  // slots of the ring
-constexpr int kAhead = 2;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 128;  // query rows that share a list of key blocks
-constexpr int kWarpRows = 32;  // query rows of a warp
+constexpr int kAhead = 2;  // K and V tiles in flight while the two of a step are read
+constexpr int kStreamRows = 128;  // queries of a tile, over one range of keys
+constexpr int kWarpRows = 32;  // rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, part of a row, that lanes side by side copy
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
 constexpr int kRowLines = 2;  // lines of a row
-constexpr int kSwizzleRows = 1;  // rows in a row that swap their chunks alike
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
@@ -58,30 +60,30 @@ constexpr int kQOffset = 0;  // 32768 bytes: Q tile
 constexpr int kRingOffset = 32768;  // 49152 bytes: 4 slots, each K or V of one step
 constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
-static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  long long q_batch_stride;  // elements from one batch to the next
-  long long q_head_stride;  // elements from one head to the next
-  long long q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  long long k_batch_stride;  // elements from one batch to the next
-  long long k_head_stride;  // elements from one head to the next
-  long long k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
   const unsigned short* v;  // V, as K
-  long long v_batch_stride;  // elements from one batch to the next
-  long long v_head_stride;  // elements from one head to the next
-  long long v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
   unsigned short* o;  // O, as Q
-  long long o_batch_stride;  // elements from one batch to the next
-  long long o_head_stride;  // elements from one head to the next
-  long long o_row_stride;  // elements from one row to the next
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
@@ -92,7 +94,8 @@ struct Params {
   float scale_log2;  // scale * log2(e)
 };
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -128,7 +131,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time (PTX ISA, "%ctaid")
+// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
+// not stay in registers (PTX ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -194,8 +198,8 @@ struct KeyBlocks {
 
 __device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have
-// the most key blocks.
+// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
+// later, they have the most key blocks, and tiles that take long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -207,8 +211,8 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts one chunk of 8
-// rows in a row into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
@@ -241,7 +245,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys. The head begins `head`
+// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
 // chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
@@ -293,16 +297,16 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
     }
   }
 #pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
+  for (int slice = 0; slice < kHeadDim / 16; ++slice) {
     uint32 q[kRowTiles][4];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      ldmatrix_x4(q[tile], further_on(q_lane, step * 2) + tile * 16 * kRowBytes);
+      ldmatrix_x4(q[tile], further_on(q_lane, slice * 2) + tile * 16 * kRowBytes);
     }
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
-      ldmatrix_x4(k, further_on(k_lane, step * 2) + keys * kRowBytes);
+      ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         mma_m16n8k16(s[tile][keys / 8], q[tile], k[0], k[1]);
@@ -337,8 +341,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // with the shifts of the group before, without looking for maxima, unless one of its weights is 2 or more.
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on have
-// the second bit set.
+// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and
+// NaNs, have bit 14 set.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], float (&sum)[kRowTiles][2],
     const float (&s)[kRowTiles][kTileN / 8][4], int group, const float (&shift)[kRowTiles][2], float scale_log2) {
   uint32 bits = 0;
@@ -360,16 +364,17 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16]
   return (bits & 0x40004000) == 0;
 }
 
-// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it: its
-// weight is then rounded to 16 bits. Fewer keys, or few that are listed again and again, have larger weights.
+// A pair moves no shift whose weight is below twice this times what its row had before it. Its weight is then rounded
+// to 16 bits; that of a pair that moves them is exact. This is 1 from kLongRow keys on.
+// In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float part = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);
-  return fminf(part * part, 1.0f);
+  const float fraction = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);  // of a row that is long enough
+  return fminf(fraction * fraction, 1.0f);
 }
 
-// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1, or
-// a power of two less, that in `room` times the row's sum: a later pair then has a weight of 2 only if it outweighs
-// `room` times what was before it. What was summed up follows.
+// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1 or,
+// where `room` times the row's sum is 2 or more, 1 over the largest power of two in that: a pair of weight 2 would
+// outweigh `room` times what the row has so far. O and the sums follow.
 __device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int first, float room, float scale_log2) {
   const int first_j = first * (kGroupKeys / 8);
@@ -466,12 +471,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_wide(const _
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
 
-  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
-  auto fetch = [&](int load, uint32 slot) {
-    if (load / 2 < blocks.count) {
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, uint32 slot) {
+    if (number / 2 < blocks.count) {
       Step step;
-      step.take(blocks, load / 2);
-      if (load % 2 == 0) {
+      step.take(blocks, number / 2);
+      if (number % 2 == 0) {
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -487,8 +493,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_wide(const _
   // Start the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
 #pragma unroll
-  for (int load = 0; load < kAhead; ++load) fetch(load, ring + load * kSlotBytes);
-  const uint32 q = base + kQOffset + warp_row * kRowBytes + lane_offset;
+  for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
+  const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
@@ -501,20 +507,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_wide(const _
   for (int i = 0; i < blocks.count; ++i) {
     Step step;
     step.take(blocks, i);
-    cp_async_wait<kAhead - 2>();
+    cp_async_wait<kAhead - 2>();  // kAhead + 2 i groups of tiles are committed: only those after this step still run
     __syncthreads();
     const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;
     fetch(i * 2 + kAhead, refill);
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
-    multiply_scores(s, q, k_slot);
+    multiply_scores(s, q_lane, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
     const uint32 v_lane = v_slot + lane_offset;
     multiply_output<0, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
     k_slot = slot_after(v_slot);
   }
 
-  // The tile worked out anew: it would take up registers all the way.
+  // Worked out anew: kept from the beginning it would take up registers throughout.
   const Tile end(p, ctaid_x());
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
 #pragma unroll

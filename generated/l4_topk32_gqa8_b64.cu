@@ -1,17 +1,18 @@
-// Generated from specs/l4_topk32_gqa8_b64.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_topk32_gqa8_b64.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 7c35b8a058fc18b31caec81651f202837affc118e8f95e4c8cb9ee25def61c0c
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 0e298eb66787f7e55c3addacf9df72576de11169785746f5b1b0d7771b914574
+// seal: sha256 5a5bf1b364f1f9f23e54cd0e2883dabb3f62c0b65d090cfb9d60dd5fe3db46d2
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
 //   A thread block computes kTileM rows: kTileQueries queries of kPackedHeads query heads of one K/V head. Row r is
-//   head r % kPackedHeads of the pack and query r / kPackedHeads of the tile. What counts or lists heads (Tile::head)
-//   means packs; strides are those of single heads. Every warp owns kWarpRows rows, S, P and O in registers, and every
-//   thread takes part in the copies.
+//   head r % kPackedHeads of the pack and query r / kPackedHeads of the tile. p.heads, p.heads_per_kv_head, Tile::head
+//   and strides from head to head of lists are of packs, other strides of single heads. Every warp owns kWarpRows rows,
+//   S, P and O in registers, and every thread takes part in the copies.
 //
 // Pipeline
 //   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
@@ -20,35 +21,36 @@
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
 //   Q comes in with the first tile and stays in shared memory. O leaves through its place.
-//   Within a step, a group of keys is weighed while the tensor cores multiply the one before.
+//   All keys that are multiplied in one go, half of a step, are weighed first.
 //
 // Symbols
 //   step        kTileN keys: one key block, or an equal part of it
 //   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
-//   q           kWarpRows rows of Q as A operands
+//   q           kWarpRows rows of Q, 16 columns at a time, as A operands
+//   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
 //   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
-//   x[t][j][i]  a warp's rows are kRowTiles tiles of 16. Of tile t, a thread holds rows r (i = 0, 1) and r + 8
-//               (i = 2, 3), r = lane / 4, columns 8 j + 2 (lane % 4) + {0, 1}; y[t][0], y[t][1] are of rows r, r + 8
+//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of shift and row_sum are of rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a thread block
+constexpr int kTileM = 128;  // rows of a thread block
 constexpr int kTileN = 32;  // keys of one step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
 constexpr int kPackedHeads = 8;  // query heads of a pack: row = query * kPackedHeads + head
 constexpr int kTileQueries = 16;  // queries of a tile
-constexpr int kStreamRows = 16;  // query rows that share a list of key blocks
-constexpr int kWarpRows = 32;  // query rows of a warp
+constexpr int kStreamRows = 16;  // queries of a tile: they share a list of key blocks
+constexpr int kWarpRows = 32;  // rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, part of a row, that lanes side by side copy
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
 constexpr int kRowLines = 2;  // lines of a row
-constexpr int kSwizzleRows = 1;  // rows in a row that swap their chunks alike
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
@@ -69,35 +71,35 @@ constexpr int kRingOffset = 32768;  // 16384 bytes: 2 slots, each K or V of one 
 constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
 static_assert(kTileQueries * kPackedHeads == kTileM);  // no row is left over
-static_assert(kStreamRows == kTileQueries);  // one list of key blocks for each thread block
+static_assert(kStreamRows == kTileQueries);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  long long q_batch_stride;  // elements from one batch to the next
-  long long q_head_stride;  // elements from one head to the next
-  long long q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  long long k_batch_stride;  // elements from one batch to the next
-  long long k_head_stride;  // elements from one head to the next
-  long long k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
   const unsigned short* v;  // V, as K
-  long long v_batch_stride;  // elements from one batch to the next
-  long long v_head_stride;  // elements from one head to the next
-  long long v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
   unsigned short* o;  // O, as Q
-  long long o_batch_stride;  // elements from one batch to the next
-  long long o_head_stride;  // elements from one head to the next
-  long long o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
+  float* lse;  // log-sum-exp, (batch, heads * kPackedHeads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
-  long long kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  long long kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  long long kv_indices_row_stride;  // elements from one query block to the next
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // packs of kPackedHeads query heads
@@ -107,7 +109,8 @@ struct Params {
   float scale_log2;  // scale * log2(e)
 };
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -143,7 +146,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time (PTX ISA, "%ctaid")
+// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
+// not stay in registers (PTX ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -192,31 +196,32 @@ struct KeyBlocks {
   static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
-  int chunk;        // 32 entries of the list, one a lane
+  int lane_entries;  // 32 entries of the list, one a lane
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int row = first_query / kBlockQueries;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0);
+    take_entries(0);
   }
-  // Takes 32 entries; the block behind the last one, which holds no key, for one out of range and behind the list.
-  __device__ __forceinline__ void take(int first) {
+  // Takes 32 entries, one a lane. One that is out of range, or past the end of the list, becomes the block after the
+  // last, which holds no key.
+  __device__ __forceinline__ void take_entries(int first) {
     const int entry = first + threadIdx.x % 32;
     const int block = entry < kTopK ? __ldg(list + entry) : -1;
-    chunk = static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
+    lane_entries = static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
   // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i / kBlockSteps;
-    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take(entry);
-    return __shfl_sync(0xFFFFFFFF, chunk, entry % 32) * kBlockSteps + i % kBlockSteps;
+    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
+    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32) * kBlockSteps + i % kBlockSteps;
   }
 };
 
-// The work of a thread block: kTileQueries queries of one pack. Late queries go first: where the pattern is causal they
-// have the most key blocks.
+// The work of a thread block: kTileQueries queries of one pack. Late queries go first: where the pattern hides what
+// comes later, they have the most key blocks, and tiles that take long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -228,8 +233,8 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts one chunk of 8
-// rows in a row into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
@@ -279,7 +284,7 @@ __device__ __forceinline__ void copy_queries(uint32 to, const Params& p, const T
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys. The head begins `head`
+// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
 // chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
@@ -302,7 +307,7 @@ struct Step {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
-  // Whether the pattern or the end of the keys hides some pair.
+  // Whether some key of the step is past the last one.
   __device__ __forceinline__ bool hide_some(const Params& p) const {
     bool some = false;
 #pragma unroll
@@ -328,16 +333,16 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
     }
   }
 #pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
+  for (int slice = 0; slice < kHeadDim / 16; ++slice) {
     uint32 q[kRowTiles][4];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      ldmatrix_x4(q[tile], further_on(q_lane, step * 2) + tile * 16 * kRowBytes);
+      ldmatrix_x4(q[tile], further_on(q_lane, slice * 2) + tile * 16 * kRowBytes);
     }
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
-      ldmatrix_x4(k, further_on(k_lane, step * 2) + keys * kRowBytes);
+      ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         mma_m16n8k16(s[tile][keys / 8], q[tile], k[0], k[1]);
@@ -347,7 +352,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
   }
 }
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes.
+// Hides the keys of a step that are past the last one.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
@@ -370,8 +375,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // with the shifts of the group before, without looking for maxima, unless one of its weights is 2 or more.
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on have
-// the second bit set.
+// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and
+// NaNs, have bit 14 set.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], float (&sum)[kRowTiles][2],
     const float (&s)[kRowTiles][kTileN / 8][4], int group, const float (&shift)[kRowTiles][2], float scale_log2) {
   uint32 bits = 0;
@@ -393,16 +398,17 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16]
   return (bits & 0x40004000) == 0;
 }
 
-// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it: its
-// weight is then rounded to 16 bits. Fewer keys, or few that are listed again and again, have larger weights.
+// A pair moves no shift whose weight is below twice this times what its row had before it. Its weight is then rounded
+// to 16 bits; that of a pair that moves them is exact. This is 1 from kLongRow keys on.
+// In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float part = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);
-  return fminf(part * part, 1.0f);
+  const float fraction = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);  // of a row that is long enough
+  return fminf(fraction * fraction, 1.0f);
 }
 
-// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1, or
-// a power of two less, that in `room` times the row's sum: a later pair then has a weight of 2 only if it outweighs
-// `room` times what was before it. What was summed up follows.
+// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1 or,
+// where `room` times the row's sum is 2 or more, 1 over the largest power of two in that: a pair of weight 2 would
+// outweigh `room` times what the row has so far. O and the sums follow.
 __device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int first, float room, float scale_log2) {
   const int first_j = first * (kGroupKeys / 8);
@@ -457,7 +463,7 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 }
 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
-// on the way: a group is weighed beside the products of the one before.
+// first. There is one group here.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], const Params& p, int steps,
@@ -493,20 +499,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been: the current one first.
+  // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
 
-  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
-  auto fetch = [&](int load, uint32 slot) {
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, uint32 slot) {
     Step& step = loaded[kStepsAhead - 1];
-    if (load % 2 == 0) {
+    if (number % 2 == 0) {
 #pragma unroll
       for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
     }
-    if (load / 2 < blocks.count) {
-      if (load % 2 == 0) {
-        step.take(blocks, load / 2);
+    if (number / 2 < blocks.count) {
+      if (number % 2 == 0) {
+        step.take(blocks, number / 2);
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -522,8 +529,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
   // Start the pipeline: Q, then the first K and V.
   copy_queries(base + kQOffset, p, tile);
 #pragma unroll
-  for (int load = 0; load < kAhead; ++load) fetch(load, ring + load * kSlotBytes);
-  const uint32 q = base + kQOffset + warp_row * kRowBytes + lane_offset;
+  for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
+  const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
@@ -536,11 +543,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step = loaded[0];
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
-    multiply_scores(s, q, k_slot);
+    multiply_scores(s, q_lane, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
@@ -551,7 +558,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
     multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
   }
 
-  // The tile worked out anew: it would take up registers all the way.
+  // Worked out anew: kept from the beginning it would take up registers throughout.
   const Tile end(p, ctaid_x());
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
 #pragma unroll

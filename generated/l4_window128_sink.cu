@@ -1,11 +1,13 @@
-// Generated from specs/l4_window128_sink.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_window128_sink.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_window128_sink.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":127,"right":0},"schedule":"multistage","sink":true,"stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: f96557375571502df23ce18e58667a7f72cc07aea4c4f1c93fb0a5d2ef6f5c63
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 da12fba363e9eacb72d144d93b8772f0b9c9b261109a6abe9185eddd63cc1474
+// seal: sha256 786596ca483fe6bd7f203d65ea33fbaa413ada4e8418f4790db5a3a29d0e6f8b
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Each row's sum has one more term, exp(sink of its head), for which there is no value.
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -17,34 +19,36 @@
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last and stays in registers. O leaves through the ring.
-//   Within a step, a group of keys is weighed while the tensor cores multiply the one before.
+//   Q comes in through the slot that is filled last and stays in registers. O leaves through the
+//   ring.
+//   All keys that are multiplied in one go, half of a step, are weighed first.
 //
 // Symbols
 //   step        kTileN keys: one key block
 //   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries as A operands
+//   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
 //   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
-//   x[t][j][i]  a warp's rows are kRowTiles tiles of 16. Of tile t, a thread holds rows r (i = 0, 1) and r + 8
-//               (i = 2, 3), r = lane / 4, columns 8 j + 2 (lane % 4) + {0, 1}; y[t][0], y[t][1] are of rows r, r + 8
+//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of shift and row_sum are of rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 64;  // elements of a head
-constexpr int kTileM = 64;  // query rows of a thread block
+constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // query rows that share a list of key blocks
-constexpr int kWarpRows = 16;  // query rows of a warp
+constexpr int kStreamRows = 64;  // queries of a tile, over one range of keys
+constexpr int kWarpRows = 16;  // rows of a warp
 constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 128;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, part of a row, that lanes side by side copy
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
 constexpr int kRowLines = 1;  // lines of a row
-constexpr int kSwizzleRows = 1;  // rows in a row that swap their chunks alike
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
@@ -61,31 +65,31 @@ constexpr int kRingOffset = 0;  // 16384 bytes: 2 slots, each K or V of one step
 constexpr int kQOffset = 8192;  // 8192 bytes: Q tile: in the slot that is filled last
 constexpr int kOOffset = 0;  // 8192 bytes: O tile on its way out: in the ring once it is idle
 
-static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 constexpr float kLog2E = 1.44269504088896f;
 
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  long long q_batch_stride;  // elements from one batch to the next
-  long long q_head_stride;  // elements from one head to the next
-  long long q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  long long k_batch_stride;  // elements from one batch to the next
-  long long k_head_stride;  // elements from one head to the next
-  long long k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
   const unsigned short* v;  // V, as K
-  long long v_batch_stride;  // elements from one batch to the next
-  long long v_head_stride;  // elements from one head to the next
-  long long v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
   unsigned short* o;  // O, as Q
-  long long o_batch_stride;  // elements from one batch to the next
-  long long o_head_stride;  // elements from one head to the next
-  long long o_row_stride;  // elements from one row to the next
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const float* sink;  // logit that joins each row's sum, (heads)
   int q_len;  // queries of a head
@@ -97,7 +101,8 @@ struct Params {
   float scale_log2;  // scale * log2(e)
 };
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -133,7 +138,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time (PTX ISA, "%ctaid")
+// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
+// not stay in registers (PTX ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -176,7 +182,8 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: query i sees the keys from i + shift - kWindowLeft to i + shift + kWindowRight; shift = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
+// diagonal = kv_len - q_len.
 struct KeyBlocks {
   int count;      // key blocks that these queries see
   int last;       // number of the last of them
@@ -184,12 +191,12 @@ struct KeyBlocks {
   int all_to;     // to all_to
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int shift = p.kv_len - p.q_len;
+    const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
-    const int first_key = max(first_query + shift - kWindowLeft, 0);
-    const int last_key = min(last_query + shift + kWindowRight, p.kv_len - 1);
-    all_from = last_query + shift - kWindowLeft;
-    all_to = first_query + shift + kWindowRight;
+    const int first_key = max(first_query + diagonal - kWindowLeft, 0);
+    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
+    all_from = last_query + diagonal - kWindowLeft;
+    all_to = first_query + diagonal + kWindowRight;
     last = last_key / kTileN;
     count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
@@ -206,8 +213,8 @@ __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have
-// the most key blocks.
+// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
+// later, they have the most key blocks, and tiles that take long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -219,8 +226,8 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts one chunk of 8
-// rows in a row into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
@@ -253,7 +260,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys. The head begins `head`
+// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
 // chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
@@ -305,15 +312,15 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
     }
   }
 #pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
+  for (int slice = 0; slice < kHeadDim / 16; ++slice) {
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
-      ldmatrix_x4(k, further_on(k_lane, step * 2) + keys * kRowBytes);
+      ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(s[tile][keys / 8], q[tile][step], k[0], k[1]);
-        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile][step], k[2], k[3]);
+        mma_m16n8k16(s[tile][keys / 8], q[tile][slice], k[0], k[1]);
+        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile][slice], k[2], k[3]);
       }
     }
   }
@@ -344,8 +351,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // with the shifts of the group before, without looking for maxima, unless one of its weights is 2 or more.
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on have
-// the second bit set.
+// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and
+// NaNs, have bit 14 set.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], float (&sum)[kRowTiles][2],
     const float (&s)[kRowTiles][kTileN / 8][4], int group, const float (&shift)[kRowTiles][2], float scale_log2) {
   uint32 bits = 0;
@@ -367,16 +374,17 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16]
   return (bits & 0x40004000) == 0;
 }
 
-// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it: its
-// weight is then rounded to 16 bits. Fewer keys, or few that are listed again and again, have larger weights.
+// A pair moves no shift whose weight is below twice this times what its row had before it. Its weight is then rounded
+// to 16 bits; that of a pair that moves them is exact. This is 1 from kLongRow keys on.
+// In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float part = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);
-  return fminf(part * part, 1.0f);
+  const float fraction = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);  // of a row that is long enough
+  return fminf(fraction * fraction, 1.0f);
 }
 
-// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1, or
-// a power of two less, that in `room` times the row's sum: a later pair then has a weight of 2 only if it outweighs
-// `room` times what was before it. What was summed up follows.
+// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1 or,
+// where `room` times the row's sum is 2 or more, 1 over the largest power of two in that: a pair of weight 2 would
+// outweigh `room` times what the row has so far. O and the sums follow.
 __device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int first, float room, float scale_log2) {
   const int first_j = first * (kGroupKeys / 8);
@@ -431,7 +439,7 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 }
 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
-// on the way: a group is weighed beside the products of the one before.
+// first. There is one group here.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], const Params& p, int steps,
@@ -473,12 +481,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
 
-  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
-  auto fetch = [&](int load, uint32 slot) {
-    if (load / 2 < blocks.count) {
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, uint32 slot) {
+    if (number / 2 < blocks.count) {
       Step step;
-      step.take(blocks, load / 2);
-      if (load % 2 == 0) {
+      step.take(blocks, number / 2);
+      if (number % 2 == 0) {
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -495,9 +504,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
-  for (int load = 0; load < kAhead; ++load) fetch(load, ring + load * kSlotBytes);
+  for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
 
-  // Take this warp's rows of Q into registers.
+  // Take this warp's rows of Q into registers. Its group is the oldest: all that may still run are the kAhead groups of
+  // K and V. The next __syncthreads comes before its place is filled.
   cp_async_wait<kAhead>();
   __syncthreads();
   uint32 q[kRowTiles][kHeadDim / 16][4];
@@ -505,8 +515,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
 #pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-      ldmatrix_x4(q[t][step], further_on(q_lane, step * 2) + t * 16 * kRowBytes);
+    for (int slice = 0; slice < kHeadDim / 16; ++slice) {
+      ldmatrix_x4(q[t][slice], further_on(q_lane, slice * 2) + t * 16 * kRowBytes);
     }
   }
 
@@ -522,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
   for (int i = 0; i < blocks.count; ++i) {
     Step step;
     step.take(blocks, i);
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
@@ -537,10 +547,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
     multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
   }
 
-  // The tile worked out anew: it would take up registers all the way.
+  // Worked out anew: kept from the beginning it would take up registers throughout.
   const Tile end(p, ctaid_x());
   // The sink joins each row once, as a key with this logit and no value. The larger of it and the row's shift becomes
-  // the shift, so that neither power overflows; beside the sink's 1, a row without keys has sum 0.
+  // the shift, so that neither power overflows. A row without keys has kNoShift: 0 beside the sink's 1, so O = 0.
   const float sink = __ldg(p.sink + end.head) * kLog2E;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {

@@ -1,11 +1,13 @@
-// Generated from specs/l4_window4k_softcap.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/l4_window4k_softcap.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/l4_window4k_softcap.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":4095,"right":0},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 269bd448bb2b535497b123d1e124603144665228849e49f70f43382e8d22791f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4b14805694f10e7004151a04b7713533facbe71327e6acb82a8cfcdf620a6664
+// seal: sha256 fc683d9bf6e19c075f8c710c5e9693ed82f6a01c1912f5ec1cf937481fa1990b
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_89: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
+// c is the softcap.
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -18,33 +20,34 @@
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
 //   Q comes in with the first tile and stays in shared memory. O leaves through its place.
-//   Within a step, a group of keys is weighed while the tensor cores multiply the one before.
+//   All keys that are multiplied in one go, half of a step, are weighed first.
 //
 // Symbols
 //   step        kTileN keys: one key block
 //   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
-//   q           kWarpRows queries as A operands
+//   q           kWarpRows queries, 16 columns at a time, as A operands
+//   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
 //   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
-//   x[t][j][i]  a warp's rows are kRowTiles tiles of 16. Of tile t, a thread holds rows r (i = 0, 1) and r + 8
-//               (i = 2, 3), r = lane / 4, columns 8 j + 2 (lane % 4) + {0, 1}; y[t][0], y[t][1] are of rows r, r + 8
+//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of shift and row_sum are of rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 256;  // elements of a head
-constexpr int kTileM = 64;  // query rows of a thread block
+constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 32;  // keys of one step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // query rows that share a list of key blocks
-constexpr int kWarpRows = 16;  // query rows of a warp
+constexpr int kStreamRows = 64;  // queries of a tile, over one range of keys
+constexpr int kWarpRows = 16;  // rows of a warp
 constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 512;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, part of a row, that lanes side by side copy
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
 constexpr int kRowLines = 4;  // lines of a row
-constexpr int kSwizzleRows = 1;  // rows in a row that swap their chunks alike
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
@@ -64,30 +67,30 @@ constexpr int kQOffset = 0;  // 32768 bytes: Q tile
 constexpr int kRingOffset = 32768;  // 32768 bytes: 2 slots, each K or V of one step
 constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
-static_assert(kStreamRows == kTileM);  // one list of key blocks for each thread block
+static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: less than any score, and finite, so that differences are defined.
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  long long q_batch_stride;  // elements from one batch to the next
-  long long q_head_stride;  // elements from one head to the next
-  long long q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  long long k_batch_stride;  // elements from one batch to the next
-  long long k_head_stride;  // elements from one head to the next
-  long long k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
   const unsigned short* v;  // V, as K
-  long long v_batch_stride;  // elements from one batch to the next
-  long long v_head_stride;  // elements from one head to the next
-  long long v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
   unsigned short* o;  // O, as Q
-  long long o_batch_stride;  // elements from one batch to the next
-  long long o_head_stride;  // elements from one head to the next
-  long long o_row_stride;  // elements from one row to the next
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
@@ -98,7 +101,8 @@ struct Params {
   float scale_log2;  // scale * log2(e)
 };
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -134,7 +138,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time (PTX ISA, "%ctaid")
+// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
+// not stay in registers (PTX ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -184,7 +189,8 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: query i sees the keys from i + shift - kWindowLeft to i + shift + kWindowRight; shift = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
+// diagonal = kv_len - q_len.
 struct KeyBlocks {
   int count;      // key blocks that these queries see
   int last;       // number of the last of them
@@ -192,12 +198,12 @@ struct KeyBlocks {
   int all_to;     // to all_to
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int shift = p.kv_len - p.q_len;
+    const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
-    const int first_key = max(first_query + shift - kWindowLeft, 0);
-    const int last_key = min(last_query + shift + kWindowRight, p.kv_len - 1);
-    all_from = last_query + shift - kWindowLeft;
-    all_to = first_query + shift + kWindowRight;
+    const int first_key = max(first_query + diagonal - kWindowLeft, 0);
+    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
+    all_from = last_query + diagonal - kWindowLeft;
+    all_to = first_query + diagonal + kWindowRight;
     last = last_key / kTileN;
     count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
@@ -214,8 +220,8 @@ __device__ __forceinline__ bool visible(const Params& p, int query, int key) {
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern is causal they have
-// the most key blocks.
+// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
+// later, they have the most key blocks, and tiles that take long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -227,8 +233,8 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts one chunk of 8
-// rows in a row into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
@@ -261,7 +267,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, from its loads of kLoadKeys keys. The head begins `head`
+// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
 // chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
@@ -313,16 +319,16 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
     }
   }
 #pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
+  for (int slice = 0; slice < kHeadDim / 16; ++slice) {
     uint32 q[kRowTiles][4];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      ldmatrix_x4(q[tile], further_on(q_lane, step * 2) + tile * 16 * kRowBytes);
+      ldmatrix_x4(q[tile], further_on(q_lane, slice * 2) + tile * 16 * kRowBytes);
     }
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
-      ldmatrix_x4(k, further_on(k_lane, step * 2) + keys * kRowBytes);
+      ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         mma_m16n8k16(s[tile][keys / 8], q[tile], k[0], k[1]);
@@ -366,13 +372,14 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
+// Online softmax. Scores are capped already: scale_log2 is kCappedScale here.
+// The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
 // weights are relative to the same shift, so it may be any number that keeps weights in range: a group of keys goes on
 // with the shifts of the group before, without looking for maxima, unless one of its weights is 2 or more.
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on have
-// the second bit set.
+// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and
+// NaNs, have bit 14 set.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], float (&sum)[kRowTiles][2],
     const float (&s)[kRowTiles][kTileN / 8][4], int group, const float (&shift)[kRowTiles][2], float scale_log2) {
   uint32 bits = 0;
@@ -394,16 +401,17 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16]
   return (bits & 0x40004000) == 0;
 }
 
-// How much a pair may weigh, relative to half of what its row had before it, without the shifts being moved for it: its
-// weight is then rounded to 16 bits. Fewer keys, or few that are listed again and again, have larger weights.
+// A pair moves no shift whose weight is below twice this times what its row had before it. Its weight is then rounded
+// to 16 bits; that of a pair that moves them is exact. This is 1 from kLongRow keys on.
+// In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float part = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);
-  return fminf(part * part, 1.0f);
+  const float fraction = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);  // of a row that is long enough
+  return fminf(fraction * fraction, 1.0f);
 }
 
-// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1, or
-// a power of two less, that in `room` times the row's sum: a later pair then has a weight of 2 only if it outweighs
-// `room` times what was before it. What was summed up follows.
+// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1 or,
+// where `room` times the row's sum is 2 or more, 1 over the largest power of two in that: a pair of weight 2 would
+// outweigh `room` times what the row has so far. O and the sums follow.
 __device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int first, float room, float scale_log2) {
   const int first_j = first * (kGroupKeys / 8);
@@ -458,7 +466,7 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 }
 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
-// on the way: a group is weighed beside the products of the one before.
+// first. There is one group here.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], const Params& p, int steps,
@@ -500,12 +508,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_window4k_softcap(co
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
 
-  // Starts the copy of K of step load / 2, or of its V, as one group; an empty group after the last step.
-  auto fetch = [&](int load, uint32 slot) {
-    if (load / 2 < blocks.count) {
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, uint32 slot) {
+    if (number / 2 < blocks.count) {
       Step step;
-      step.take(blocks, load / 2);
-      if (load % 2 == 0) {
+      step.take(blocks, number / 2);
+      if (number % 2 == 0) {
         copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
       } else {
         copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
@@ -521,8 +530,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_window4k_softcap(co
   // Start the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
 #pragma unroll
-  for (int load = 0; load < kAhead; ++load) fetch(load, ring + load * kSlotBytes);
-  const uint32 q = base + kQOffset + warp_row * kRowBytes + lane_offset;
+  for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
+  const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
@@ -536,11 +545,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_window4k_softcap(co
   for (int i = 0; i < blocks.count; ++i) {
     Step step;
     step.take(blocks, i);
-    cp_async_wait<kAhead - 1>();
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
-    multiply_scores(s, q, k_slot);
+    multiply_scores(s, q_lane, k_slot);
     cap_scores(s, p.scale_log2);
     if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
     cp_async_wait<kAhead - 1>();
@@ -552,7 +561,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_window4k_softcap(co
     multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, kCappedScale, v_lane);
   }
 
-  // The tile worked out anew: it would take up registers all the way.
+  // Worked out anew: kept from the beginning it would take up registers throughout.
   const Tile end(p, ctaid_x());
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
 #pragma unroll

@@ -40,7 +40,16 @@ def check_key_parts(spec: AttentionSpec) -> None:
 
 def what_streams_are(spec: AttentionSpec) -> str:
     """Return the doc of the number of streams, without what each of them owns."""
-    return "parts of the keys of a tile" if spec.key_parts > 1 else "query blocks in a tile"
+    return "parts of the keys of a tile" if spec.key_parts > 1 else "streams of a tile"
+
+
+def computing(spec: AttentionSpec) -> str:
+    """Return the doc of the number of warpgroups that compute."""
+    return (
+        "warpgroups that compute, two for each 64 rows"
+        if spec.key_parts > 1
+        else "warpgroups that compute, 64 rows each"
+    )
 
 
 def part_constants(spec: AttentionSpec, floats: int) -> list[Constant]:

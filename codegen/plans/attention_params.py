@@ -19,15 +19,22 @@ def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) ->
     ]
 
 
+def stream_doc(listed: bool) -> str:
+    """Return the doc of the queries that walk over the key blocks together."""
+    return "queries of a tile" + (": they share a list of key blocks" if listed else ", over one range of keys")
+
+
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the log-sum-exp, if the spec asks for it."""
-    doc = "log-sum-exp, (batch, heads, q_len) contiguous"
+    heads = "heads * kPackedHeads" if spec.packed_heads > 1 else "heads"
+    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
 def sink_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the sinks, if the spec has them."""
-    return [pointer("sink", "float", "logit that joins each row's sum, (heads)")] if spec.sink else []
+    heads = "heads * kPackedHeads" if spec.packed_heads > 1 else "heads"
+    return [pointer("sink", "float", f"logit that joins each row's sum, ({heads})")] if spec.sink else []
 
 
 def size_params(spec: AttentionSpec) -> list[Param]:
@@ -44,11 +51,12 @@ def size_params(spec: AttentionSpec) -> list[Param]:
 def index_params(spec: AttentionSpec) -> list[Param]:
     """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
     params = []
+    owner = "pack" if spec.packed_heads > 1 else "head"
     for tensor in spec.index_tensors:
         params += [
             pointer(tensor.name, "int", tensor.doc),
             i64(f"{tensor.name}_batch_stride", "elements from one batch to the next (0: shared)"),
-            i64(f"{tensor.name}_head_stride", "elements from one head to the next (0: shared)"),
+            i64(f"{tensor.name}_head_stride", f"elements from one {owner} to the next (0: shared)"),
             i64(f"{tensor.name}_row_stride", "elements from one query block to the next"),
         ]
         if "any" in tensor.dims:

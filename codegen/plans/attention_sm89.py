@@ -21,6 +21,7 @@ from codegen.plans.attention_params import (
     sink_params,
     size_params,
     softcap_constants,
+    stream_doc,
     tensor_params,
 )
 from codegen.spec import AttentionSpec
@@ -104,21 +105,22 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
     heads = spec.packed_heads
     tile_queries = m // heads
+    reads = "the two of a step are" if paired else "one is"
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
-        Constant("kTileM", m, "query rows of a thread block"),
+        Constant("kTileM", m, f"{'rows' if heads > 1 else 'queries'} of a thread block"),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "slots of the ring"),
-        Constant("kAhead", ahead, "K and V tiles in flight while one is read"),
+        Constant("kAhead", ahead, f"K and V tiles in flight while {reads} read"),
         *(_pack_constants(heads, tile_queries) if heads > 1 else []),
-        Constant("kStreamRows", tile_queries, "query rows that share a list of key blocks"),
-        Constant("kWarpRows", spec.warp_rows, "query rows of a warp"),
+        Constant("kStreamRows", tile_queries, stream_doc(listed)),
+        Constant("kWarpRows", spec.warp_rows, "rows of a warp"),
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
-        Constant("kThreads", threads, f"{warps} warps"),
+        Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
         Constant("kRowBytes", row_bytes, "bytes of a row of Q, K, V, O"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, part of a row, that lanes side by side copy"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks of a line: what lanes side by side copy of a row"),
         Constant("kRowLines", row_bytes // line_bytes, "lines of a row"),
-        Constant("kSwizzleRows", BANK_BYTES // line_bytes, "rows in a row that swap their chunks alike"),
+        Constant("kSwizzleRows", BANK_BYTES // line_bytes, "consecutive rows whose chunks are swapped alike"),
         Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
         Constant("kWarpPassRows", WARP // line_chunks, "rows that a warp stores at a time"),
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
@@ -170,6 +172,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "block_steps": block_steps,
             "step_blocks": n // load_keys,
             "paired": paired,
+            "overlaps": in_one_go > group_keys,
+            "q_beyond": q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
             "listed": listed,
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
         },
@@ -181,7 +185,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
                 "schedule",
                 f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, {spec.warp_rows} rows each)",
             ),
-            ("pipeline", f"{ahead} K or V tiles in flight while one is read"),
+            ("pipeline", f"{ahead} K or V tiles in flight while {reads} read"),
             ("grid", f"one thread block for each tile, {blocks_per_sm} at a time on an SM"),
         ),
         flops=4 * m * n * d,
@@ -226,8 +230,10 @@ def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_b
     if q_in_registers:
         # Q waits where nothing comes in before it is in registers, and O leaves through the ring: neither has its own.
         before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
-        ring = shared.add("Ring", before + max((stages - ahead) * slot_bytes, q_bytes), slots)
-        q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last")
+        free = (stages - ahead) * slot_bytes
+        rest, beyond = (", then room for the rest of Q", " and the room after it") if q_bytes > free else ("", "")
+        ring = shared.add("Ring", before + max(free, q_bytes), slots + rest)
+        q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last{beyond}")
         o = SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle")
         return ring, q, o
     q = shared.add("Q", q_bytes, "Q tile")

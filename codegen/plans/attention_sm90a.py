@@ -18,7 +18,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.attention_key_parts import add_parts, check_key_parts, part_constants, what_streams_are
+from codegen.plans.attention_key_parts import add_parts, check_key_parts, computing, part_constants, what_streams_are
 from codegen.plans.attention_order import order_params
 from codegen.plans.attention_params import (
     block_constants,
@@ -70,7 +70,7 @@ SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, 
 # Steps from which a row is long: single weights are a small part of it then, so they need not be exact.
 LONG_ROW = 16
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
-TILE_RING = "depth of the ring of tiles, and of Q"
+TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of tiles, and of Q"}
 PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
 STREAM_SHARERS = "warpgroups that share a stream"
 SPLIT_PARAMS = (
@@ -120,25 +120,31 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
     constants = [
         Constant("kHeadDim", d, "elements of a head"),
-        *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a thread block")]),
+        *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a tile")]),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
-        *(order_constants(streams) if spec.share_kv else [Constant("kTileStages", tile_stages, TILE_RING)]),
+        *(
+            order_constants(streams)
+            if spec.share_kv
+            else [Constant("kTileStages", tile_stages, TILE_RING[tile_stages])]
+        ),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
         *pace_constants(spec, streams),
         Constant("kStreams", streams, f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
-        Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
+        Constant("kConsumerWarpgroups", consumers, computing(spec)),
         *([] if spec.share_kv else [Constant("kStreamWarpgroups", consumers // streams, STREAM_SHARERS)]),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
         *split,
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
-        Constant("kGroups", groups, "column groups of a tile"),
+        Constant(
+            "kGroups", groups, "column groups of a head" + ("; TMA fills the last up with zeros" if d % columns else "")
+        ),
         Constant("kQGroupBytes", q_rows * SWIZZLE, "bytes of one column group of Q"),
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         o_group,
         Constant("kQBytes", q_bytes, f"bytes of a {q_owner}"),
-        Constant("kKvBytes", kv_bytes, "bytes of a K or V block"),
+        Constant("kKvBytes", kv_bytes, "bytes of K, or of V, of one step"),
         Constant("kStepBlocks", step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", n // step_blocks, "keys of one load"),
         *(block_constants(block, block.q if rows.packed else rows.stream_queries, n) if block is not None else []),
@@ -308,8 +314,9 @@ def _shared(spec: AttentionSpec, rings: _Rings, part_floats: int) -> SharedLayou
     part_barriers = add_parts(shared, spec, part_floats)
     shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth + part_barriers), "mbarriers", align=8)
     words = (3 if spec.split_tail else 1) + rings.streams
+    entries = f"ring of tiles: number,{' shares,' if spec.split_tail else ''} numbers of steps"
     size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
-    shared.add("Entries", size, "ring of tiles: number, numbers of steps", align=4)
+    shared.add("Entries", size, entries, align=4)
     if not rings.skips:
         shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.split_tail:

@@ -18,6 +18,7 @@ from codegen.plans.attention_params import (
     index_params,
     lse_params,
     size_params,
+    stream_doc,
     tensor_params,
 )
 from codegen.spec import AttentionSpec
@@ -69,7 +70,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     shared.add("Ring", spec.stages * slot_bytes, f"{spec.stages} slots, each K or V of one step")
     shared.add("Strips", warps * strip_bytes, f"a strip for each warp, {MMA} rows of {strip_stride} floats", align=128)
     # Q is in fragments before the last slot and the strips are used.
-    doc = "Q tile: in the slot that is filled last, and the strips behind it"
+    doc = "Q tile: in the slot that is filled last" + (", and the strips after it" if m > n else "")
     waiting = SharedRegion("Q", (spec.stages - 1) * slot_bytes, m * row_stride * dtype.bytes, doc)
     shared_bytes = max(shared.size, waiting.offset + waiting.bytes)
 
@@ -91,21 +92,21 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
     constants = (
         Constant("kHeadDim", d, "elements of a head"),
-        Constant("kTileM", m, "query rows of a thread block"),
+        Constant("kTileM", m, "queries of a thread block"),
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", spec.stages - 1, "K and V tiles in flight while one is read"),
-        Constant("kStreamRows", m, "query rows that share a list of key blocks"),
+        Constant("kStreamRows", m, stream_doc(block is not None)),
         Constant("kMma", MMA, "rows, columns and depth of one WMMA product; query rows of a warp"),
-        Constant("kThreads", threads, f"{warps} warps"),
+        Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
         Constant("kChunk", chunk, "elements of a 16-byte copy"),
         Constant("kRowChunks", row_chunks, "16-byte copies of a row of Q, K, V"),
-        Constant("kRowStride", row_stride, "elements from one row of a tile to the next, padding included"),
+        Constant("kRowStride", row_stride, "elements from row to row of a tile: 8 rows lie in distinct banks"),
         Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
         Constant("kSlot", n * row_stride, "elements of a slot of the ring"),
         Constant("kStripStride", strip_stride, "elements from one row of scores or P to the next, padding included"),
         Constant("kStripBytes", strip_bytes, "bytes of a strip"),
-        Constant("kFactorsOffset", prob_bytes, "where the factors lie in a strip: behind P"),
+        Constant("kFactorsOffset", prob_bytes, "where the factors lie in a strip: after P"),
         Constant("kFactorStride", factor_stride, "floats from one row of factors to the next, padding included"),
         Constant("kOutColumns", min(n, d), "columns of O that pass through a strip at a time"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),

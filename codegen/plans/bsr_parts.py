@@ -29,6 +29,7 @@ THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
 # 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
+CONSUMERS_TAKE = "registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch"
 SMALL_BLOCK_REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 SWIZZLE = 128  # bytes: width of one column group in shared memory
 MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
@@ -114,7 +115,7 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
         *own,
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
         Constant("kGroupColumns", group_columns(spec), "columns of a group: one 128-byte swizzled row"),
     )
 
@@ -158,8 +159,15 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     if reads_columns(spec):
         return (tensor_map("b_map", f"B, by columns ({rows}, N)"),)
     b = "the copy of B" if copies_b(spec) else "B"
-    groups = tensor_map("b_groups_map", f"{b}'s whole column groups (columns of one, {rows}, groups)")
+    # Where one copy brings whole rows, the last group may reach beyond B.
+    whole = "column groups" if spec.block.rows < WARPGROUP_ROWS else "whole column groups"
+    groups = tensor_map("b_groups_map", f"{whole} of {b} (columns of one, {rows}, groups)")
     return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
+
+
+def column_groups(number: int) -> str:
+    """Return so many column groups in words."""
+    return f"{number} column group{'s' if number > 1 else ''}"
 
 
 def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
@@ -181,11 +189,12 @@ def spmm_shared(
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, a_doc)
     times = f"{step_blocks} x " if step_blocks > 1 else ""
-    b_doc = f"ring of B tiles, {times}{groups} column groups of {k // step_blocks} rows of 128 bytes"
+    b_doc = f"ring of B tiles, {times}{column_groups(groups)} of {k // step_blocks} rows of 128 bytes"
     if reads_columns(spec):
         b_doc = f"ring of B tiles, {spec.tile.n} columns of {k * DTYPES[spec.dtype].bytes} bytes"
     shared.add("B", spec.stages * b_bytes, b_doc)
-    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, f"{staging_groups} C column groups of each warpgroup")
+    c_doc = f"{column_groups(staging_groups)} of C of each warpgroup"
+    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, c_doc)
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.balanced:
         shared.add("Queue", *queue(spec), 16)

@@ -54,7 +54,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         i32("block_columns", "block columns of C"),
         i32("blocks", "stored blocks of C"),
         i32("k", "columns of A and B"),
-        i32("steps", "steps of kTileK that K takes"),
+        i32("steps", "K / kTileK, rounded up"),
     )
     return Plan(
         spec=spec,

@@ -42,7 +42,9 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n} rows of 128 bytes")
-    shared.add("C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, f"{STAGING_GROUPS} C column groups of each warpgroup")
+    shared.add(
+        "C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, f"{STAGING_GROUPS} column groups of C of each warpgroup"
+    )
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
     registers = part.registers
@@ -65,7 +67,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("blocks", "stored blocks of C"),
-        i32("steps", "steps of kTileK that K takes"),
+        i32("steps", "K / kTileK, rounded up"),
         i32("tiles", "blocks / kTileBlocks, rounded up"),
     )
     return Plan(

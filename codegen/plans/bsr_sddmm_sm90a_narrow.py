@@ -67,7 +67,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         i32("block_rows", "block rows of C"),
         i32("block_columns", "block columns of C"),
         i32("blocks", "stored blocks of C"),
-        i32("steps", "steps of kTileK that K takes"),
+        i32("steps", "K / kTileK, rounded up"),
         i32("tiles", "blocks / kTileBlocks, rounded up"),
     )
     return Plan(

@@ -28,7 +28,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     ring, staging = tiles.shared()
     ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
     # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
-    counts = SharedRegion("Counts", staging.bytes, 4 * warps, "products that each warp found, over the tiles")
+    counted = "products that each warp found, over the tiles past the staging"
+    counts = SharedRegion("Counts", staging.bytes, 4 * warps, counted)
     ring.size = max(ring.size, counts.offset + counts.bytes)
     blocks_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)

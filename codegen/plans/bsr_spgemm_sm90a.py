@@ -21,7 +21,15 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.bsr_parts import C_GROUP_BYTES, MEETING_PARAMS, RUN_PARAMS, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
+from codegen.plans.bsr_parts import (
+    C_GROUP_BYTES,
+    MEETING_PARAMS,
+    RUN_PARAMS,
+    SWIZZLE,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    column_groups,
+)
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
@@ -55,8 +63,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
 
     shared = SharedLayout()
     shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {groups} column groups of {k} rows of 128 bytes")
-    shared.add("C", consumers * C_GROUP_BYTES, "one C column group of each warpgroup")
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {column_groups(groups)} of {k} rows of 128 bytes")
+    shared.add("C", consumers * C_GROUP_BYTES, "1 column group of C of each warpgroup")
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     if spec.balanced:
         shared.add("List", LIST_BYTES, "the products that were found last", align=8)

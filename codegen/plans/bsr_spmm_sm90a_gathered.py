@@ -28,7 +28,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         accumulators=warpgroup_slots * COLUMNS // GROUP_COLUMNS * accumulators,
         constants=(
             Constant("kConsumers", CONSUMERS, "warpgroups that compute"),
-            Constant("kSlots", warpgroup_slots, "block rows of a warpgroup"),
+            Constant("kSlots", warpgroup_slots, "slots of a warpgroup"),
             Constant("kStagingSlots", staged, "of these, how many leave at a time"),
             Constant("kAccumulators", accumulators, "accumulators of a thread for one block row and column group"),
             Constant("kARowBytes", a_row_bytes, "bytes of a row of a block of A"),

@@ -30,10 +30,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         accumulators=warp_slots * rows * COLUMNS // 32,
         constants=(
             Constant("kConsumerWarps", WARPS, "warps that compute"),
-            Constant("kWarpSlots", warp_slots, "block rows of a warp"),
+            Constant("kWarpSlots", warp_slots, "slots of a warp"),
             Constant("kSteps", spec.block.cols // MMA_DEPTH, "steps of 16 columns of a block of A"),
             Constant("kStepBytes", step_bytes, "bytes of one of them"),
-            Constant("kGroupTiles", GROUP_COLUMNS // MMA_COLUMNS, "tiles of 8 columns of a column group"),
+            Constant(
+                "kGroupTiles", GROUP_COLUMNS // MMA_COLUMNS, "mma.syncs side by side in a column group, 8 columns each"
+            ),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
         values={},

@@ -38,7 +38,7 @@ WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512, 1024)  # columns of a tile
 STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
-TILES_PARAM = i32("tiles", "block_rows * column_tiles")
+TILES_PARAM = i32("tiles", "of C: block_rows times those of a block row")
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -77,7 +77,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
         Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
-        Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
+        Constant("kWarpgroupGroups", groups, "column groups of a warpgroup"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
         *_step_bytes(a_bytes, b_bytes, step_blocks),
@@ -189,5 +189,5 @@ def _step_bytes(a_bytes: int, b_bytes: int, step_blocks: int) -> tuple[Constant,
         Constant("kABytes", a_bytes, "bytes of the blocks of A of one step"),
         Constant("kABlockBytes", a_bytes // step_blocks, "bytes of one of them"),
         Constant("kBBytes", b_bytes, "bytes of the B tiles of one step"),
-        Constant("kBBlockBytes", b_bytes // step_blocks, "bytes of that of one block of A"),
+        Constant("kBBlockBytes", b_bytes // step_blocks, "bytes of the B tile of one block of A"),
     )

@@ -68,7 +68,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *spmm_params(spec),
         i32("block_rows", "block rows of A"),
         i32("row_pairs", "half of them, rounded up"),
-        i32("tiles", "row_pairs * column_tiles"),
+        i32("tiles", "row_pairs times those of a pair"),
         *(() if by_columns else (COLUMNS_PARAM,)),
         *epilogue_params(spec),
     )

@@ -163,8 +163,8 @@ def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ..
         i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
         i32("block_columns", "blocks across A, block rows of B"),
         i32("block_rows", "block rows of A"),
-        i32("n", "columns of B and C, a multiple of 8"),
-        i32("tiles", "block_rows * column_tiles: the grid"),
+        i32("n", "columns of B and C; rows of C have room for the next multiple of 8"),
+        i32("tiles", "block_rows times those of a block row: the grid"),
     )
 
 

@@ -33,6 +33,7 @@ CLUSTER = 2  # thread blocks that load A together
 THREADS = (CONSUMERS + 1) * WARPGROUP
 # 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
+CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
 PACK_THREADS = 256
 RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
 ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round, at most
@@ -182,21 +183,21 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     return (
         Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
         Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
-        Constant("kTileSlots", slots(spec), "block rows of a C tile"),
+        Constant("kTileSlots", slots(spec), "slots of a C tile, each for a block row"),
         Constant("kTileN", COLUMNS, "columns of a C tile"),
         Constant("kCluster", CLUSTER, "thread blocks that load A together: neighbouring column tiles of a group"),
         Constant("kStages", spec.stages, "rounds whose packets have a place"),
         Constant("kRingColumns", ring_columns(spec), "block columns whose rows of B have a place"),
         Constant("kRoundColumns", ROUND_COLUMNS, "block columns of a round, at most"),
-        Constant("kRecordWords", RECORD_WORDS, "of the record of a round"),
-        Constant("kRecords", RECORDS, "that a producer warp has asked for before it needs them"),
+        Constant("kRecordWords", RECORD_WORDS, "words of the record of a round"),
+        Constant("kRecords", RECORDS, "records that a producer warp has asked for before it needs them"),
         Constant("kThreads", THREADS, "warpgroups that consume, then one that produces"),
         Constant("kProducerWarps", WARPGROUP // 32, "warps that load"),
         Constant("kWarpColumns", -(-ROUND_COLUMNS // (WARPGROUP // 32)), "columns of a round for each, at most"),
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", CONSUMER_REGISTERS, "registers a consumer thread takes"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
         Constant("kPackThreads", PACK_THREADS, "threads of a block that packs"),
-        Constant("kGroupColumns", GROUP_COLUMNS, "columns of a group"),
+        Constant("kGroupColumns", GROUP_COLUMNS, "columns of a column group"),
         Constant("kTileGroups", COLUMNS // GROUP_COLUMNS, "column groups of a tile"),
         Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
         Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet"),
@@ -213,7 +214,7 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         *b_params(spec, "K"),
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
-        pointer("rounds", "int", "16 words of each round: block columns; their number + first place in the ring << 8"),
+        pointer("rounds", "int", "records: 15 block columns; how many they are | place of the first in the ring << 8"),
         pointer("entries", "int2", "of each round and slot: stored block, which column of the round it meets; or -1"),
         pointer("round_starts", "int", "first round of each group, and one more"),
         pointer("slot_rows", "int", "of each group and slot: block row, or -1"),

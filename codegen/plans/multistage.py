@@ -15,6 +15,7 @@ MMA = 16  # rows and depth of one mma.sync; rows, columns and depth of one WMMA 
 PADDING_BYTES = 16
 # A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
 STAGING_PADDING = 8
+PADDED = "8 rows lie in distinct banks"
 FRAGMENT_REGISTERS = {"mma": 4, "wmma": 8}  # of 16 x 16 elements of A or B
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 MOST_BLOCKS = 16  # thread blocks that an SM of any of these architectures can hold
@@ -107,8 +108,8 @@ class Tiles:
         """Return the constants that every such kernel has."""
         columns = self.spec.tile.n // self.warp_columns
         padded = (
-            Constant("kAStride", self.spec.tile.k + self.padding, "elements from one row of an A tile to the next"),
-            Constant("kBStride", self.b_shape[1] + self.padding, "elements from one row of a B tile to the next"),
+            Constant("kAStride", self.spec.tile.k + self.padding, f"elements from row to row of an A tile: {PADDED}"),
+            Constant("kBStride", self.b_shape[1] + self.padding, f"elements from row to row of a B tile: {PADDED}"),
             Constant("kStagingStride", self.staging_stride, "floats from one row of a strip to the next"),
         )
         return (

@@ -1,9 +1,10 @@
-// Generated from specs/ladder/h100_ladder_01_wmma.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/ladder/h100_ladder_01_wmma.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/ladder/h100_ladder_01_wmma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 10ad3ea9d2a41a80767fcb4b4d3f34e6ea71dde176309d698b3c9608e20018ac
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 db2bf59e570ee1afb698f980417bae0db08c2314d1caed8b5b8f0e2267c08956
+// seal: sha256 53b5f94b58bd2f37ad3cc34ba0db0253b7cbca5e487fcc7fe14604e4f2b8aaa8
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -54,15 +55,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  long long b_row_stride;  // elements from one row of B to the next
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 b_row_stride;  // elements from one row of B to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
 };
 
 namespace wmma = nvcuda::wmma;
@@ -78,7 +79,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }

@@ -1,9 +1,10 @@
-// Generated from specs/ladder/h100_ladder_02_tall.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/ladder/h100_ladder_02_tall.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/ladder/h100_ladder_02_tall.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 058075b6802e14d257f1faf7b4e91d4598bb4c8f22d359fc061dd3b731b678d1
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 abe42e7f4cb76ae7771cf01641e5642459592ca67d6650fa6ce063fd4b9c8ffc
+// seal: sha256 1e6d68a79a4a5ff15cdcc06f3da0ce8c0a6f9e9219b7c485353f077330e03187
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -54,15 +55,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  long long b_row_stride;  // elements from one row of B to the next
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 b_row_stride;  // elements from one row of B to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
 };
 
 namespace wmma = nvcuda::wmma;
@@ -78,7 +79,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }

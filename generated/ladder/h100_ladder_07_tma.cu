@@ -1,9 +1,10 @@
-// Generated from specs/ladder/h100_ladder_07_tma.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/ladder/h100_ladder_07_tma.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/ladder/h100_ladder_07_tma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 88eea9a10e965971de9d0c287e24f625753416a36572e9364ab37831cfd83694
+// seal: sha256 e1127544801e459c3c546817efd7f6274eab5a635eec082ab294bcea3821195d
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -28,7 +29,8 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -63,13 +65,13 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
   TensorMap b_map;  // B (N, K)
   __half* c;  // C (M, N)
-  long long c_row_stride;  // elements from one row of C to the next
+  int64 c_row_stride;  // elements from one row of C to the next
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_rows;  // block rows of A
-  int n;  // columns of B and C, a multiple of 8
-  int tiles;  // block_rows * column_tiles: the grid
+  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int tiles;  // block_rows times those of a block row: the grid
 };
 
 namespace wmma = nvcuda::wmma;
@@ -88,7 +90,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -137,7 +140,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64.
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
@@ -266,7 +269,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (leader && step + kStages - 1 < steps) load_step(p, next, first_column, base, free_stage);
     next.advance(p);
-    // Compute.
     multiply_step(accumulators, a_tiles + stage * kATile + part_row * kAStride,
         b_tiles + stage * kBTile + part_column);
     free_stage = stage;

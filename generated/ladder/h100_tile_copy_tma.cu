@@ -1,9 +1,10 @@
-// Generated from specs/ladder/h100_tile_copy_tma.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/ladder/h100_tile_copy_tma.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/ladder/h100_tile_copy_tma.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
 // templates: common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 581e61aea7c8d6c1249ba2d05de97104871cca90ca93830ab108d8b19fcfa825
+// seal: sha256 48d9daaa01a5a5f8d40b44ddce4f0cdaeb9d47438d12eae850d6bcd7db2eb9cd
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -16,13 +17,14 @@
 //   __syncthreads   everyone has read the stage that is filled next
 //
 // Symbols
-//   tile   kTileM x kTileN elements. Tiles are numbered along rows first
+//   tile   kTileM x kTileN elements. Tiles are numbered from left to right, then downwards
 //   chunk  16 bytes, kCopy elements, which one thread moves at a time
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Stands for CUtensorMap: 128 opaque bytes, 64-byte aligned (PTX ISA, "Tensor-Map").
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -43,14 +45,12 @@ constexpr int kFullOffset = 49152;  // 24 bytes: mbarriers: the tile of a stage 
 struct Params {
   TensorMap in_map;  // in (columns, rows)
   unsigned short* out;  // out (rows, columns)
-  long long out_row_stride;  // elements from one row of out to the next
+  int64 out_row_stride;  // elements from one row of out to the next
   int rows;  // rows of in and out
   int columns;  // columns of in and out, a multiple of 8
   int column_tiles;  // tiles side by side
   int tiles;  // all tiles
 };
-
-using Element = unsigned short;  // the bits of one fp16
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -62,7 +62,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive.expect_tx: arrive, and wait for `bytes` more from the copy engine (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -111,7 +112,7 @@ __device__ __forceinline__ void load_tile(const Params& p, int tile, uint32 base
   tma_load_2d(base + kTilesOffset + stage * kTileBytes, &p.in_map, full, place.column, place.row);
 }
 
-// Stores the part of a tile that lies in the matrix: each thread what the same lane of the next warp loaded.
+// Stores the part of a tile that lies in the matrix, 16 bytes a thread.
 __device__ __forceinline__ void store_tile(const Params& p, int tile, const unsigned char* from) {
   const Place place(p, tile);
 #pragma unroll

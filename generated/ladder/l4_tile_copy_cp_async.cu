@@ -1,9 +1,10 @@
-// Generated from specs/ladder/l4_tile_copy_cp_async.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/ladder/l4_tile_copy_cp_async.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/ladder/l4_tile_copy_cp_async.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: fcc51137fc7e0ed6eec7fdad94845a1ed96a3070f0f026a899186cdbd9220207
 // templates: common/declarations.cuh.j2, ptx/cp_async.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 eac9fb48ed6db5b20c956473e067f733fb4c636c3a5120a8fa1e67544da85005
+// seal: sha256 96b36ef61482bc5f8c91fc62139515e80c1337af403db8dca257a9add3fc7c1a
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -15,7 +16,7 @@
 //   __syncthreads   so have everyone's, and everyone has read the stage that is filled next
 //
 // Symbols
-//   tile   kTileM x kTileN elements. Tiles are numbered along rows first
+//   tile   kTileM x kTileN elements. Tiles are numbered from left to right, then downwards
 //   chunk  16 bytes, kCopy elements, which one thread moves at a time
 
 using int64 = long long;
@@ -35,9 +36,9 @@ constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
 
 struct Params {
   const unsigned short* in;  // in (rows, columns)
-  long long in_row_stride;  // elements from one row of in to the next
+  int64 in_row_stride;  // elements from one row of in to the next
   unsigned short* out;  // out (rows, columns)
-  long long out_row_stride;  // elements from one row of out to the next
+  int64 out_row_stride;  // elements from one row of out to the next
   int rows;  // rows of in and out
   int columns;  // columns of in and out, a multiple of 8
   int column_tiles;  // tiles side by side
@@ -46,7 +47,8 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: 16 bytes to shared memory, past the L1; zeros, and no read, unless `valid` (PTX ISA, "cp.async")
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
@@ -100,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     l4_tile_copy_cp_async(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   unsigned char* tiles = shared + kTilesOffset;
-  // Fill all stages but one. Every tile has its group of copies, empty behind the last tile: so one wait fits all.
+  // Fill all stages but one. Every tile has its group of copies, empty after the last tile: so one wait fits all.
   int next = blockIdx.x;
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {

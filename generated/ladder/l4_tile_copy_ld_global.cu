@@ -1,9 +1,10 @@
-// Generated from specs/ladder/l4_tile_copy_ld_global.yaml. Do not edit: change the spec or a template, then run
+// Generated from specs/ladder/l4_tile_copy_ld_global.yaml. Do not edit:
+// change the spec or a template, then run
 //     codegen render specs/ladder/l4_tile_copy_ld_global.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":1,"tile":{"m":64,"n":128}}
 // spec hash: 7aa45b6496714e72922c852ee7052e3d2433827c7fddc8501f87c734cf83acfd
 // templates: common/declarations.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 f94cdcb5cdd21057f20c9e62a7dc16652c47deefd52cde8d541760b601dc75cb
+// seal: sha256 40f7dfc706063e83fc239bd3ef81b3c1ec640d240f0b945ce2c39e3990f05422
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -14,7 +15,7 @@
 //   __syncthreads   before storing: everyone's part is in shared memory; after: everyone has read it
 //
 // Symbols
-//   tile   kTileM x kTileN elements. Tiles are numbered along rows first
+//   tile   kTileM x kTileN elements. Tiles are numbered from left to right, then downwards
 //   chunk  16 bytes, kCopy elements, which one thread moves at a time
 
 using int64 = long long;
@@ -32,9 +33,9 @@ constexpr int kTilesOffset = 0;  // 16384 bytes: tiles, 64 rows of 128 elements
 
 struct Params {
   const unsigned short* in;  // in (rows, columns)
-  long long in_row_stride;  // elements from one row of in to the next
+  int64 in_row_stride;  // elements from one row of in to the next
   unsigned short* out;  // out (rows, columns)
-  long long out_row_stride;  // elements from one row of out to the next
+  int64 out_row_stride;  // elements from one row of out to the next
   int rows;  // rows of in and out
   int columns;  // columns of in and out, a multiple of 8
   int column_tiles;  // tiles side by side

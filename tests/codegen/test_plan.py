@@ -23,7 +23,7 @@ from codegen.plans import plan_for
 from codegen.render import render_plan
 from codegen.spec import AttentionSpec, parse_spec
 
-C_TYPES = {"i32": {"int"}, "i64": {"long long"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
+C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
 
 every_plan = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 
@@ -738,7 +738,7 @@ def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> No
     assert values["kWarpgroupRows"] in (0, 64)  # a warpgroup's rows of C are one column group of A
     source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}}))
     assert "What is stored is relu(A^T B)" in source
-    assert "D = A B (+ D); A in shared memory, M-major, B mn_major" in source and ", p, 1, 1, 1, 1;" in source
+    assert "A in shared memory, M-major, B MN-major." in source and ", p, 1, 1, 1, 1;" in source
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,16 @@ def test_same_bytes_in_every_process(seed: str, tmp_path: Path) -> None:
 @every_spec
 def test_banner(named: NamedSpec) -> None:
     banner = render(named).partition("\n\n")[0].splitlines()
-    assert banner[0].startswith(f"// Generated from {named.origin}. Do not edit")
-    assert banner[1].strip("/ ") == f"codegen render {named.origin}"
-    assert json.loads(banner[2].removeprefix("// spec: ")) == json.loads(named.spec.canonical_json())
-    assert banner[3] == f"// spec hash: {named.spec.hash}"
-    templates = banner[4].removeprefix("// templates: ").split(", ")
+    assert banner[:2] == [f"// Generated from {named.origin}. Do not edit:", "// change the spec or a template, then run"]
+    assert banner[2].strip("/ ") == f"codegen render {named.origin}"
+    assert json.loads(banner[3].removeprefix("// spec: ")) == json.loads(named.spec.canonical_json())
+    assert banner[4] == f"// spec hash: {named.spec.hash}"
+    templates = banner[5].removeprefix("// templates: ").split(", ")
     assert templates == sorted(templates)
     assert plan_for(named).template in templates
     assert all((TEMPLATES / template).is_file() for template in templates)
-    assert banner[5].startswith(SEAL)
-    assert len(banner) == 6
+    assert banner[6].startswith(SEAL)
+    assert len(banner) == 7
 
 
 @every_spec

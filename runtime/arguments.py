@@ -16,6 +16,7 @@ TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that the copy engine or a 16-byte load reads
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 _MAX_FLOAT = 3.4028234e38
+_MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kNoShift, -1e30
 
 
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:
@@ -168,14 +169,14 @@ def check_sink(tensor: Any, heads: int, device: torch.device) -> None:
 
 
 def check_sink_values(tensor: torch.Tensor | None) -> None:
-    """Check that all sinks, if there are any, are finite (synchronises).
+    """Check that the sinks, if there are any, are in the range that kernels weigh (synchronises).
 
     Raises:
         ArgumentError: with the first one that is not.
     """
-    wrong = [] if tensor is None else tensor[~tensor.isfinite()].tolist()
+    wrong = [] if tensor is None else tensor[~(tensor.abs() <= _MAX_SINK)].tolist()
     if wrong:
-        raise ArgumentError("sink", f"has {wrong[0]}, expected finite numbers")
+        raise ArgumentError("sink", f"has {wrong[0]}, expected numbers from {-_MAX_SINK:g} to {_MAX_SINK:g}")
 
 
 def check_scale(scale: Any) -> float:

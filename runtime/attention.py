@@ -108,9 +108,9 @@ class AttentionKernel:
                 query block once: those of a tile are neighbours in it (see :meth:`query_order`). The result of a
                 query block that it leaves out is not written.
             named_indices: index tensors by name.
-            scale: softmax scale, > 0; by default 1 / sqrt(head_dim).
-            sink: float32 (heads,), finite, if the spec says ``sink: true``: a logit that joins the sum of each row of
-                its head, as a key without a value would.
+            scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
+            sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
+                each row of its head, as a key without a value would.
             out: where to write the result: q's shape and dtype; allocated like q by default.
             validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
 

@@ -45,7 +45,10 @@ def test_same_bytes_in_every_process(seed: str, tmp_path: Path) -> None:
 @every_spec
 def test_banner(named: NamedSpec) -> None:
     banner = render(named).partition("\n\n")[0].splitlines()
-    assert banner[:2] == [f"// Generated from {named.origin}. Do not edit:", "// change the spec or a template, then run"]
+    assert banner[:2] == [
+        f"// Generated from {named.origin}. Do not edit:",
+        "// change the spec or a template, then run",
+    ]
     assert banner[2].strip("/ ") == f"codegen render {named.origin}"
     assert json.loads(banner[3].removeprefix("// spec: ")) == json.loads(named.spec.canonical_json())
     assert banner[4] == f"// spec hash: {named.spec.hash}"

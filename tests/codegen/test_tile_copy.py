@@ -69,7 +69,10 @@ def test_other_operators_have_a_matrix_instruction(op: str) -> None:
 
 def test_only_the_way_of_loading_differs() -> None:
     sources = [render(find_spec(name)) for name in NAMES]
-    stores = [source[source.index("__device__ __forceinline__ void store_tile") : source.index('extern "C"')] for source in sources]
+    stores = [
+        source[source.index("__device__ __forceinline__ void store_tile") : source.index('extern "C"')]
+        for source in sources
+    ]
     assert len(set(stores)) == 1
 
 

@@ -114,11 +114,12 @@ def test_what_is_no_sink(sink: Any, message: str) -> None:
         check_sink(sink, 4, torch.device("cuda", 0))
 
 
-def test_sinks_are_finite() -> None:
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan"), 7e29, -7e29])
+def test_sinks_are_in_the_range_that_kernels_weigh(wrong: float) -> None:
     check_sink_values(None)
-    check_sink_values(torch.tensor([-1e4, 0.0, 1e4]))
-    with pytest.raises(ArgumentError, match="sink: has inf, expected finite numbers"):
-        check_sink_values(torch.tensor([0.0, float("inf")]))
+    check_sink_values(torch.tensor([-6e29, -1e4, 0.0, 1e4, 6e29]))
+    with pytest.raises(ArgumentError, match=r"sink: has .*, expected numbers from -6e\+29 to 6e\+29"):
+        check_sink_values(torch.tensor([0.0, wrong]))
 
 
 def test_scales_that_do() -> None:

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 80f7e63cedd04582c5b0c5e5eb229bed14519afce3af69768a8d87c0c78f36a0
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5aec43aedf3d530fb267851ee710a1c82713af5911c9bccea5c65e468841b659
+// seal: sha256 2d469e5fe106e18f36d8c8ecfd622f8223d2c532741b4232adcce43dbd27a37c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -869,9 +869,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
-  const bool warp_leader = lane == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
+  const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
   // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 53f3dc117542254721bada6d524d684d52c42134eebd21d513318cd8e1cd1946
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 20dd18bdb6ecc04b2cb068b3ac18fdb8ef353546cb20f1c9a268a842fa056435
+// seal: sha256 8796cbf0009a5144b87b15efeffa3febe26c7cb3c45ab0307d8f2b0b65abf0b4
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -883,9 +883,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
 
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int first_row = warp * 16 + lane / 4;
-  const bool warp_leader = lane == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
+  const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
   const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
   // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.

@@ -29,10 +29,10 @@ OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 DASH = "-"
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
-COMPACT_HEADINGS = ("row", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio")
+COMPACT_HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio")
 COMPACT_ALIGNMENT = ["---", "---", "---:", "---", "---:", "---:"]
-FULL_HEADINGS = ("row", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
-FULL_ALIGNMENT = ["---", "---", "---:", "---:", "---:", "---", "---:"]
+FULL_HEADINGS = ("row", "kernel", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
+FULL_ALIGNMENT = ["---", "---", "---", "---:", "---:", "---:", "---", "---:"]
 # Whose receipts the README shows as long as no benchmark has a row of them; docs/results.md shows every kernel.
 HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
 # One row of each kind for the README's one screen, the slower ones too; docs/results.md has every row.
@@ -139,7 +139,7 @@ def compact_table(
     verified = verified_receipts(specs, folder)
     # A report that is older than groups has main rows only.
     records = [r for report in reports for r in report["rows"] if "main" in r.get("groups", ("main",))]
-    measured = {record.get("kernel") for record in records}
+    measured = {shipped_stem(record) for record in records}
     records = [record for record in records if names is None or record["name"] in names]
     rows, devices = [], {f"{report['device']}, driver {report['driver']}" for report in reports}
     for record in records:
@@ -151,7 +151,8 @@ def compact_table(
             f"{best['tflops']:.0f}" if best else DASH,
             ratio(own, best),
         ]
-        rows.append(line([row_name(record), workload(record), *speeds]))
+        stem = shipped_stem(record)
+        rows.append(line([f"`{stem}`" if stem else row_name(record), workload(record), *speeds]))
     for named in (named for named in specs if named.stem not in measured):
         cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
         rows.append(line([f"`{named.stem}`", *cells[:5]]))
@@ -172,7 +173,9 @@ def full_table(report: Mapping[str, Any]) -> str:
         told = ", ".join(f"{label} {results[label]['tflops']:.0f} ({results[label]['error']:.0e})" for label in peers)
         times = [f"{own['milliseconds']:.3f}", speed(record), f"{own['error']:.0e}"] if own else [DASH, DASH, DASH]
         best = results.get(best_peer(record))
-        rows.append(line([row_name(record), workload(record), *times, told or DASH, ratio(own, best)]))
+        stem = shipped_stem(record)
+        names = [row_name(record), f"`{stem}`" if stem else DASH]
+        rows.append(line([*names, workload(record), *times, told or DASH, ratio(own, best)]))
         without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
     without += [f"- `{name}`: not run" for name in report.get("not_run", ())]
     without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
@@ -191,18 +194,22 @@ def with_note(text: str, rows: list[str]) -> str:
 
 
 @cache
-def shipped_hashes() -> frozenset[str]:
-    """Return the hashes of the shipped specs: those that receipts are of."""
-    return frozenset(named.spec.hash for named in shipped_specs())
+def shipped_stems() -> Mapping[str, str]:
+    """Return the names of the shipped specs, those that receipts are of, by their hashes."""
+    return {named.spec.hash: named.stem for named in shipped_specs()}
+
+
+def shipped_stem(record: Mapping[str, Any]) -> str | None:
+    """Return the name of the shipped spec that a row was measured with, if it is one."""
+    try:
+        return shipped_stems().get(parse_spec(record["spec"]).hash)
+    except CodegenError:  # a field that a spec no longer has
+        return None
 
 
 def row_name(record: Mapping[str, Any]) -> str:
     """Return a row's name, marked if its spec is not shipped."""
-    try:
-        shipped = parse_spec(record["spec"]).hash in shipped_hashes()
-    except CodegenError:  # a field that a spec no longer has
-        shipped = False
-    return f"`{record['name']}`{'' if shipped else UNSHIPPED}"
+    return f"`{record['name']}`{'' if shipped_stem(record) else UNSHIPPED}"
 
 
 def workload(record: Mapping[str, Any]) -> str:

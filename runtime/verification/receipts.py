@@ -15,6 +15,7 @@ from codegen.receipts import (
     VerificationRecord,
     source_sha256,
 )
+from codegen.render import render
 from runtime import toolchain
 from runtime.compiler import Compiled, compile_spec
 from runtime.inspection import usage
@@ -66,11 +67,13 @@ def rebound(earlier: Receipt, named: NamedSpec) -> Receipt:
     """
     if earlier.spec.hash != named.spec.hash:
         raise ReceiptError(f"{named.stem}: its spec has changed")
+    sha256 = source_sha256(render(named))
+    if earlier.source.sha256 == sha256:
+        return earlier
     compiled = compile_spec(named)
     if changed := differences(earlier.cubin, cubin_record(compiled)):
         raise ReceiptError(f"{named.stem}: {'; '.join(changed)}")
-    source = SourceRecord(file=named.source_file, sha256=source_sha256(compiled.source))
-    return earlier.model_copy(update={"source": source})
+    return earlier.model_copy(update={"source": SourceRecord(file=named.source_file, sha256=sha256)})
 
 
 def differences(told: CubinRecord, found: CubinRecord) -> list[str]:

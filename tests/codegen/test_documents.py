@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import runtime
 from codegen.arch import ARCHS
 from codegen.patterns import PATTERNS
 from codegen.spec import MODELS
@@ -14,6 +16,7 @@ from codegen.spec import MODELS
 PROJECT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")])
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
+CALLING = (PROJECT / "docs" / "calling.md").read_text(encoding="utf-8")
 SPECS = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
 
 
@@ -44,3 +47,28 @@ def test_every_field_and_pattern_is_documented() -> None:
     fields = {field.alias or name for model in MODELS for name, field in model.model_fields.items()}
     assert not [field for field in fields if f"| `{field}` |" not in SPECS]
     assert not [kind for kind in PATTERNS if f"| `{kind}` |" not in SPECS]
+
+
+def test_calls_have_the_arguments_that_the_document_names() -> None:
+    pytest.importorskip("torch")
+    from runtime.attention import AttentionKernel
+    from runtime.bsr_sddmm import BsrSddmmKernel
+    from runtime.bsr_spgemm import BsrSpgemmKernel
+    from runtime.bsr_spmm import BsrSpmmKernel
+
+    kernels = {"attn": AttentionKernel, "spmm": BsrSpmmKernel, "sddmm": BsrSddmmKernel, "spgemm": BsrSpgemmKernel}
+    told = dict(re.findall(r"^    (\w+)\((.*validate=False)\)", CALLING, re.MULTILINE))
+    assert set(told) == set(kernels)
+    for name, kernel in kernels.items():
+        parameters = list(inspect.signature(kernel.__call__).parameters.values())[1:]
+        star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        called = [
+            star.get(p.kind, "") + p.name + ("" if p.default is p.empty else f"={p.default}")
+            for p in parameters
+            if p.kind is not p.VAR_KEYWORD
+        ]
+        assert told[name] == ", ".join(called)
+
+
+def test_every_exception_is_documented() -> None:
+    assert not [name for name in runtime.__all__ if name.endswith("Error") and f"`{name}`" not in CALLING]

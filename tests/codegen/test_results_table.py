@@ -138,10 +138,10 @@ def test_compact_table_has_main_rows_beside_their_best_peer_and_then_receipts(
 ) -> None:
     write(named, measurement=[timed("long", "dense", 4.0, 900.0)])
     unverified = find_spec("h100_bsr_spmm_b64")
-    others = record("a", groups=["main", "k"]), record("b", groups=["k"])
-    found = rows(script.compact_table([report(*others)], [named, unverified], tmp_path))
-    assert list(found)[2:] == ["a", named.stem, unverified.stem]
-    assert found["a"] == [SHAPE, "600", "fast", "1200", "0.50"]
+    others = record("a", "h100_topk64", groups=["main", "k"]), record("b", groups=["k"])
+    found = rows(script.compact_table([report(*others)], [find_spec("h100_topk64"), named, unverified], tmp_path))
+    assert list(found)[2:] == ["h100_topk64", named.stem, unverified.stem]
+    assert found["h100_topk64"] == [SHAPE.replace("topk32", "topk64"), "600", "fast", "1200", "0.50"]
     assert found[named.stem] == ["long", "600", "dense", "300", "2.00"]
     assert found[unverified.stem] == ["unverified", "-", "-", "-", "-"]
 
@@ -157,8 +157,8 @@ def test_rows_of_bsr_products_take_the_place_of_receipts(tmp_path: Path) -> None
     rows_of_bsr = bsr_record("spmm_b64", specs[1].stem), bsr_record("sweep", specs[0].stem, groups=["crossover"])
     text = script.compact_table([report(record("a")), report(*rows_of_bsr) | {"device": "another"}], specs, tmp_path)
     found = rows(text)
-    assert list(found)[2:] == ["a", "spmm_b64", "h100_bsr_spmm_b128"]
-    assert found["spmm_b64"] == ["M8192 K8192 N1024, 16 blocks 64x64 a row", "600", "fast", "1200", "0.50"]
+    assert list(found)[2:] == ["h100_topk32", "h100_bsr_spmm_b64", "h100_bsr_spmm_b128"]
+    assert found["h100_bsr_spmm_b64"] == ["M8192 K8192 N1024, 16 blocks 64x64 a row", "600", "fast", "1200", "0.50"]
     assert found["h100_bsr_spmm_b128"] == ["unverified", "-", "-", "-", "-"]
     assert text.startswith("a device, driver 580.0 and another, driver 580.0; ")
 
@@ -167,11 +167,11 @@ def test_a_row_of_a_spec_that_is_not_shipped_is_marked(tmp_path: Path) -> None:
     other = record("b")
     other["spec"] = json.loads(json.dumps(other["spec"]))
     other["spec"]["pattern"]["k"] = 33
-    for text in (
-        script.full_table(report(record("a"), other)),
-        script.compact_table([report(record("a"), other)], [], tmp_path),
+    for text, names in (
+        (script.full_table(report(record("a"), other)), ("| `a` | `h100_topk32` |", "| `b`‡ | - |")),
+        (script.compact_table([report(record("a"), other)], [], tmp_path), ("| `h100_topk32` |", "| `b`‡ |")),
     ):
-        assert "| `a` |" in text and "| `b`‡ |" in text
+        assert all(name in text for name in names)
         assert "‡: a spec that is not shipped" in text.splitlines()[0]
     assert "‡" not in script.full_table(report(record("a")))
 
@@ -192,8 +192,16 @@ def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
     failed = record("b", groups=["short"], results={}, failed={"FA4": "ImportError: no"}, heads=64, kv_heads=8)
     text = script.full_table(report(record("a"), failed, not_run=["c"], not_installed=["fa3"]))
     found = rows(text)
-    assert found["a"] == [SHAPE, "2.000", "600", "4e-04", "fast 1200 (3e-04), slow 300 (5e-04)", "0.50"]
-    assert found["b"] == [SHAPE.replace("H16", "H64:8"), "-", "-", "-", "-", "-"]
+    assert found["a"] == [
+        "`h100_topk32`",
+        SHAPE,
+        "2.000",
+        "600",
+        "4e-04",
+        "fast 1200 (3e-04), slow 300 (5e-04)",
+        "0.50",
+    ]
+    assert found["b"] == ["`h100_topk32`", SHAPE.replace("H16", "H64:8"), "-", "-", "-", "-", "-"]
     assert text.splitlines()[-3:] == [
         "- `b`: FA4 has no time: ImportError: no",
         "- `c`: not run",
@@ -210,7 +218,7 @@ def test_a_kernel_that_changed_since_is_marked(change: dict[str, Any], tmp_path:
     older["spec"] = older["spec"] | change.pop("spec", {})
     text = script.full_table(report(older | change))
     (row,) = (cells for name, cells in rows(text).items() if name.startswith("a"))  # an unknown spec has a mark too
-    assert row[2] == "600†"
+    assert row[3] == "600†"
     assert "†: measured with an earlier source" in text.splitlines()[0]
     assert "†" not in script.full_table(report(record("a")))
 

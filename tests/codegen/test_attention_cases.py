@@ -12,6 +12,7 @@ import pytest
 
 from codegen.library import find_spec
 from codegen.spec import AttentionSpec
+from runtime.verification.common import poisoned_memory, tolerance
 
 torch = pytest.importorskip("torch")
 
@@ -242,3 +243,147 @@ def test_one_failure_among_many_is_named(failure: Outcome, says: str) -> None:
         assert found.problem == says
         assert found.description.startswith("1 of 2 passed, ")
         assert math.isnan(found.max_error) == math.isnan(failure.max_error)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("h100_dense", ["MONOTONE_CASES"]),
+        ("h100_window1k_sink", ["SINK_CASES", "MONOTONE_CASES"]),
+        ("h100_topk32_b64_shared", ["MONOTONE_CASES", "SHARE_KV_CASES"]),
+        ("l4_topk32_wmma", []),
+    ],
+)
+def test_options_have_cases_of_their_own(name: str, more: list[str]) -> None:
+    groups = [attention.CASES, *(getattr(attention, group) for group in more)]
+    assert [case.name for case in attention.cases_of(spec_of(name))] == [case.name for all_ in groups for case in all_]
+
+
+def test_a_softcap_has_a_case_of_its_own() -> None:
+    fields = spec_of("h100_causal").model_dump(mode="json", by_alias=True)
+    spec = find_spec({**fields, "softcap": 30.0}).spec
+    assert isinstance(spec, AttentionSpec)
+    plain = attention.cases_of(spec_of("h100_causal"))
+    assert set(attention.cases_of(spec)) - set(plain) == set(attention.SOFTCAP_CASES)
+
+
+def test_two_runs_that_differ_fail() -> None:
+    case = replace(BY_NAME["plain"], q_len=128, kv_len=128)
+    calls: list[int] = []
+
+    def second_result(out: Any, lse: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            out[0, 0, 5, 3] = torch.nextafter(out[0, 0, 5, 3], torch.full_like(out[0, 0, 5, 3], torch.inf))
+
+    def second_lse(out: Any, lse: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            lse[0, 0, 5] += 1e-6 * lse[0, 0, 5].abs()
+
+    for spoil in (second_result, second_lse):
+        calls.clear()
+        found = run(Oracle("h100_dense", case, spoil))
+        assert len(calls) == 2 and found.problem == "two runs differ", spoil.__name__
+
+
+def test_a_result_without_lse_is_judged_too() -> None:
+    class Alone(Oracle):
+        def __call__(self, *tensors: Any, **named: Any) -> Any:
+            return super().__call__(*tensors, **named)[0]
+
+    def spoiled(out: Any, lse: Any) -> None:
+        out[0, 0, 5] += 1
+
+    case = replace(BY_NAME["plain"], q_len=128, kv_len=128)
+    assert run(Alone("h100_dense", case)).passed and not run(Alone("h100_dense", case, spoiled)).passed
+
+
+def test_torch_sets_the_tolerance_where_it_computes_the_same() -> None:
+    small = replace(BY_NAME["own_scale"], q_len=64, kv_len=100)
+    spec = spec_of("h100_causal")
+    inputs = attention.make_inputs(spec, small, CPU)
+    exact, _, weight = attention.oracle(spec, small, inputs)
+    theirs = attention.torch_result(spec, small, inputs, weight)
+    assert theirs is not None and (theirs.double() - exact).abs().max() < 2e-3
+    found = run(Oracle("h100_causal", small))
+    assert found.torch_error is not None and 0 < found.torch_error < 2e-3
+    bound = max(2 * found.torch_error, 2.0**-11 * float(exact.abs().max()))
+    assert found.tolerance == pytest.approx(min(2e-3, bound))
+    for other in (spec_of("h100_window1k_sink"), find_spec({**spec.model_dump(by_alias=True), "softcap": 30.0}).spec):
+        assert isinstance(other, AttentionSpec)
+        assert attention.torch_result(other, small, inputs, weight) is None
+    assert attention.torch_result(spec, small, inputs, weight * 2) is None  # a pair that counts twice
+
+
+def test_the_scale_of_a_case_is_that_of_the_oracle() -> None:
+    case, spec = BY_NAME["own_scale"], spec_of("h100_causal")
+    assert attention.softmax_scale(spec, case) == case.scale == 0.31
+    assert attention.softmax_scale(spec, BY_NAME["plain"]) == 128**-0.5
+
+
+def test_tensors_lie_as_the_case_says() -> None:
+    spec = spec_of("h100_dense")
+    inputs = attention.make_inputs(spec, BY_NAME["transposed"], CPU)
+    assert inputs.q.shape == (2, 4, 500, 128) and inputs.k.shape == inputs.v.shape == (2, 2, 600, 128)
+    for tensor in (inputs.q, inputs.k, inputs.v):
+        assert tensor.transpose(1, 2).is_contiguous() and not tensor.is_contiguous()
+    for name, strides in (("expanded", {0}), ("plain", {4 * 1024 * 128})):
+        inputs = attention.make_inputs(spec, BY_NAME[name], CPU)
+        assert {inputs.k.stride(0), inputs.v.stride(0)} == strides and inputs.q.is_contiguous()
+
+
+def test_logits_rise_and_fall_as_the_case_says() -> None:
+    spec = spec_of("h100_dense")
+    for case, sign in zip(attention.MONOTONE_CASES, (1, -1), strict=True):
+        inputs = attention.make_inputs(spec, case, CPU)
+        ramp = (inputs.q[0, 0, 0, 0] * inputs.k[0, 0, :, 0]).double() * attention.softmax_scale(spec, case)
+        assert float(ramp[-1] - ramp[0]) == pytest.approx(sign * attention.RISE, rel=5e-3)
+        assert (sign * ramp.diff() >= 0).all()
+
+
+def test_huge_sinks_are_huge() -> None:
+    (case,) = (each for each in attention.SINK_CASES if each.sinks == "huge")
+    sink = attention.make_inputs(spec_of("h100_window1k_sink"), case, CPU).sink
+    assert sink is not None and sink.tolist() == [1e4, -1e4] * (case.heads // 2)
+
+
+def test_the_two_lists_split_the_key_blocks() -> None:
+    spec = spec_of("h100_block_lists")
+    case = replace(BY_NAME["full_rows"], counts="full")
+    _, partial, _, full = attention.make_inputs(spec, case, CPU).indices
+    assert partial is not None and full is not None
+    blocks = torch.cat([partial, full], 3).sort(-1).values
+    assert (blocks == torch.arange(blocks.shape[3])).all() and min(partial.shape[3], full.shape[3]) >= 1
+    _, partial, _, full = attention.make_inputs(spec, BY_NAME["one_pair"], CPU).indices
+    assert partial is not None and full is not None and partial.shape[3] == full.shape[3] == 1
+    assert len(attention.make_inputs(spec, BY_NAME["one_list"], CPU).indices) == 2
+
+
+def test_an_entry_of_the_number_of_blocks_names_none() -> None:
+    spec, case = spec_of("h100_topk32"), replace(BY_NAME["plain"], batch=1, q_len=128, kv_len=256)
+    inputs = attention.make_inputs(spec, case, CPU)
+    lists = torch.full_like(inputs.indices[0], 2)  # there are blocks 0 and 1
+    assert not attention.multiplicity(spec, case, replace(inputs, indices=(lists,))).any()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "largest", "allowed"),
+    [(None, 100.0, 2e-3), (1e-4, 0.1, 2e-4), (1e-4, 1.0, 2.0**-11), (9e-4, 1.0, 1.8e-3), (1.0, 1.0, 2e-3)],
+)
+def test_an_error_is_held_to_the_best_that_is_known(theirs: float | None, largest: float, allowed: float) -> None:
+    assert tolerance("fp16", theirs, largest) == pytest.approx(allowed)
+
+
+def test_new_memory_is_poisoned_for_a_while() -> None:
+    with poisoned_memory():
+        assert torch.empty(1000).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_inputs_depend_on_the_name_of_a_case_alone() -> None:
+    spec, case = spec_of("h100_causal"), replace(BY_NAME["plain"], q_len=8, kv_len=8)
+    first = attention.make_inputs(spec, case, CPU)
+    torch.rand(3)
+    assert torch.equal(attention.make_inputs(spec, case, CPU).q, first.q)
+    assert not torch.equal(attention.make_inputs(spec, replace(case, name="other"), CPU).q, first.q)

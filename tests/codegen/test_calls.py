@@ -7,13 +7,15 @@ import math
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from codegen.library import find_spec
+from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
+from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
 
@@ -244,3 +246,273 @@ def test_every_kernel_is_prepared_for_its_device(
     q, k, v = (torch.randn(1, 2, 256, call.spec.head_dim, dtype=torch.float16) for _ in range(3))
     call(q, k, v)
     assert prepared and driver.launches
+
+
+def listed(heads: int = 4, kv_heads: int = 2, q_len: int = 256, kv_len: int = 4096) -> dict[str, Any]:
+    """Arguments of l4_topk32."""
+    q, k, v = (torch.zeros(2, h, s, 128).half() for h, s in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)))
+    return {"q": q, "k": k, "v": v, "kv_indices": torch.zeros(2, heads, q_len // 64, 32, dtype=torch.int32)}
+
+
+def shifted(t: Any) -> Any:
+    """Return a tensor like another that begins one element behind a place where copies may begin."""
+    return torch.zeros(t.numel() + 8, dtype=t.dtype)[1 : t.numel() + 1].view(t.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("q", lambda t: t[..., :64], r"q: has shape .* head_dim 128"),
+        ("k", lambda t: t[:1], r"k: has shape .*batch 2"),
+        ("v", lambda t: t[:1], r"v: has shape .*batch 2"),
+        ("v", lambda t: t[:, :1], r"v: has shape .*kv_heads 2"),
+        ("v", lambda t: t[:, :, :100], r"v: has shape .* kv_len 4096"),
+        ("q", lambda t: t[:, :3], r"k: has 2 heads, q has 3: not a multiple"),
+        ("q", lambda t: t.mT.contiguous().mT, r"q: has stride 256 in its last dimension"),
+        ("k", lambda t: torch.nn.functional.pad(t, (0, 1))[..., :128], r"k: has stride \d+ .* multiples of 8"),
+        ("q", shifted, r"q: starts at address 0x"),
+        ("k", shifted, r"k: starts at address 0x"),
+        ("v", shifted, r"v: starts at address 0x"),
+        ("out", lambda _: shifted(torch.zeros(2, 4, 256, 128).half()), r"out: starts at address 0x"),
+        ("out", lambda _: torch.zeros(2, 4, 128, 128).half(), r"out: has shape \(2, 4, 128, 128\)"),
+        ("out", lambda _: torch.zeros(2, 4, 128, 256).half().mT, r"out: has stride 256 in its last dimension"),
+        ("out", lambda _: torch.zeros(1, 4, 256, 128).half().expand(2, -1, -1, -1), r"out: is expanded in dimension 0"),
+        ("kv_indices", lambda t: 3, r"kv_indices: is int, expected a torch\.Tensor"),
+        ("kv_indices", lambda t: t.to("meta"), r"kv_indices: is on meta, q is on cpu"),
+        ("kv_indices", lambda t: t.long(), r"kv_indices: is torch\.int64, expected torch\.int32"),
+        ("kv_indices", lambda t: t[0], r"kv_indices: has shape .* expected"),
+        ("kv_indices", lambda t: t[..., :31], r"kv_indices: has shape .* k 32"),
+        ("kv_indices", lambda t: t[:, :, :3], r"kv_indices: has shape .* query_blocks 4"),
+        ("kv_indices", lambda t: t[:, :2], r"kv_indices: has shape .* heads 1 or 4"),
+        ("kv_indices", lambda t: t.mT.contiguous().mT, r"kv_indices: has stride 4 in its last dimension, expected 1"),
+        ("kv_indices", lambda t: None, r"kv_indices: is missing"),
+        ("kv_indices", lambda t: t.fill_(64), r"kv_indices: is 64 at \(0, 0, 0, 0\), allowed: 0 to 63"),
+        ("kv_indices", lambda t: t.fill_(-1), r"kv_indices: is -1 at"),
+        ("scale", lambda _: -1.0, r"scale: is -1\.0"),
+        ("sink", lambda _: torch.zeros(4), r"sink: is given, but the spec of l4_topk32 says sink: false"),
+        ("mask", lambda _: None, r"mask: is not an argument of l4_topk32; allowed: kv_indices, scale, out, sink"),
+    ],
+)
+def test_what_is_wrong_with_an_argument(kernel: Any, name: str, spoil: Callable[[Any], Any], message: str) -> None:
+    call, driver = kernel("l4_topk32")
+    arguments = listed()
+    arguments[name] = spoil(arguments.get(name))
+    with pytest.raises(ArgumentError, match=message):
+        call(**arguments, validate=True)
+    assert not driver.launches
+
+
+def test_lists_are_given_once_and_no_more_than_there_are(kernel: Any) -> None:
+    call, driver = kernel("l4_topk32")
+    q, k, v, lists = listed().values()
+    with pytest.raises(ArgumentError, match="kv_indices: is given twice"):
+        call(q, k, v, lists, kv_indices=lists)
+    with pytest.raises(ArgumentError, match="indices: 2 index tensors were given; this kernel takes: kv_indices"):
+        call(q, k, v, lists, lists)
+    call, other = kernel("l4_causal")
+    with pytest.raises(ArgumentError, match="indices: 1 index tensors were given; this kernel takes: none"):
+        call(q, k, v, lists)
+    assert not driver.launches and not other.launches
+
+
+def test_values_are_checked_only_on_request(kernel: Any) -> None:
+    call, driver = kernel("l4_topk32")
+    arguments = listed()
+    arguments["kv_indices"].fill_(64)
+    call(**arguments)
+    with pytest.raises(ArgumentError, match="kv_indices: is 64"):
+        call(**arguments, validate=True)
+    assert len(driver.launches) == 1
+
+
+def test_entries_behind_the_count_of_a_list_are_not_checked(kernel: Any) -> None:
+    call, driver = kernel("h100_block_lists")
+    q, k, v = qkv()
+    counts, lists = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 2, dtype=torch.int32)
+    lists[..., 1] = 99
+    call(q, k, v, counts, lists, validate=True)
+    assert field(call, driver.launches[-1][2], "kv_indices_length") == (2,)
+    with pytest.raises(ArgumentError, match=r"kv_num_blocks: is 3 at .* allowed: 0 to 2"):
+        call(q, k, v, counts * 3, lists, validate=True)
+    lists[..., 0] = 98
+    with pytest.raises(ArgumentError, match=r"kv_indices: is 98 at \(0, 0, 0, 0\), allowed: 0 to 1"):
+        call(q, k, v, counts, lists, validate=True)
+    with pytest.raises(ArgumentError, match="full_kv_num_blocks and full_kv_indices: belong together"):
+        call(q, k, v, counts, lists, counts)
+
+
+def test_lists_may_be_shared_and_lie_anywhere(kernel: Any) -> None:
+    call, driver = kernel("l4_topk32")
+    q, k, v, _ = listed().values()
+    lists = torch.zeros(2, 4, 5, 40, dtype=torch.int32)[:, :, :4, :32]
+    for given, strides in ((lists, (800, 200, 40)), (lists[:1], (0, 200, 40)), (lists[:, :1], (800, 0, 40))):
+        call(q, k, v, given)
+        names = [f"kv_indices_{axis}_stride" for axis in ("batch", "head", "row")]
+        assert tuple(field(call, driver.launches[-1][2], name)[0] for name in names) == strides
+
+
+@pytest.mark.parametrize("name", ["l4_causal", "h100_causal"])
+def test_a_new_output_lies_as_the_kernel_writes_it(kernel: Any, name: str) -> None:
+    call, driver = kernel(name)
+    k, v = qkv()[:2]
+    rows_first = torch.zeros(1, 256, 2, 128).half().transpose(1, 2)
+    beside = torch.zeros(1, 256, 2, 256).half()[..., :128].transpose(1, 2)  # as a slice of a fused projection is
+    for q, strides in ((rows_first, rows_first.stride()), (beside, (65536, 32768, 128, 1))):
+        out = call(q, k, v)[0]
+        assert out.stride() == strides
+        if "o_map" not in call.compiled.plan.tensor_maps:
+            (_, _, block) = driver.launches[-1]
+            assert tuple(field(call, block, f"o_{axis}_stride")[0] for axis in ("batch", "head", "row")) == strides[:3]
+        else:
+            (encoder,) = (each for which, _, each in list(call._signatures.values())[-1].maps if which == "o")
+            assert encoder.strides == tuple(reversed(strides[:3]))
+
+
+def test_the_result_is_written_where_the_caller_says(kernel: Any) -> None:
+    call, driver = kernel("l4_causal")
+    q, k, v = qkv()
+    out = torch.zeros(1, 256, 2, 128).half().transpose(1, 2)
+    assert call(q, k, v, out=out)[0] is out
+    ((_, _, block),) = driver.launches
+    assert field(call, block, "o") == (out.data_ptr(),) and field(call, block, "o_head_stride") == (128,)
+
+
+def test_a_gradient_is_checked_after_calls_that_need_none(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, tensor: Any, *rest: Any) -> None:
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise ArgumentError(name, "requires a gradient")
+
+    monkeypatch.setattr(attention, "check_tensor", refuse)
+    call, driver = kernel("h100_dense")
+    q, k, v = qkv()
+    call(q, k, v)
+    with pytest.raises(ArgumentError, match="v: requires a gradient"):
+        call(q, k, v.requires_grad_())
+    assert len(driver.launches) == 1
+
+
+def test_a_call_is_checked_once_and_few_are_remembered(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_SIGNATURES_KEPT", 2)
+    call, _ = kernel("h100_dense")
+    checked, check = [], call._check
+    call._check = lambda *given, **more: checked.append(given) or check(*given, **more)
+    for length in (128, 128, 256, 384, 384):
+        call(*qkv(length=length))
+        assert len(call._signatures) <= 2
+    assert len(checked) == 3
+
+
+def test_maps_of_one_address_are_made_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(launch, "_MAPS_KEPT", 2)
+    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: made.append(address) or b"")
+    encoder = launch.MapEncoder("fp16", (), (), None)  # type: ignore[arg-type]
+    for address in (16, 16, 32, 16, 48, 48):
+        encoder.at(address)
+        assert len(encoder.known) <= 2
+    assert made == [16, 32, 48]
+
+
+def test_more_tiles_than_can_be_numbered(kernel: Any) -> None:
+    call, _ = kernel("h100_dense")
+    queries = call.compiled.plan.tile_queries
+    for batch in (2**15 - 1, 2**15):
+        q, k = (torch.zeros(1, 1, n, 128).half().expand(batch, 2**16, n, 128) for n in (queries, 128))
+        if batch < 2**15:
+            assert call._check(q, k, k, indices=(), scale=None, out=None, sink=None).grid == 132
+            continue
+        with pytest.raises(ArgumentError, match=rf"q: has shape .*: more than 2\^31 tiles of {queries} queries"):
+            call(q, k, k)
+
+
+def test_keys_and_values_that_tensor_maps_reach_may_lie_far_apart(kernel: Any) -> None:
+    call, driver = kernel("h100_dense")
+    q, k, v = qkv()
+    far = torch.empty_strided(k.shape, (2**36, 2**35, 128, 1), dtype=torch.float16, device="meta")
+    call(q, far, v)
+    assert len(driver.launches) == 1
+
+
+ATTENTION = [named for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
+
+
+@pytest.mark.parametrize("named", ATTENTION, ids=lambda named: named.stem)
+def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.MonkeyPatch, named: Any) -> None:
+    monkeypatch.setattr(attention, "check_sink", lambda *given: None)  # it is on the CPU
+    call, driver = kernel(named.stem)
+    spec, block = named.spec, named.spec.pattern.fixed_block
+    packed, kv_heads, length = spec.packed_heads, 2, 600
+    q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
+    q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
+    sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
+    indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
+    sink = torch.zeros(q.shape[1]) if spec.sink else None
+    out = torch.zeros_like(q)
+    found = call(q, k, v, *indices, out=out, sink=sink)
+    assert (found if not spec.lse else found[0]) is out
+    ((grid, _, launched),) = driver.launches
+    wanted: dict[str, Any] = {
+        "q_len": length,
+        "kv_len": length,
+        "heads": 2 * kv_heads,
+        "heads_per_kv_head": 2,
+        "query_tiles": -(-length // call.compiled.plan.tile_queries),
+        "tiles": 2 * kv_heads * -(-length // call.compiled.plan.tile_queries),
+        "scale_log2": pytest.approx(math.log2(math.e) / math.sqrt(spec.head_dim)),
+        **{t.name: tensor.data_ptr() for t, tensor in zip(call.spec.index_tensors, indices, strict=True)},
+        **({"sink": sink.data_ptr()} if sink is not None else {}),
+    }
+    names = {param.name for param in call.compiled.plan.params}
+    assert {name: field(call, launched, name)[0] for name in wanted if name in names} == {
+        name: value for name, value in wanted.items() if name in names
+    }
+    for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress"}:
+        assert field(call, launched, name)[0] != 0, name
+    assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.blocks_per_sm
+
+
+def test_a_launch_sees_to_a_context_of_its_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[Any] = []
+    monkeypatch.setattr(launch, "make_context_current", devices.append)
+    call, _ = kernel("h100_dense")
+    call(*qkv())
+    call(*qkv())
+    assert devices == [None, None]  # the index of the CPU
+
+
+def test_every_tensor_is_checked(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(attention, "check_tensor", lambda *given: checked.append(given))
+    call, _ = kernel("l4_topk32")
+    arguments = {**listed(), "out": torch.zeros(2, 4, 256, 128).half()}
+    call(**arguments)
+    device = torch.device("cpu")
+    assert [(name, tensor is arguments[name]) for name, tensor, *_ in checked] == [(x, True) for x in (*"qkv", "out")]
+    assert [rest for _, _, *rest in checked] == [[torch.float16, 4], *[[torch.float16, 4, device]] * 3]
+
+
+def test_a_kernel_without_lse_returns_its_result_alone(kernel: Any) -> None:
+    call, driver = kernel({**find_spec("l4_causal").spec.model_dump(mode="json", by_alias=True), "lse": False})
+    q, k, v = qkv()
+    out = call(q, k, v)
+    assert torch.is_tensor(out) and out.shape == q.shape and len(driver.launches) == 1
+
+
+def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    call, driver = kernel("h100_dense")
+    call(*qkv())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    call(*qkv())
+    assert entered == [torch.device("cpu")] and len(driver.launches) == 2
+
+
+def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:
+    call, driver = kernel("h100_block_lists")
+    q, k, v = qkv()
+    counts = torch.ones(1, 1, 2, dtype=torch.int32)
+    call(q, k, v, counts, torch.zeros(64, dtype=torch.int32).as_strided((1, 1, 2, 1), (16, 16, 8, 2)))
+    with pytest.raises(ArgumentError, match="kv_indices: has stride 2 in its last dimension, expected 1"):
+        call(q, k, v, counts, torch.zeros(1, 1, 2, 4, dtype=torch.int32)[..., ::2])
+    assert len(driver.launches) == 1

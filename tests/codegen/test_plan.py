@@ -1320,3 +1320,83 @@ def test_left_out_warp_rows_follow_the_tile() -> None:
 )
 def test_occupancy(spec: dict[str, Any], said: str) -> None:
     assert occupancy(plan_of(spec)) == said
+
+
+def by_wmma(**fields: Any) -> dict[str, Any]:
+    """A spec of the simplest product kernel that differs in some fields."""
+    return {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "mma": "wmma", **fields}
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("epilogue", {"epilogue": {"bias": True}}),
+        ("accumulate", {"accumulate": True}),
+        ("balanced", {"balanced": True}),
+        ("cluster", {"cluster": 2}),
+        ("transpose_a", {"transpose_a": True}),
+        ("blocks_per_sm", {"blocks_per_sm": 2}),
+        ("block.rows", {"block": {"rows": 48, "cols": 128}}),
+        ("block.cols", {"block": {"rows": 128, "cols": 96}, "tile": {"k": 32}}),
+        ("tile.m", {"tile": {"m": 64}}),
+        ("tile.n", {"tile": {"n": 192}}),
+        ("tile.n", {"tile": {"n": 256}}),
+        ("tile.k", {"tile": {"k": 48}}),
+        ("stages", {"copy": "cp_async", "stages": 1}),
+        ("stages", {"copy": "tma", "stages": 1}),
+        ("stages", {"copy": "ld_global", "stages": 2}),
+        ("stages", {"copy": "cp_async", "stages": 8, "block": {"rows": 256, "cols": 128}}),  # too much shared memory
+    ],
+)
+def test_what_products_by_wmma_are_not_written_for(field: str, change: dict[str, Any]) -> None:
+    plan_of(by_wmma())
+    with pytest.raises(SpecError) as caught:
+        plan_of(by_wmma(**change))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "spec"),
+    [
+        # With mma.sync on sm_90a, which multiplies small blocks.
+        ("output", {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}, "output": "bsr"}),
+        ("balanced", {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 32, "cols": 32}, "balanced": True}),
+        ("stages", {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "stages": 1}),
+        (
+            "tile.m",
+            {
+                "op": "bsr_spmm",
+                "arch": "sm_90a",
+                "block": {"rows": 16, "cols": 16},
+                "tile": {"m": 8, "n": 512, "k": 16},
+                "mma": "wgmma",
+                "blocks_per_sm": 2,
+            },
+        ),
+        (
+            "tile.m",  # a multiple of 16, but no whole warpgroups
+            {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "causal"}, "tile": {"m": 80}},
+        ),
+        (
+            "tile.m",
+            {"op": "attention", "arch": "sm_89", "head_dim": 128, "pattern": {"kind": "causal"}, "tile": {"m": 24}},
+        ),
+    ],
+)
+def test_what_else_there_is_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(spec)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"op": "bsr_sddmm", "block": {"rows": 64, "cols": 64}},
+        {"op": "bsr_spmm", "block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}},
+    ],
+)
+def test_two_stages_are_enough(spec: dict[str, Any]) -> None:
+    assert plan_of({"arch": "sm_90a", "stages": 2, **spec}).spec.stages == 2
+    with pytest.raises(SpecError, match=r"^stages: is 1; one stage is still being read"):
+        plan_of({"arch": "sm_90a", "stages": 1, **spec})

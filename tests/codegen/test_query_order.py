@@ -126,3 +126,40 @@ def test_a_tile_has_no_more_marks_than_loads(k: int, m: int, marks: int) -> None
     named = find_spec({**fields, "pattern": {**fields["pattern"], "k": k}, "tile": {"m": m, "n": 64}, "stages": 3})
     (found,) = (constant.value for constant in plan_for(named).constants if constant.name == "kPaceMarks")
     assert found == marks <= k  # a list of k entries: at least as many loads
+
+
+def test_the_length_of_keys_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.attention.check_tensor", lambda *arguments: None)
+    kernel, lists = kernel_of(NAME), torch.zeros((1, 2, 14, 32), dtype=torch.int32)
+    assert kernel.query_order(lists, 1).shape == (1, 2, 14)
+    for wrong in (2.5, "1", None):
+        with pytest.raises(ArgumentError, match=rf"kv_len: is {wrong}, expected the number of keys of a head"):
+            kernel.query_order(lists, wrong)  # type: ignore[arg-type]
+
+
+def test_a_query_block_that_comes_twice_is_found_anywhere() -> None:
+    kernel = kernel_of(NAME)
+    q = torch.zeros((1, 2, 700, 128), dtype=torch.float16)
+    lists = torch.zeros((1, 2, 11, 32), dtype=torch.int32)
+    order = torch.arange(11, dtype=torch.int32).repeat(1, 2, 1)
+    order[0, 1, 3] = 9  # not beside the other one
+    with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
+        kernel._check_values(q, q, (lists, order))
+
+
+def test_as_many_heads_are_done_at_once_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def order(lists: Any, key_blocks: int, tile_blocks: int) -> Any:
+        sizes.append(len(lists))
+        return torch.zeros(lists.shape[:2], dtype=torch.int64)
+
+    monkeypatch.setattr("runtime.query_order._order", order)
+    monkeypatch.setattr("runtime.query_order._WEIGHT_BYTES", 2 * 4 * 41 * 40)  # of 40 lists of 40 blocks, and one more
+    find_query_order(torch.zeros(1, 5, 40, 8, dtype=torch.int32), 40, 2)
+    assert sizes == [2, 2, 1]
+
+
+def test_lists_are_where_the_kernel_is() -> None:
+    with pytest.raises(ArgumentError, match="kv_indices: is on cpu, expected a CUDA device"):
+        kernel_of(NAME).query_order(torch.zeros((1, 2, 14, 32), dtype=torch.int32), 700)

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from runtime import row_groups
+
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
@@ -325,3 +327,31 @@ def test_kernels_read_records_as_they_are_written(block: int) -> None:
     assert f"kRoundColumns = {ROUND_COLUMNS};" in source
     assert f"count = last & {(1 << COUNT_BITS) - 1}, first = last >> {COUNT_BITS};" in source
     assert f"* kRecordWords + kRoundColumns] >> {COUNT_BITS})" in source
+
+
+def test_a_block_meets_a_column_of_its_round() -> None:
+    crow, col = torch.tensor([0, 1]), torch.tensor([0])
+    order = gather_rows(crow, col, 3, slots=12, groups=1, ring_columns=20)
+    assert order.rounds[0, 15] == 1 and covers(order, crow, col)
+    behind = order.entries.clone()
+    behind[0, 0, 1] = 1  # 0 as well, but it means nothing: it is not loaded
+    assert not covers(order._replace(entries=behind), crow, col)
+
+
+def test_an_order_is_of_as_many_rows_and_blocks_as_it_says() -> None:
+    matrix = Matrix([[0, 1, 2], [2, 1]], 3)
+    order = matrix.order()
+    assert not covers(order._replace(block_rows=3), *matrix.indices())
+    assert not covers(order._replace(blocks=4), *matrix.indices())
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_groups_are_planned_a_few_at_a_time_with_the_same_result(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    matrix = uniform(60, 5, 30, seed=2)
+    together = matrix.order()
+    planned, plan = [], row_groups._plan_batch
+    monkeypatch.setattr(row_groups, "BATCH", batch)  # not even a group fits
+    monkeypatch.setattr(row_groups, "_plan_batch", lambda *given: planned.append(given[1:3]) or plan(*given))
+    found = matrix.order()
+    assert planned == [(group, group + 1) for group in range(matrix.groups)]
+    assert all(torch.equal(*parts) for parts in zip(found[:4], together[:4], strict=True))

@@ -134,3 +134,48 @@ def _beside(out: Any) -> None:
 def test_a_wrong_copy_fails(fault: Any) -> None:
     (strided,) = (case for case in CASES if case.strided)
     assert not run_case(Copy(fault), strided, CPU).passed  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [
+        (((4, 16), (20, 1)), None, r"x: has stride 20 in dimension 0"),
+        (((4, 16), (16, 1)), ((4, 16), (20, 1)), r"out: has stride 20 in dimension 0"),
+        (((4, 16), (16, 1)), ((4, 16), (0, 1)), r"out: is expanded in dimension 0"),
+        (((2**36, 8), (8, 1)), None, r"x: has shape \(68719476736, 8\): 1073741824 tiles or more"),
+    ],
+)
+def test_what_cannot_be_copied(on_cpu: None, x: Any, out: Any, message: str) -> None:
+    kernel, _ = kernel_of(NAMES[0])
+    tensors = [
+        None if given is None else torch.empty_strided(*given, dtype=torch.float16, device="meta") for given in (x, out)
+    ]
+    with pytest.raises(ArgumentError, match=message):
+        kernel._check(*tensors)
+
+
+def test_tensors_of_a_copy_are_checked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(tile_copy, "check_tensor", lambda *given: checked.append(given))
+    kernel, _ = kernel_of(NAMES[0])
+    x, out = (torch.zeros((4, 16), dtype=torch.float16) for _ in range(2))
+    kernel._check(x, out)
+    assert [(name, dtype, rank) for name, _, dtype, rank, *_ in checked] == [
+        ("x", torch.float16, 2),
+        ("out", torch.float16, 2),
+    ]
+    assert checked[0][1] is x and checked[1][1] is out and checked[1][4] == x.device
+
+
+def test_inputs_lie_and_outputs_are_given_as_the_case_says() -> None:
+    for case in (case for case in CASES if case.rows * case.columns < 1 << 20):
+        seen: list[tuple[int, bool]] = []
+
+        class Watched(Copy):
+            def __call__(self, x: Any, out: Any = None, seen: Any = seen) -> Any:
+                seen.append((x.stride(0) - x.shape[1], out is None))
+                return super().__call__(x, out)
+
+        assert run_case(Watched(), case, CPU).passed  # type: ignore[arg-type]
+        assert seen == [(64 if case.strided else 0, case.own_out)] * 2, case.name
+        assert ("strided" in case.describe(), "own out" in case.describe()) == (case.strided, case.own_out)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from runtime.arguments import check_overlap
+
 torch = pytest.importorskip("torch")
 
 from runtime.arguments import (  # noqa: E402
@@ -141,3 +143,25 @@ def test_alignment() -> None:
     check_address("q", 4096)
     with pytest.raises(ArgumentError, match=r"q: starts at address 0x1008, which is not a multiple of 16 bytes"):
         check_address("q", 0x1008)
+
+
+def test_two_elements_in_a_row_are_contiguous_too() -> None:
+    with pytest.raises(ArgumentError, match="k: has stride 8 in its last dimension"):
+        check_strides("k", half(2, 16)[:, ::8])
+    with pytest.raises(ArgumentError, match="k: has stride 12 in dimension 0"):  # of two rows
+        check_strides("k", half(2, 12)[:, :8])
+    check_strides("k", half(64).as_strided((3, 1), (8, 8)))  # how far the next one of a row would be does not matter
+
+
+def test_an_output_of_one_row_may_have_any_stride() -> None:
+    check_output("out", half(8).as_strided((1, 8), (0, 1)))
+
+
+def test_matrices_of_a_batch_that_overlap_are_found() -> None:
+    store, apart = half(2 * 192 * 256), 191 * 256 + 192  # a matrix begins in the last row of the one before
+    c, out = (store.as_strided((2, 192, 128), (apart, 256, 1), first) for first in (0, 128))
+    with pytest.raises(ArgumentError, match="c: overlaps out"):
+        check_overlap("c", c, "out", out)
+    c, out = (store.as_strided((2, 96, 128), (96 * 256, 256, 1), first) for first in (0, 128))
+    check_overlap("c", c, "out", out)
+    check_overlap("c", out, "out", c)

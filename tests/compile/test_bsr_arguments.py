@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from runtime.bsr import check_prepared
+
 torch = pytest.importorskip("torch")
 
 from codegen.spec import BlockShape  # noqa: E402
@@ -129,3 +131,31 @@ def test_both_types_of_indices_pass(index: Any) -> None:
     a = torch.sparse_bsr_tensor(*(part.to(index) for part in INDICES), VALUES, size=(6, 12), check_invariants=False)
     check_structure("a", a, BLOCK, CPU)
     check_indices("a", a, rising=True)
+
+
+def test_more_blocks_than_32_bits_can_number() -> None:
+    meta = torch.device("meta")
+
+    def stored(blocks: int) -> Any:
+        indices = (torch.empty(4, device=meta).long(), torch.empty(blocks, device=meta).long())
+        values = torch.empty(blocks, 2, 4, dtype=torch.float16, device=meta)
+        return torch.sparse_bsr_tensor(*indices, values, size=(6, 12), check_invariants=False)
+
+    check_structure("a", stored(2**31 - 1), BLOCK, meta)
+    with pytest.raises(ArgumentError, match=r"a: has 2147483648 stored blocks, 2\^31 or more"):
+        check_structure("a", stored(2**31), BLOCK, meta)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(3).int(), r"index\.entries: is torch\.int32 \(3,\) on cpu, expected torch\.int32 \(3, 2\) on cpu"),
+        (torch.zeros(3, 2), r"index\.entries: is torch\.float32"),
+        (torch.zeros(3, 2, device="meta").int(), r"index\.entries: is torch\.int32 \(3, 2\) on meta, .* on cpu"),
+        (torch.zeros(2, 3).int().T, r"index\.entries: has strides \(1, 3\)"),
+    ],
+)
+def test_what_was_prepared_for_another_matrix(tensor: Any, message: str) -> None:
+    check_prepared("index", {"entries": torch.zeros(3, 2).int()}, ((3, 2),), CPU)
+    with pytest.raises(ArgumentError, match=message):
+        check_prepared("index", {"entries": tensor}, ((3, 2),), CPU)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from runtime.row_groups import gather_rows
+
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
@@ -732,3 +734,327 @@ def test_a_sampled_product_of_small_blocks(make: Make) -> None:
     (signature,) = kernel._loaded.signatures
     numbers = {"index_words": 2, "block_rows": 3, "block_columns": 3, "blocks": 3, "steps": 2, "tiles": 1}
     assert signature["numbers"] == numbers and signature["tiles"] == 1
+
+
+def test_groups_of_another_number_make_a_new_signature(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a, b = matrix(list(range(31)), [0, 1, 2] * 10, size=16), dense(48, 128)
+    whole = kernel.row_order(a)
+    indices = (a.crow_indices(), a.col_indices())
+    split = gather_rows(*indices, 3, slots=24, groups=3, ring_columns=whole.ring_columns)
+    for order in (whole, split, whole):
+        kernel(a, b, row_order=order, validate=True)
+    first, second = kernel._loaded.signatures
+    assert (first["numbers"]["groups"], second["numbers"]["groups"]) == (2, 3)
+    assert (first["prologue_grid"], second["prologue_grid"]) == (whole.rounds.shape[0], split.rounds.shape[0])
+
+
+def shifted(*shape: int) -> Any:
+    """Return a tensor that begins 2 bytes behind a place where copies may begin."""
+    size = torch.Size(shape).numel()
+    return dense(size + 8)[1 : size + 1].view(shape)
+
+
+@pytest.mark.parametrize("argument", ["b", "c", "out"])
+def test_matrices_begin_where_copies_may(make: Make, argument: str) -> None:
+    kernel = make(accumulate=True)
+    call = {"b": dense(192, 128), "c": dense(192, 128), "out": dense(192, 128)}
+    with pytest.raises(ArgumentError, match=rf"^{argument}: starts at address 0x"):
+        kernel(A, **call | {argument: shifted(*call[argument].shape)})
+    assert not kernel._loaded.launches
+
+
+def test_orders_begin_where_copies_may(make: Make) -> None:
+    kernel, a = make(size=32, balanced=True), matrix([0, 140, 141, 143], [0] * 143, size=32)
+    order = kernel.row_order(a)
+    table = torch.zeros(order.chunks.numel() + 4).int()[1:-3].view_as(order.chunks)
+    with pytest.raises(ArgumentError, match=r"^row_order\.chunks: starts at address 0x"):
+        kernel(a, dense(96, 128), row_order=order._replace(chunks=table))
+    gathering, a = make(**GATHERED), matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    groups = gathering.row_order(a)
+    entries = torch.zeros(groups.entries.numel() + 4).int()[1:-3].view_as(groups.entries)
+    with pytest.raises(ArgumentError, match=r"^row_order\.entries: starts at address 0x"):
+        gathering(a, dense(48, 128), row_order=groups._replace(entries=entries))
+    with pytest.raises(ArgumentError, match=r"^row_order\.limit: is 120\.0, expected a positive multiple of 1"):
+        kernel(matrix([0, 140, 141, 143], [0] * 143, size=32), dense(96, 128), row_order=order._replace(limit=120.0))
+
+
+def shifted_values(a: Any) -> Any:
+    indices, values = (a.crow_indices(), a.col_indices()), shifted(*a.values().shape)
+    return torch.sparse_bsr_tensor(*indices, values, size=a.shape, check_invariants=False)
+
+
+def test_stored_blocks_begin_where_copies_may(make: Make) -> None:
+    with pytest.raises(ArgumentError, match=r"^a\.values\(\): starts at address 0x"):
+        make()(shifted_values(A), dense(192, 128))
+    for a, b, name in ((shifted_values(A), B, "a"), (A, shifted_values(B), "b")):
+        with pytest.raises(ArgumentError, match=rf"^{name}\.values\(\): starts at address 0x"):
+            make(op="bsr_spgemm")(a, b)
+    sampled = [dense(192, 72), dense(192, 72), dense(3, 64, 64)]
+    for place, name in enumerate(("a", "b", "out")):
+        a, b, out = (shifted(*x.shape) if i == place else x for i, x in enumerate(sampled))
+        with pytest.raises(ArgumentError, match=rf"^{name}: starts at address 0x"):
+            make(op="bsr_sddmm")(a, b, A, out=out)
+
+
+def test_a_batch_of_one_is_a_batch_and_its_matrix_is_validated(make: Make) -> None:
+    kernel = make()
+    assert kernel(A, dense(1, 192, 80)[:, :, :77], validate=True).shape == (1, 192, 77)
+    wrong = matrix([0, 1, 1, 3], [2, 0, 9])
+    for batch in (1, 3):
+        with pytest.raises(ArgumentError, match=r"a\.col_indices\(\): ranges from 0 to 9, allowed: 0 to 2"):
+            kernel(wrong, dense(batch, 192, 128), validate=True)
+    assert len(kernel._loaded.launches) == 1
+
+
+def test_a_factor_without_blocks_is_not_launched(make: Make) -> None:
+    nothing = matrix([0, 0, 0, 0], [])
+    for output, more, values in (("dense", (), (192, 128)), ("bsr", (PATTERN,), (3, 64, 64))):
+        kernel, out = make(op="bsr_spgemm", output=output), dense(*values, fill=1)
+        kernel(nothing, B, *more, out=out)
+        assert not out.any() and not kernel._loaded.launches
+
+
+def test_both_factors_are_validated_and_on_a_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = make(op="bsr_spgemm")
+    with pytest.raises(ArgumentError, match=r"a\.col_indices\(\): ranges from 0 to 9, allowed: 0 to 2"):
+        kernel(matrix([0, 1, 1, 3], [2, 0, 9]), B, validate=True)
+    for a, b, message in ((dense(192, 192), B, "a: is torch.strided"), (A, dense(192, 128), "b: is torch.strided")):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(a, b)
+    floats = torch.sparse_bsr_tensor(B.crow_indices(), B.col_indices(), B.values().float(), size=B.shape)
+    with pytest.raises(ArgumentError, match=r"b: is torch\.float32, this kernel takes torch\.float16"):
+        kernel(A, floats)
+    assert not kernel._loaded.launches
+    monkeypatch.setattr(bsr_spgemm, "check_on_gpu", bsr.check_on_gpu)
+    with pytest.raises(ArgumentError, match="a: is on cpu, expected a CUDA device"):
+        make(op="bsr_spgemm")(A, B)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_a_sampled_product_hands_over_what_the_kernel_reads(make: Make, size: int) -> None:
+    kernel, pattern = make(op="bsr_sddmm", size=size), matrix([0, 1, 1, 3], [2, 0, 1], size=size)
+    a, b = dense(3 * size, 80)[:, :72], dense(3 * size, 72)
+    found = kernel(a, b, pattern, validate=True)
+    assert found.layout == torch.sparse_bsr and found.shape == pattern.shape and found.dtype == torch.float16
+    assert torch.equal(found.crow_indices(), pattern.crow_indices())
+    assert torch.equal(found.col_indices(), pattern.col_indices())
+    out = dense(3, size, size)
+    assert kernel(a, b, pattern, out=out).values().data_ptr() == out.data_ptr()
+    first, second = kernel._loaded.launches
+    assert (first["a"], first["b"], first["c"]) == (a.data_ptr(), b.data_ptr(), found.values().data_ptr())
+    assert second["c"] == out.data_ptr() and second["col_indices"] == pattern.col_indices().data_ptr()
+    tensors = kernel._loaded.signatures[0]["tensors"]
+    assert tensors["a"] == ((3 * size, 72), (80, 1)) and tensors["c"] == ((3, size, size), (size * size, size, 1))
+    kernel(a, b, pattern)
+    assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 3
+    nothing = matrix([0, 0, 0, 0], [], size=size)
+    assert kernel(a, b, nothing).values().shape == (0, size, size) and len(kernel._loaded.launches) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": dense(128, 72)}, r"a: has shape \(128, 72\), expected \(M 192, K\)"),
+        ({"b": dense(128, 72)}, r"b: has shape \(128, 72\), expected \(N 192, K 72\)"),
+        ({"b": dense(192, 64)}, r"b: has shape \(192, 64\), expected \(N 192, K 72\)"),
+        ({"a": dense(192, 73)[:, :72]}, "a: has stride 73 in dimension 0"),
+        ({"b": dense(72, 192).T}, "b: has stride 192 in its last dimension"),
+        ({"a": dense(192, 72).float()}, "a: dtype or rank"),
+        ({"b": dense(192, 72).bfloat16()}, "b: dtype or rank"),
+        ({"pattern": dense(192, 192)}, r"pattern: is torch\.strided, expected a torch\.sparse_bsr tensor"),
+        ({"pattern": matrix([0, 1, 1, 1], [0], size=128)}, r"pattern: has blocks of \(128, 128\), .* \(64, 64\)"),
+        ({"pattern": matrix([0, 1, 1, 3], [2, 0, 9])}, r"pattern\.col_indices\(\): ranges from 0 to 9"),
+        ({"out": dense(2, 64, 64)}, r"out: has shape \(2, 64, 64\), expected \(stored blocks 3, rows 64, cols 64\)"),
+        ({"out": dense(3, 64, 64).mT}, r"out: has strides \(4096, 1, 64\), expected a contiguous tensor"),
+    ],
+)
+def test_what_is_wrong_with_a_sampled_product(make: Make, change: dict[str, Any], message: str) -> None:
+    kernel = make(op="bsr_sddmm")
+    with pytest.raises(ArgumentError, match=message):
+        kernel(**({"a": dense(192, 72), "b": dense(192, 72), "pattern": A, "validate": True} | change))
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (dense(128, 128), r"out: has shape \(128, 128\), expected \(M 192, N 128\)"),
+        (dense(192, 128).float(), "out: dtype or rank"),
+        (dense(192, 129)[:, :128], "out: has stride 129 in dimension 0"),
+        (dense(1, 128).expand(192, 128), "out: is expanded in dimension 0"),
+    ],
+)
+@pytest.mark.parametrize("op", ["bsr_spmm", "bsr_spgemm"])
+def test_what_is_wrong_with_out(make: Make, op: str, out: Any, message: str) -> None:
+    kernel = make(op=op)
+    with pytest.raises(ArgumentError, match=message):
+        kernel(A, B if op == "bsr_spgemm" else dense(192, 128), out=out)
+    assert not kernel._loaded.launches
+
+
+def test_columns_that_out_cannot_store_alone(make: Make) -> None:
+    kernel = make()
+    with pytest.raises(ArgumentError, match="out: has 100 columns; results are stored 8 at a time"):
+        kernel(A, dense(192, 104)[:, :100], out=dense(192, 104)[:, :100])
+    assert kernel(A, dense(192, 104)[:, :100]).stride() == (104, 1)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+def test_rows_of_out_may_be_far_apart(make: Make, arch: str) -> None:
+    kernel, out = make(arch), dense(192, 256)[:, :128]
+    assert kernel(matrix([0, 1, 1, 3], [2, 0, 1], columns=4), dense(256, 128), out=out) is out
+    (signature,), (launch,) = kernel._loaded.signatures, kernel._loaded.launches
+    assert signature["tensors"]["c"] == ((192, 128), (256, 1)) and launch["c"] == out.data_ptr()
+    assert signature["numbers"].get("c_row_stride", 256) == 256
+    assert signature["numbers"].get("block_columns", 4) == 4
+
+
+def test_a_bias_reaches_the_kernel(make: Make) -> None:
+    kernel, bias = make(epilogue={"bias": True}), dense(192)
+    kernel(A, dense(192, 128), bias=bias)
+    assert kernel._loaded.launches[0]["bias"] == bias.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "bias", "message"),
+    [
+        ({"bias": True}, None, r"bias: is missing: the epilogue of bsr_spmm_\w+ adds a bias \(M 192,\)"),
+        ({"bias": True}, dense(128), r"bias: has shape \(128,\), expected \(M 192\)"),
+        ({"bias": True}, dense(192).float(), "bias: dtype or rank"),
+        ({"bias": True}, dense(192, 1), "bias: dtype or rank"),
+        ({"bias": True}, dense(192, 2)[:, 0], "bias: has stride 2, expected a contiguous tensor"),
+        ({"activation": "relu"}, dense(192), r"bias: is not an argument of bsr_spmm_\w+: its epilogue has no bias"),
+        (None, dense(192), r"bias: is not an argument of bsr_spmm_\w+: its epilogue has no bias"),
+    ],
+)
+def test_what_is_wrong_with_a_bias(make: Make, epilogue: dict[str, Any] | None, bias: Any, message: str) -> None:
+    kernel = make(**({} if epilogue is None else {"epilogue": epilogue}))
+    with pytest.raises(ArgumentError, match=message):
+        kernel(A, dense(192, 128), bias=bias)
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": dense(192, 192)}, r"a: is torch\.strided, expected a torch\.sparse_bsr tensor"),
+        ({"b": dense(192, 128).float()}, "b: dtype or rank"),
+        ({"a": matrix([0, 1, 1, 3], [2, 0, 9]), "validate": True}, r"a\.col_indices\(\): ranges from 0 to 9"),
+    ],
+)
+def test_what_is_wrong_with_a_and_b(make: Make, change: dict[str, Any], message: str) -> None:
+    kernel = make()
+    with pytest.raises(ArgumentError, match=message):
+        kernel(**({"a": A, "b": dense(192, 128)} | change))
+    assert not kernel._loaded.launches
+
+
+def test_orders_and_indices_are_of_sparse_matrices(make: Make) -> None:
+    for find in (make(balanced=True).row_order, make(transpose_a=True).transposed_index):
+        with pytest.raises(ArgumentError, match=r"a: is torch\.strided, expected a torch\.sparse_bsr tensor"):
+            find(dense(192, 192))
+
+
+def test_an_order_is_trusted_unless_it_is_to_be_validated(make: Make) -> None:
+    rows, chunks = make(balanced=True), make(size=32, balanced=True)
+    a = matrix([0, 140, 141, 143], [0] * 143, size=32)
+    order = chunks.row_order(a)
+    for kernel, given, wrong in (
+        (rows, (A, dense(192, 128)), torch.tensor([0, 1, 1]).int()),
+        (chunks, (a, dense(96, 128)), order._replace(total=order.total - 1)),
+    ):
+        kernel(*given, row_order=wrong)  # no synchronisation: it may be captured in a graph
+        assert len(kernel._loaded.launches) == 1
+        with pytest.raises(ArgumentError, match=r"^row_order: "):
+            kernel(*given, row_order=wrong, validate=True)
+
+
+def test_one_column_is_enough_to_find_an_order(make: Make) -> None:
+    kernel = make(size=16, balanced=True)
+    a = matrix([0, 1, 1], [0], size=16)
+    assert kernel.row_order(a, 1).limit == kernel.row_order(a).limit
+    with pytest.raises(ArgumentError, match=r"^b: "):
+        kernel(a, dense(48, 0))
+
+
+def test_c_beside_out_in_matrices_that_are_no_whole_rows_apart(make: Make) -> None:
+    kernel, apart = make(accumulate=True), 191 * 256 + 192  # the next matrix begins in the last row of the one before
+    store = dense(2 * 192 * 256)
+    c, out = (store.as_strided((2, 192, 128), (apart, 256, 1), first) for first in (0, 128))
+    with pytest.raises(ArgumentError, match="c: overlaps out"):
+        kernel(A, dense(2, 192, 128), c=c, out=out)
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize("op", ["bsr_spmm", "bsr_sddmm", "bsr_spgemm"])
+def test_few_signatures_are_kept(make: Make, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    module = {"bsr_spmm": bsr_spmm, "bsr_sddmm": bsr_sddmm, "bsr_spgemm": bsr_spgemm}[op]
+    monkeypatch.setattr(module, "SIGNATURES_KEPT", 2)
+    kernel = make(op=op)
+    for columns in (8, 16, 24, 24):
+        a, b = (dense(192, columns), dense(192, columns)) if op == "bsr_sddmm" else (A, dense(192, columns))
+        if op == "bsr_spgemm":
+            b = matrix([0, 1, 1, 2], [0, 0], columns=columns)
+        kernel(a, b, *((A,) if op == "bsr_sddmm" else ()))
+        assert len(kernel._signatures) <= 2
+    assert len(kernel._loaded.signatures) == 3  # the last one was kept
+
+
+def test_two_shapes_in_turn_are_both_remembered(make: Make) -> None:
+    pairs: dict[str, tuple[Any, Any]] = {
+        "bsr_spmm": (dense(192, 8), dense(192, 16)),
+        "bsr_spgemm": (B, matrix([0, 1, 1, 2], [1, 0], columns=4)),
+    }
+    for op, bs in pairs.items():
+        kernel = make(op=op)
+        for b in (*bs, *bs):
+            kernel(A, b)
+        assert len(kernel._loaded.signatures) == 2 and len(kernel._loaded.launches) == 4
+
+
+def test_patterns_are_trusted_unless_they_are_to_be_validated(make: Make) -> None:
+    kernel, wrong = make(op="bsr_sddmm"), matrix([0, 1, 1, 3], [2, 0, 9])
+    kernel(dense(192, 72), dense(192, 72), wrong)  # no synchronisation: it may be captured in a graph
+    assert len(kernel._loaded.launches) == 1
+    with pytest.raises(ArgumentError, match=r"pattern\.col_indices\(\): ranges from 0 to 9"):
+        kernel(dense(192, 72), dense(192, 72), wrong, validate=True)
+
+
+def test_what_is_no_matrix_at_all(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = make(accumulate=True)
+    with pytest.raises(ArgumentError, match="c: dtype or rank"):
+        kernel(A, dense(192, 128), c=dense(192, 128).float())
+    monkeypatch.setattr(bsr_spmm, "check_tensor", arguments.check_tensor)
+    with pytest.raises(ArgumentError, match=r"b: is int, expected a torch\.Tensor"):
+        kernel(A, 3, c=dense(192, 128))
+
+
+def test_more_tiles_of_a_product_than_can_be_numbered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *given: None)  # nothing of this size is anywhere
+    kernel = make(tile={"m": 64, "n": 256, "k": 64}, stages=3)
+    rest: dict[str, Any] = {"c": None, "beta": 1.0, "bias": None, "out": None}
+    a, b = matrix([0] * 513, []).to("meta"), torch.empty(192, 2**30, dtype=torch.float16, device="meta")
+    with pytest.raises(ArgumentError, match=r"b: has shape \(192, 1073741824\): more than 2\^31 tiles"):
+        kernel._check(a, b, **rest)
+    kernel._check(a, b[:, : 2**30 - 256], **rest)
+    assert [signature["tiles"] for signature in kernel._loaded.signatures] == [2**31 - 512]
+
+
+def test_an_order_is_found_for_the_columns_of_b(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, columns = make(size=16, balanced=True), []
+    find = kernel._orders.find
+    monkeypatch.setattr(kernel._orders, "find", lambda a, wanted: columns.append(wanted) or find(a, wanted))
+    a = matrix([0, 1, 1], [0], size=16)
+    kernel(a, dense(48, 304))
+    kernel(a, dense(2, 48, 200))
+    assert columns == [304, 200]
+
+
+def test_orders_are_of_blocks_that_the_kernel_takes(make: Make) -> None:
+    for kernel in (make(size=32, balanced=True), make(**GATHERED)):
+        with pytest.raises(ArgumentError, match=r"a: has blocks of \(64, 64\), this kernel takes"):
+            kernel.row_order(A)
+    kernel, a = make(**GATHERED), matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    with pytest.raises(ArgumentError, match=r"row_order\.rounds: is tensor\(3.*, expected a tensor with dimensions"):
+        kernel(a, dense(48, 128), row_order=kernel.row_order(a)._replace(rounds=torch.tensor(3).int()))

@@ -7,9 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from codegen.library import find_spec
+from runtime import cache as runtime_cache
 from runtime.cache import Entry, KernelCache, cache_key, default_folder
 from runtime.compiler import compile_spec
 from runtime.errors import CacheError, CompileError
@@ -194,3 +196,44 @@ def test_a_tampered_kernel_is_compiled_again() -> None:
     second = compile_spec(named)
     assert not second.was_cached and second.code == first.code
     assert compile_spec(named).was_cached
+
+
+def test_the_file_of_a_kernel_is_found_among_others(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    codes = [b"first", b"second", b"third"]
+    for code in codes:
+        cache.get_or_build(code.decode(), lambda code=code: Entry("k", "cubin", "", code))  # type: ignore[misc]
+    files = [cache.file_of(code) for code in codes]
+    assert [file and file.read_bytes()[: len(code)] for file, code in zip(files, codes, strict=True)] == codes
+    assert files[0] is not None
+    files[0].write_bytes(b"")  # damaged: it holds no code
+    assert cache.file_of(codes[0]) is None and cache.file_of(codes[2]) == files[2]
+
+
+def test_clear_leaves_no_locks(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.get_or_build("key", lambda: ENTRY)
+    assert list((tmp_path / "locks").iterdir())
+    assert cache.clear() == 1 and not list((tmp_path / "locks").iterdir())
+
+
+def test_without_an_environment_the_users_folder_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CODEGEN_CACHE_DIR", "CODEGEN_CACHE_MAX_BYTES"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_folder() == platformdirs.user_cache_path("sparse-kernel-codegen")
+    assert KernelCache().folder == default_folder() and KernelCache().max_bytes == 512 << 20
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "1.5", ""])
+def test_a_limit_is_a_positive_number_of_bytes(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", limit)
+    with pytest.raises(CacheError, match=f"CODEGEN_CACHE_MAX_BYTES is '{limit}'; a positive number of bytes"):
+        KernelCache()
+    monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "1")
+    assert KernelCache().max_bytes == 1
+
+
+def test_what_is_in_the_cache_is_read_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    KernelCache(tmp_path).get_or_build("key", lambda: ENTRY)
+    monkeypatch.setattr(runtime_cache, "FileLock", lambda path: pytest.fail("waited for a lock"))
+    assert KernelCache(tmp_path).get_or_build("key", build_never) == (ENTRY, True)

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from codegen.spec import BsrSpmmSpec
+from runtime.verification import bsr_spmm
+
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec, shipped_specs  # noqa: E402
@@ -120,3 +123,43 @@ def test_other_kernels_map_their_tensors_as_they_are() -> None:
     tensors = {"q": torch.zeros(1, 2, 3, 128)}
     for name in ("h100_topk32", "l4_topk32"):
         assert kernel_of(name)._mapped(tensors) is tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("h100_bsr_spmm_b16_balanced", [case.name for case in bsr_spmm.CUT_CASES]),
+        ("h100_bsr_spmm_b16_gathered", [case.name for case in bsr_spmm.GATHER_CASES]),
+        ("h100_bsr_spmm_b32_gathered", [case.name for case in bsr_spmm.GATHER_CASES]),
+        ("l4_bsr_spmm_b64", ["several_groups"]),
+        ("l4_bsr_spmm_wmma_cp_async", []),
+        ("h100_bsr_spmm_b128_transposed", []),
+    ],
+)
+def test_products_have_the_cases_of_their_kind(name: str, more: list[str]) -> None:
+    spec = find_spec(name).spec
+    assert isinstance(spec, BsrSpmmSpec)
+    assert [case.name for case in bsr_spmm.cases_of(spec)] == [case.name for case in bsr_spmm.CASES] + more
+
+
+BY_WGMMA = [named for named in shipped_specs() if isinstance(named.spec, BsrSpmmSpec) and named.spec.mma == "wgmma"]
+
+
+@pytest.mark.parametrize("named", BY_WGMMA, ids=lambda named: named.stem)
+def test_tiles_that_are_taken_in_groups_have_a_case_with_two_and_a_part(named: Any) -> None:
+    spec = named.spec
+    group = {param.name for param in plan_for(named).params} & {"group_tiles"}
+    cases = [case for case in bsr_spmm.cases_of(spec) if case.name == "several_groups"]
+    if not cases:
+        return
+    (case,) = cases
+    width = bsr_spmm.group_tiles(spec, case.block_columns * spec.block.cols) * spec.cluster * spec.tile.n
+    assert group and width < case.n and 2 * width < case.n < 3 * width
+
+
+def test_even_rows_have_half_of_the_blocks() -> None:
+    spec = find_spec("h100_bsr_spmm_b64").spec
+    assert isinstance(spec, BsrSpmmSpec)
+    case = bsr_spmm.Case("even", block_rows=5, block_columns=8, n=8, row_counts="even")
+    counts = bsr_spmm.row_counts(spec, case, torch.Generator().manual_seed(0), CPU)
+    assert counts.tolist() == [4] * 5

@@ -158,8 +158,8 @@ def compact_table(
         rows.append(line([f"`{named.stem}`", *cells[:5]]))
     devices |= {f"{r.verification.device}, driver {r.verification.driver}" for r in verified.values() if r.verification}
     text = (
-        f"{' and '.join(sorted(devices))}; effective TFLOPS, medians ([how they are taken](docs/measuring.md)). "
-        "Every kernel, every peer and the errors: [docs/results.md](docs/results.md)."
+        f"{' and '.join(sorted(devices))}; effective TFLOPS, medians ([how they are taken, what the names "
+        "mean](docs/measuring.md)). Every kernel, every peer and the errors: [docs/results.md](docs/results.md)."
     )
     return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
 

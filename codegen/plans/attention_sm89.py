@@ -210,7 +210,6 @@ def _check_tile(spec: AttentionSpec) -> None:
         rows = f", {block.q * heads} rows" if heads > 1 else ""
         reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}{rows}"
         require(block.q * heads % m == 0, "tile.m", reason)
-        require(block.kv in BLOCKS, "pattern.block.kv", f"is {block.kv}; allowed on {name}: {_list(BLOCKS)}")
         reason = f"is {n}; a step is one listed block, an equal part of one, or several: pattern.block.kv is {block.kv}"
         require(block.kv % n == 0 or n % block.kv == 0, "tile.n", reason)
 

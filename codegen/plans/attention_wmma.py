@@ -174,8 +174,6 @@ def _check(spec: AttentionSpec) -> None:
         require(block.q in BLOCKS, "pattern.block.q", f"is {block.q}; allowed with wmma: {_list(BLOCKS)}")
         reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}"
         require(block.q % m == 0, "tile.m", reason)
-        # Any step is a block of these sizes, an equal part of one, or several.
-        require(block.kv in BLOCKS, "pattern.block.kv", f"is {block.kv}; allowed with wmma: {_list(BLOCKS)}")
 
 
 def _list(values: tuple[int, ...]) -> str:

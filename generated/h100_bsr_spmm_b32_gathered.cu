@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1324c2abfb70757f6f52721194bcfe182a75790dbc1c131a8294e0c8e5a43b68
+// seal: sha256 4fbf803571ae38838605e903cb2563abdd10242848e48398679f5302814b9209
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -551,6 +551,11 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTi
     for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
   }
   wgmma_wait<0>();
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
+  }
 }
 
 // Consumer: one warpgroup computes its block rows of the C tile, tile after tile.

@@ -28,9 +28,12 @@ def kernel_fields(named: NamedSpec, ran: bool = True) -> dict[str, Any]:
 
 
 def code_sha256(named: NamedSpec) -> str:
-    """Return the hash of the PTX, from which a cubin follows, or of the cubin where PTX is not for other devices."""
-    target = "ptx" if ARCHS[named.spec.arch].forward_compatible else "cubin"
-    return hashlib.sha256(compile_spec(named, target).code).hexdigest()
+    """Return the hash of a kernel's code and of how it is launched.
+
+    The code is the PTX, from which a cubin follows, or the cubin where PTX is not for other devices.
+    """
+    compiled = compile_spec(named, "ptx" if ARCHS[named.spec.arch].forward_compatible else "cubin")
+    return hashlib.sha256(compiled.code + json.dumps(compiled.plan.launch(), sort_keys=True).encode()).hexdigest()
 
 
 def rebind(

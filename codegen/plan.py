@@ -6,7 +6,7 @@ A plan is what the templates read, what the runtime launches by, and what ``code
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from codegen.arch import ARCHS, KIB, Arch
 from codegen.dtypes import DTYPES, DType
@@ -70,6 +70,10 @@ class TensorMap:
 
     box: tuple[int, ...]
     swizzle: int
+
+    def describe(self) -> str:
+        """Return both in words, as sources have them."""
+        return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}"
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,22 @@ class Plan:
     split: Split | None = None
     tile_queries: int = 0
     prologue: Prologue | None = None
+
+    def launch(self) -> dict[str, Any]:
+        """Return what a host has to know to launch the kernel, as JSON has it: receipts carry its hash."""
+        return {
+            "threads": self.threads,
+            "dynamic_shared_bytes": self.shared_bytes,
+            "cluster": self.cluster,
+            "params": [[param.name, param.type] for param in self.params],
+            "tensor_maps": {name: [list(found.box), found.swizzle] for name, found in self.tensor_maps.items()},
+            "prologue_threads": self.prologue.threads if self.prologue else 0,
+        }
+
+    @property
+    def grid(self) -> str:
+        """Return in words which thread blocks a launch has."""
+        return dict(self.summary)["grid"]
 
     @property
     def arch(self) -> Arch:

@@ -48,6 +48,9 @@ class CubinRecord(_Record):
 
     sha256: Sha256
     ptx_sha256: Sha256 | None = Field(default=None, description="of the PTX for newer GPUs; sm_90a has none")
+    launch_sha256: Sha256 | None = Field(
+        default=None, description="of what a host passes: parameters, boxes and swizzles of tensor maps, threads"
+    )
     arch: str
     compiler: str = Field(description='as the compiler names itself: "NVRTC 13.0"')
     compiler_package: str = Field(description='the wheel it came from: "nvidia-cuda-nvrtc 13.0.88"')

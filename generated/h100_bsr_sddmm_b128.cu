@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7afea500cac877b0cb34f40cba371c21f395ef44046ab1c69f16d77a673a3f5a
+// seal: sha256 1376f8b0db8cbc635b26ad81c0062bc2f65a8a16740a0fbee3219cf9884f2204
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -37,7 +37,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -75,10 +76,12 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 229456 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
-  TensorMap a_map;  // A (K, M)
-  TensorMap b_map;  // B (K, N)
-  TensorMap c_map;  // stored blocks of C (cols, rows, nnz)
+  TensorMap a_map;  // A (K, M): box 64 x 128, swizzle 128
+  TensorMap b_map;  // B (K, N): box 64 x 128, swizzle 128
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

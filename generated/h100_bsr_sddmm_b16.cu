@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
 // spec hash: bb0a9461dc672dc9b539281d8f5daeb904e3972de9397a5cc1a3c93b894e15e8
 // templates: bsr_sddmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 109f24ca9781c649fca5ea6d65d7758dd655d775f7b640efdd19df61607de02a
+// seal: sha256 fcb808b44c974f3674a4e64f7c46147181feaa6fd5d52f71055ea8b5d10edc61
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -42,7 +42,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -77,10 +78,12 @@ constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kPieceRowBytes = 32;  // of a piece of C in shared memory: the swizzle
 
+// Launch: 288 threads a block, 112700 bytes of dynamic shared memory.
+// Grid: 2 thread blocks per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
-  TensorMap a_map;  // A (K, M)
-  TensorMap b_map;  // B (K, N)
-  TensorMap c_map;  // stored blocks of C (cols, rows, nnz)
+  TensorMap a_map;  // A (K, M): box 64 x 16, swizzle 128
+  TensorMap b_map;  // B (K, N): box 64 x 16, swizzle 128
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

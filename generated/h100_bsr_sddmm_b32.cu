@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":32,"n":512}}
 // spec hash: 92106ff430791e468a1e44051deea09dbb5d1480464ad75e5efcacdfe118478b
 // templates: bsr_sddmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 250fa1d3f95d5855910e8a182b2201579b090053ad3e36edbe7b0edb2f5fc56d
+// seal: sha256 c95c23cdc996e13c996b131c5221e2ff32aa4a96cfab12f1891c041cdfbbb02f
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -42,7 +42,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -77,10 +78,12 @@ constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kPieceRowBytes = 32;  // of a piece of C in shared memory: the swizzle
 
+// Launch: 288 threads a block, 217148 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
-  TensorMap a_map;  // A (K, M)
-  TensorMap b_map;  // B (K, N)
-  TensorMap c_map;  // stored blocks of C (cols, rows, nnz)
+  TensorMap a_map;  // A (K, M): box 64 x 32, swizzle 128
+  TensorMap b_map;  // B (K, N): box 64 x 32, swizzle 128
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

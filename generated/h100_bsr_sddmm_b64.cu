@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: a4bde77b48440ea7cac07e723e8598043ad0c99cb553b984103da9d161237f3e
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d5ce7bca7a48619a66ce32d8ee050b485fbd96e0908b8f20476881a9eb562872
+// seal: sha256 025161ca2b477d2da7238c14b5ff96c12e6addc4c40b260d57190c25d5926ba3
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -37,7 +37,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -75,10 +76,12 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 196688 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
-  TensorMap a_map;  // A (K, M)
-  TensorMap b_map;  // B (K, N)
-  TensorMap c_map;  // stored blocks of C (cols, rows, nnz)
+  TensorMap a_map;  // A (K, M): box 64 x 64, swizzle 128
+  TensorMap b_map;  // B (K, N): box 64 x 64, swizzle 128
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
 // templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2bec9289c3800fb52479587a8a03452a4db590127b9ccd84a036939fcabafc85
+// seal: sha256 3d7795565a0fa0403ee48a61fc267b4883846410d72b25cfd92edec8b61b139f
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
@@ -57,7 +57,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -97,10 +98,12 @@ constexpr int kTileShift = 2;  // above them: the number of the tile
 constexpr int kEndsWork = 0;  // all of steps[i] after the last tile
 constexpr int kNoMoreTiles = -1;
 
+// Launch: 320 threads a block, 115036 bytes of dynamic shared memory.
+// Grid: 2 thread blocks per SM; tiles are handed out, short ones last.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // stored blocks of B (cols, rows, nnz)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
+  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* a_crow_indices;  // first block of each block row of A, and one more
   const int* a_col_indices;  // block column of each block of A
   const int* b_crow_indices;  // first block of each block row of B, and one more

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 2ee1dc7acd902abba57fdaaa63929db87a54b5d28526624341eb5c4b97f5a6e3
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 cc23b130fb09a8ad9ca450cf3d8551dbcaaf10f54504d70dbff19e1908ffa5cb
+// seal: sha256 6d6437bca4b11ebe031c56cc846297c5cbaefea3e656ac6632b19c41c758d5bd
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -64,6 +64,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kAChunks = kTileK / kCopy, kBChunks = kBlock / kCopy, kStripChunks = kWarpColumns / kCopy;
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk;
 
+// Launch: 32 threads a block, 8448 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 8 tiles, 16 at a time on an SM.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
 // templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c5302d9fde910dfc438f238f1c9a0d239775737c56185011d8e3a3298eef889d
+// seal: sha256 742569d57af7e0c8bd4bc8cd2beaad079723ddc9fbc0a7d63146bf9b7dfc2ea2
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -35,7 +35,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -74,11 +75,13 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 229440 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), 16 MB of B at a time.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, M)
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, M, groups)
-  TensorMap c_map;  // C (N, K)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // B (N, M): box 64 x 64, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, M, groups): box 64 x 64 x 4, swizzle 128
+  TensorMap c_map;  // C (N, K): box 64 x 64, swizzle 128
   const int* column_starts;  // first entry of each block column, and one more
   const int2* entries;  // stored block and its block row, in the order of block columns
   int block_columns;  // block columns of A

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: cab6436a55ac5836d7f0ad0faaacdce04f864bf0f717f116cfad70a3ad9154e7
 // templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2e1784f807462d1d78fb87a948186f7a632bbcb45e9abf7c27ea11a759a29268
+// seal: sha256 b14288df0bcdcf85ba4211354f2994abff4b5f3637996a6a56b054f1dbe44429
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -35,7 +35,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -73,10 +74,12 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 229440 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), 16 MB of B at a time.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B, by columns (M, N)
-  TensorMap c_map;  // C (N, K)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // B, by columns (M, N): box 64 x 256, swizzle 128
+  TensorMap c_map;  // C (N, K): box 64 x 64, swizzle 128
   const int* column_starts;  // first entry of each block column, and one more
   const int2* entries;  // stored block and its block row, in the order of block columns
   int block_columns;  // block columns of A

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: b412e4d520339ffcce238f22663ab6d4ab8c25ddd5b154424348acd89d2a9f7f
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 44c425f5ff96489d373dc5770633c3bca6bddd650df2c8528411149d2719bcf6
+// seal: sha256 b3b07ef7e51193628088ed90870f121ae6f94fcb9120726c91305c806d5dbba4
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -48,7 +48,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -89,11 +90,13 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 320 threads a block, 110024 bytes of dynamic shared memory.
+// Grid: 2 thread blocks per SM; units, a chunk of a block row and a column tile, are handed out, columns outermost.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
+  TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 8, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 618a24660c82f1d1bf67a08afd89d044a388060a3e1b60474ac87df6fc9df718
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/b_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b262bf9b60cfcf74c6b745867280c1cef58ab6d24e30654e522c9c9eb77d3d73
+// seal: sha256 f8e0e0d4b0ef3718af8142c231326278954649c43409621006e2f2716eae026a
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
 // C by rows. A block of A would meet 32 bytes of each column of B, and the L2 is slow with such pieces: so a kernel
@@ -40,7 +40,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -77,15 +78,18 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 288 threads a block, 109664 bytes of dynamic shared memory.
+// Grid: 2 thread blocks per SM, looping over tiles (persistent), block rows fastest.
+// Before it, with the same parameters: h100_bsr_spmm_b16_column_major_copy_b, 256 threads a block.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // the copy of B (N, K)
-  TensorMap b_groups_map;  // column groups of the copy of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
+  TensorMap b_map;  // the copy of B (N, K): box 64 x 16, swizzle 128
+  TensorMap b_groups_map;  // column groups of the copy of B (columns of one, K, groups): box 64 x 16 x 8, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  TensorMap b_columns_map;  // B, by columns (K, N)
+  TensorMap b_columns_map;  // B, by columns (K, N): box 64 x 128, swizzle 128
   int copy_rows;  // K / kCopyDepth, rounded up
   int n;  // columns of B and C
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
 // spec hash: eedf2597080900b12c9a4714fc345b85899dcbd44ec72b5bffd5fcf863d29275
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4f94b7b4dd965fa460db959281e32b741ce321b441b1e522e283326887a19cc5
+// seal: sha256 f8c05f111dd478087d8d2ea6c6f1e449793dff86438b0d69ece265f525b27655
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -39,7 +39,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -75,11 +76,13 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 288 threads a block, 96336 bytes of dynamic shared memory.
+// Grid: 2 thread blocks per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 4, swizzle 32
+  TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 2, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

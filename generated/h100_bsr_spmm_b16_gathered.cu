@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b042f73078f198e9e83ca1dfecf40f25a092aeced838ac3195bc3d7ba6184c47
+// seal: sha256 481820cf2843dc3218664393a2921ae7f7437087e67bb7e0f54b314a94b22a8e
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -45,7 +45,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -92,10 +93,13 @@ constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 
+// Launch: 512 threads a block, 230464 bytes of dynamic shared memory, clusters of 2.
+// Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
+// Before it, with the same parameters: h100_bsr_spmm_b16_gathered_pack_a, 256 threads a block.
 struct Params {
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 2, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const uint32* a;  // stored blocks of A
   const int* rounds;  // records: 15 block columns; how many they are | place of the first in the ring << 8
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1

@@ -4,7 +4,7 @@
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: ec807e2ce1736c7b524308ad48c7252104f6a859d2e58d052ab4d63e51858549
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ce68d8cd444524f04f706ad7cccdc038728bb3837d22440a09ffb1eeffbba6b2
+// seal: sha256 602742078f3b6bb5ac3bb28676d17ed0753f2693a65967f930c8ee266fe21fb6
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -40,7 +40,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -75,11 +76,13 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 288 threads a block, 206944 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
+  TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
@@ -87,7 +90,7 @@ struct Params {
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
   int block_rows;  // block rows of A
   int tiles;  // of C: block_rows times those of a block row
-  TensorMap c_in_map;  // c, which is added (N, M)
+  TensorMap c_in_map;  // c, which is added (N, M): box 64 x 32, swizzle 128
   float beta;  // what c is multiplied with; if 0, c is not read
 };
 

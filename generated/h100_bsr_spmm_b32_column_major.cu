@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 41adcdae752da5af766f84b43496571e17207e1f37a866232d559fb3265a948e
 // templates: bsr_spmm/sm90a_narrow.cu.j2, common/b_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 419bb8f76a5a8381c5ce7b8d6b4f0577ed9a9710ba3ef989919955b45a2ada34
+// seal: sha256 4051a2210e57610cdc573f511e413b845336d3194e9c17d3b7168e993551ef6d
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
 // C by rows. A block of A would meet 64 bytes of each column of B, and the L2 is slow with such pieces: so a kernel
@@ -40,7 +40,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -77,15 +78,18 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 288 threads a block, 225376 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), block rows fastest.
+// Before it, with the same parameters: h100_bsr_spmm_b32_column_major_copy_b, 256 threads a block.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // the copy of B (N, K)
-  TensorMap b_groups_map;  // column groups of the copy of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
+  TensorMap b_map;  // the copy of B (N, K): box 64 x 32, swizzle 128
+  TensorMap b_groups_map;  // column groups of the copy of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  TensorMap b_columns_map;  // B, by columns (K, N)
+  TensorMap b_columns_map;  // B, by columns (K, N): box 64 x 128, swizzle 128
   int copy_rows;  // K / kCopyDepth, rounded up
   int n;  // columns of B and C
   int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4fbf803571ae38838605e903cb2563abdd10242848e48398679f5302814b9209
+// seal: sha256 7ae69f2ffdab8be55cb3cba9946410c0568533b0db382959f74e0bc750f24277
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -52,7 +52,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -102,10 +103,13 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 512 threads a block, 230960 bytes of dynamic shared memory, clusters of 2.
+// Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
+// Before it, with the same parameters: h100_bsr_spmm_b32_gathered_pack_a, 256 threads a block.
 struct Params {
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 2, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const uint4* a;  // stored blocks of A
   const int* rounds;  // records: 15 block columns; how many they are | place of the first in the ring << 8
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1

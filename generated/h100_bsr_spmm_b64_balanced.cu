@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: 90e520fca36187c2894bc4d501fe024861bca64e13bbcfe73ce284aac67e3a9d
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f960069f6a6577a032146c1a5dd37c1c40d196eddeb20d7bc0d9011d66930413
+// seal: sha256 d15c9d56573c4169eda5f6d68afc50a0b5e1855e38a2f27e53b7f2f0c706af99
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -37,7 +37,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -82,11 +83,13 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kARowBytes = 64;  // bytes of a row of an A tile in shared memory
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 217504 bytes of dynamic shared memory.
+// Grid: one thread block per SM; tiles are handed out, a few of the longest block rows first.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 64 x 1, swizzle 64
+  TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":64,"n":128}}
 // spec hash: 985ca9f93e471a59ea0ef3683a3df0751d588796734620b2158f3973b701242e
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ced00aa7416f618057db33c51c61f05e78ff40ace0b51cb409c4f15b4ddd225a
+// seal: sha256 75e05dda52155035b52a3c849f7a16fa4d9174b3e15baf5de480906528f79a9b
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -32,7 +32,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -70,11 +71,13 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 163936 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 64 x 2, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

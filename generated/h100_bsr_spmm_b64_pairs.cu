@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d8e901fa8231d2d96fccd5e2f545872d43fb679d07afeec6f894808d7a72c4d3
+// seal: sha256 a324761b39f0b18faba0d910082fa6d0e978fcc8e3e602fca7b94988573e0dab
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
 //
@@ -39,7 +39,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -77,11 +78,13 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kLastStep = 1 << kConsumers;  // in the word of a step, beside a bit for each block row
 
+// Launch: 384 threads a block, 229456 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 64 x 4, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 605f5ff924a64c452988186845c2dab5e4944eb4ff840868be5ac77586ce7c32
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 82a9c7a357ed2ae9cf482abce6ad637ab0aaf59b9bdd82afe4fa974f4e2691ed
+// seal: sha256 0dd70c65d6fa9601c61057a899a1f6248cf2618709ddac4e0805f6099c342b3d
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -32,7 +32,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -70,11 +71,13 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
+// Launch: 384 threads a block, 196672 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz)
-  TensorMap b_map;  // B (N, K)
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups)
-  TensorMap c_map;  // C (N, M)
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 64 x 4, swizzle 128
+  TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read

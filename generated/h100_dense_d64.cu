@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: f8179f924e74e76f0edb2a8c9374ca4336b84f0f08636b1a789146f00c7134b6
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 41ddfbd8f05cfb59f90c82f3d729eef4dc0166b3f3d373dd3b74ecf1a38fbdb6
+// seal: sha256 b9c556692aabb8c352cad8b8663e67ceeace44b4fd92cfeb3d4aed36f5053173
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -39,7 +39,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -93,11 +94,13 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 512 threads a block, 139412 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch)
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch)
-  TensorMap v_map;  // V, as K
-  TensorMap o_map;  // O, as Q
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   float* parts;  // unfinished O and softmax state of parts of tiles
   int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches

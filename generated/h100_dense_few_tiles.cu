@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 3fb0591447c0b4b9de87bb9a50f7ec33beb1668e4f5d334e118981068bbfe14a
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 397375d6cec94e79c16aa600825c10ad04e1806c53006b960f7993fd85b3124b
+// seal: sha256 75214d6d98d81a3478bf0f161fdcec8192dee29307fd64bdbef9af588d182dc9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -41,7 +41,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -98,11 +99,13 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 384 threads a block, 215256 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch)
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch)
-  TensorMap v_map;  // V, as K
-  TensorMap o_map;  // O, as Q
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int q_len;  // queries of a head
   int kv_len;  // keys of a head

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 614dd12bfd856c2ec7c85adada10ec8e232c0c8dbe44f96e0e03e2d50694a0b1
+// seal: sha256 650d630b9b970765f76b74fcc1782094481e391a487613fdbaf2366d4649d9b9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -39,7 +39,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -94,11 +95,13 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 512 threads a block, 229516 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch)
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch)
-  TensorMap v_map;  // V, as K
-  TensorMap o_map;  // O, as Q
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 80 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
+  TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   float* parts;  // unfinished O and softmax state of parts of tiles
   int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches

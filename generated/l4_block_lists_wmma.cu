@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: fc821eaf3c60e0095a2a495d078fc7ddab2f2039ee7c08745d4056010e495d1b
 // templates: attention/patterns/block_lists.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 adec5b32de63bb6171d3b4cd3f8b762116ec08a7c1574b2802d9ed9cbc3aa0b8
+// seal: sha256 1e34fe79006e3c7f6eff303601b9d26a81c33d96ad7d6f3c7aa647db5ada0007
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -78,6 +78,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 45056 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c67794fac9ec87d65e6b179a5ee277f0a59adf4d3f7c15f48e9255ecd7bf6d48
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d663dadce8b7528c9370896f65517330a6f2c6f07feeb3b83bd8ed953f2238d8
+// seal: sha256 f692332353a5cc756ad14a929b250708a3b63d076c90edff5c94e6a5ab72749b
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.
@@ -61,6 +61,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk;  // of a row of an A or B tile
 constexpr int kStripChunks = kWarpColumns / kCopy;
 
+// Launch: 128 threads a block, 49664 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const unsigned short* a;  // A (M, K)
   const unsigned short* b;  // B (N, K)

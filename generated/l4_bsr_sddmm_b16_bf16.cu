@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"bf16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":64,"m":16,"n":128}}
 // spec hash: 59b9fbee2c0e0f0e1ff36c21721c28e9914aa115cdf193ed8ea22a383557a437
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 974d86344ede62e6d27370f9c338218999c7c1822bf3bd70846ce0c340f50673
+// seal: sha256 6d6338f19173f084ba17a853edd4f58ad6ccfabcbf09834d2cdaecc6f3e05b5a
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.
@@ -61,6 +61,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk;  // of a row of an A or B tile
 constexpr int kStripChunks = kWarpColumns / kCopy;
 
+// Launch: 128 threads a block, 37376 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const unsigned short* a;  // A (M, K)
   const unsigned short* b;  // B (N, K)

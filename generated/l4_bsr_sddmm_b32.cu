@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 18c01312b5a600391b5a09f592c5f438205bdd20055ccfe5fc377ec1a566c165
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6f519740219fa4e80241641756047fe4a5650be4d48eb56758545a2a1d731ce8
+// seal: sha256 a888a3709931454f98600409fac4f7781a7ed7f59e20d80247b9be3c9bc8db80
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.
@@ -61,6 +61,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk;  // of a row of an A or B tile
 constexpr int kStripChunks = kWarpColumns / kCopy;
 
+// Launch: 128 threads a block, 37888 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const unsigned short* a;  // A (M, K)
   const unsigned short* b;  // B (N, K)

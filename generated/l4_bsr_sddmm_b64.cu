@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: bbd28140122188b105cd108daa1c1641eab4fc6333eef87580260155d6637ec5
 // templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 767ef1fb3e5f27becc677e5825515e0f417aab5861056bffd40c571f8b0f5db4
+// seal: sha256 f70ff438e27d3a623576f121b6f18b128eb86af83de117ef41dbb61b7df945e1
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.
@@ -61,6 +61,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk;  // of a row of an A or B tile
 constexpr int kStripChunks = kWarpColumns / kCopy;
 
+// Launch: 128 threads a block, 41984 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const unsigned short* a;  // A (M, K)
   const unsigned short* b;  // B (N, K)

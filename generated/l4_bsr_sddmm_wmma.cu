@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a5e070ffd64e301c3c973c4c9033a9bd14aa884836241587a03521e99ef332f3
+// seal: sha256 679019298e453a6d7b44a1576ec01eb14aae88e6b8e5a32e23aaf69e4ad86551
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -60,6 +60,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 128 threads a block, 41472 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const __half* a;  // A (M, K)
   const __half* b;  // B (N, K)

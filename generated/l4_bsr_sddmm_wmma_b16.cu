@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":64,"m":16,"n":128}}
 // spec hash: 60596c228a6d3e4e042d082cbb2b27a2f590d155efcd662cdbb90448b0eb0eb4
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 da09e0c9f0007e4e441de8840a9352c742474cb1818f8475753a166539001b3c
+// seal: sha256 79a1255dbe086d6f26349bddb5108a63d5fb69270839fcee47ee9d5e7cdbf45a
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -60,6 +60,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 128 threads a block, 42496 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const __half* a;  // A (M, K)
   const __half* b;  // B (N, K)

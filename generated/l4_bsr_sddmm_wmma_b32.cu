@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":128}}
 // spec hash: 158088b11aeaf3f829d398167a96e0d726d0aeb30d241d508d5ebe93bbeb813e
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5b83e058350d02d30e6b7b8019c81144388d12f6b84772d214143f0f9b226fb4
+// seal: sha256 04029d2202382e624092230d6fa047c4acd055bf45d8ad9ce17c0a9bc133dee3
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -60,6 +60,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 128 threads a block, 26112 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 3 at a time on an SM, in the order of storage.
 struct Params {
   const __half* a;  // A (M, K)
   const __half* b;  // B (N, K)

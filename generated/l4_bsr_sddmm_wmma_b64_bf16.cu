@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"bf16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":128}}
 // spec hash: 22c002bb2c3f0bc38c6ea717dd3feda9d86ab45e871b3fe82e15757fe6196099
 // templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5746c5540f75c1b81eb96cf87e8554947b6e1e27c822de82697a50274e7f7576
+// seal: sha256 d6a6bac676e5f78d4879144f5c54e236201abc7702c56c0a44d6dff33edad900
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -60,6 +60,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 128 threads a block, 31232 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 3 at a time on an SM, in the order of storage.
 struct Params {
   const __nv_bfloat16* a;  // A (M, K)
   const __nv_bfloat16* b;  // B (N, K)

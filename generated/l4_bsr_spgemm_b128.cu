@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 57ec40e8cb30262cea8bf72867e7cc74e9ac9adcf13b6c995b7cfaa4328e0f16
+// seal: sha256 3d150f0fb7593be5126cdcf6b352ab096dd4850cee610a7214cd987c0bddd19c
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -64,6 +64,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kAChunks = kTileK / kCopy, kBChunks = kBlock / kCopy, kStripChunks = kWarpColumns / kCopy;
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk;
 
+// Launch: 128 threads a block, 50176 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 4 tiles, 2 at a time on an SM.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: f06d8740fedaf8bae30826fa1ada30266ba73c359a7020eea43cdde7e2f793c7
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5a2d53d73302c55e81d0f9789f5d722c2ec6056a5ba103fb48aaa1437ceddcd1
+// seal: sha256 744df32fad9f0eb35dd1c0fb23ad545a5bc42580f965cce8791ced5a8aa86e8e
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -64,6 +64,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kAChunks = kTileK / kCopy, kBChunks = kBlock / kCopy, kStripChunks = kWarpColumns / kCopy;
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk;
 
+// Launch: 32 threads a block, 3840 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 16 tiles, 16 at a time on an SM.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"bf16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: cb62ed7fd8538ba0143920f722f71df5bd9c362ec1ca28abd5b8609052abe981
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2a723aab979d6f39177c74e10cf4d32c0329d59c24374aa48fcbb8ee8295b728
+// seal: sha256 a14ac298ea8925292b224790c9583d60fcab385b3d44ed7f1f10cee7ea7297f1
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -64,6 +64,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kAChunks = kTileK / kCopy, kBChunks = kBlock / kCopy, kStripChunks = kWarpColumns / kCopy;
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk;
 
+// Launch: 32 threads a block, 8448 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 8 tiles, 10 at a time on an SM.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":64}}
 // spec hash: cb409d8c64ccb3091be1d520269d0730794e7b31ec2260f7d10b721cf0aad31e
 // templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e8ce1ab8053021cd7b7c364f18fda7605a354b527cd20bc6f93e159329b17a6d
+// seal: sha256 ac149bd6a7f1c8069c639b2a32b354071ba90f1bc656de1de70522af2133966f
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -64,6 +64,8 @@ constexpr int kChunk = 16;  // bytes
 constexpr int kAChunks = kTileK / kCopy, kBChunks = kBlock / kCopy, kStripChunks = kWarpColumns / kCopy;
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk;
 
+// Launch: 128 threads a block, 25600 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 4 tiles, 3 at a time on an SM.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous

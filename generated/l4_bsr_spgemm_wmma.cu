@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 546055ec8ef023d9e74ffcf3ed95e14e4999086b0154604eb4ad2640b288e75b
+// seal: sha256 db6776b9ca06aba0ab073c6729de19033258738d7b06a256495b3a6f3444b991
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -61,6 +61,8 @@ constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 constexpr int kProductSteps = kBlock / kTileK;
 
+// Launch: 128 threads a block, 38912 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 4 tiles, 2 at a time on an SM.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 80a1ce13d7cf23e784fc12879c060abaa3f5f0cc26cde9db61ca0e85d2b6d175
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1c5454abf100d40c9a0d32ccefeed75266e31d7605f3999c3bcd2067f191d982
+// seal: sha256 62ae67a7a7260d4d506fa339322ee7268dc406842e3bd84354e8baa5331b7b25
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -61,6 +61,8 @@ constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 constexpr int kProductSteps = kBlock / kTileK;
 
+// Launch: 32 threads a block, 3840 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 16 tiles, 16 at a time on an SM.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // stored blocks of B (nnz, rows, cols), contiguous

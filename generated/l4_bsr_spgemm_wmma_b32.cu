@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: a1215b41c2cb3c6e2ea6ac30fce7888c447e82d0b87dbeafc9f0147dd235a2d8
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a43398e42660e2144616c0754affc6bc440b0c2f433d78ba4a981e9deeef6730
+// seal: sha256 4bb8c5e10dde54738513b68164fe6fdb568a0bc15e13e3357e804c0ff29f1473
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -61,6 +61,8 @@ constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 constexpr int kProductSteps = kBlock / kTileK;
 
+// Launch: 32 threads a block, 10496 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 8 tiles, 8 at a time on an SM.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"bf16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":64}}
 // spec hash: e645681f990ddb00708d7aaef4835c7b704103ebd70a375f7b4fd1723471062d
 // templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b20e35862b0c259206f76c53089420aa3ff322f4c4120e1c0f0034fec0a06343
+// seal: sha256 d9127e4c219007772c52ba9d08031b7855190710065e6bd3c48b60485bd79648
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -61,6 +61,8 @@ constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 constexpr int kProductSteps = kBlock / kTileK;
 
+// Launch: 128 threads a block, 20480 bytes of dynamic shared memory.
+// Grid: one thread block for a run of 4 tiles, 4 at a time on an SM.
 struct Params {
   const __nv_bfloat16* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __nv_bfloat16* b;  // stored blocks of B (nnz, rows, cols), contiguous

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 9c3301c4b8f6dd5a30715cea43f0282688fa9aa2f5560273d2ab25bf118b2fb7
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bf0f85f03a363ff89913e48c37e3ebe2be0c3e79cf5ec5f1e735db84b80656c4
+// seal: sha256 2598d0d88d1b37daf479335abc981a808d8761745ec377f9c7c69631a1d6f19b
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -56,6 +56,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 98304 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 1 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B, by columns (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 168a87cdca2a9a9dde51bc0df1fb0bb0d54ff1b7c6c17830ce59218404c5e9bb
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 aae04f775c6d1a1b00235b33e728434cbb917a186bfc032a7633ed2c44c359df
+// seal: sha256 30676c9e7dbd78053ae5f3b52a2fdcc4c9bec070003748f4fec920d3d31a26d0
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -58,6 +58,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)

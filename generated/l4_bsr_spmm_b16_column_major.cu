@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":256}}
 // spec hash: 92a56cf6e425a428b16a5228144574f2759396164aef00ed4f3b620c20ba92f6
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 12b289ddf78d7a55df3e7f7c1164f895c0efa1bd02cbc6bcf4b508a9da81d2b3
+// seal: sha256 a65daa4f389df0f3dc60698e4c9aacf3c609503bf52e1808c6623c16db06738a
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -55,6 +55,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 26624 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 3 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B, by columns (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 8976de3b5aa5eaad20c93fe016d8aa9ec028fa47eebbbd38bc202e030339d4ee
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 564b8fb37581b81e419799781bf08143199531a0e1f30a11ee5b03ad62670243
+// seal: sha256 733668d6fa688ad5b9c96b19e6299499ca0a9bd606eb61e3dbf277a07fadb2df
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -58,6 +58,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 36864 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)

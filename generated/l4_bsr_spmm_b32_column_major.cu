@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 07dcd4c803cbba2508966d275dcfeefa8828131cce18436b4eb070ee36ff81cf
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 099fa81d9ae678b448f90c51a2343a25522c7acadec45c5365a1a330151c4ff7
+// seal: sha256 b6c9a29cf6a3b10b8f96dde9d43ac374f4e422fd77847d1380a12a27aed58923
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -56,6 +56,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 36864 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B, by columns (K, N)

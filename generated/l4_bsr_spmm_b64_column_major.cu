@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: e308e1c902e3690029db55a36bf2ed6fcfc9c594a1e9ddcccd3b4c3436f5a4fa
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 569b98a532ceb03ed7f77a8b53dcc255e032cb2f7c632148834b27f4896597f3
+// seal: sha256 14975b1fde4244f5646dc3c21478e46cec35f32ac87aabb7b9cdfc54827e1f8e
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -56,6 +56,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kRowBytes = kRowChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 81920 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 1 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B, by columns (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: 5eaef5a6b65b019be2f50f56e83226c4cb18a3c94dd5ebae65fa72f9736d6259
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9290c29689ca01b185e28e3b2a3b783bcff11652f8c9b3524ca730f0da46a422
+// seal: sha256 c333864ff1e8322976e1501d5d1baf20a617defcdbb78280a80281e7f2fab8fe
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -58,6 +58,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 128 threads a block, 40960 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 2 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)

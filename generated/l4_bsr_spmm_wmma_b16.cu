@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":128}}
 // spec hash: 2622740c677aa3e73b8c251f8d1d89cfb713678fa3ec445ec570b083815c004c
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 aeff7b16563f8e05823db878fd5160177328902b3f667275d5a9763c77c2be16
+// seal: sha256 6584bfb4760c4e087488f3d4cb3e0d5d9255b7d89ed0accd29e303decfe015e4
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 128 threads a block, 15360 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

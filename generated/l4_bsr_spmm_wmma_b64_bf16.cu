@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"bf16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":128}}
 // spec hash: 86f9bfb906b3eb183376075b599ac950cb32590303cc761d80f820be06924b85
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f8ce047cc85feaaa3c359f0099837b2080f62fc7371d41c9b766e71bfd9c8049
+// seal: sha256 503ff032d079d7acd169935f3aa7df934cd580bc18912d954d1a8b89a14cd028
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 41472 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __nv_bfloat16* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __nv_bfloat16* b;  // B (K, N)

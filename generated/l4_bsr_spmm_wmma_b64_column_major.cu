@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":128}}
 // spec hash: 965004b66f87718ad3f88c9e4249dd092a79068fae79a397b70e19b2ee1b045a
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ee91dc5013bf2a0fb283d310b38c67e4bf8c573fd13f21a3af0498e5f3ca069c
+// seal: sha256 96614846de1e884c7b0fe105836b7164e63914ed33145eae653d272ce1ecf067
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 46080 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B, by columns (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c07593734a8840c120c9c3831f0dd5dc534575db8ade598934f1e8c91b77d3ae
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c070f46e1af96dfe2ee54b31ad7ce79f9cebc9a34f1a41bd1d7115af0d3ddf27
+// seal: sha256 22d6074be89ceeb3bdb317c7bab4021720d033f07228a68bef4280d6fca7ca97
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 56832 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 9dce46f81c0856325c408a9bd46f2b089afe9e23d016b86c31869aeb28f9c24c
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 89ac469b4900b1351165c75ca69f6bc52a0213c833075b2bebb9310f9309aaa0
+// seal: sha256 99459995a96b50160c1a18d581d0ec24f55d638ffc7145a10940ef4ef5bb30e4
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -51,6 +51,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 36864 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

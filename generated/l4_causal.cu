@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 21b60ab06d764c3c977b6d88fd45b37cfca07e9ec0218d63f8483ef41fff7b9a
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 dc2762ed076bf504f90a926e1073701e221a054acc93b75dc88b08899286f30e
+// seal: sha256 9625ed7c12610521f45385e322ce4ed164782709b0a19ef120f7d10c662f979b
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -69,6 +69,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"wmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 4a5240a8892bb358a269b3e0d85da92c64918a410f9f5292ce8e80f3fc4f8d90
 // templates: attention/patterns/causal.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 57f03cfc0663b9c5f5dd0c4de68df00d3f3af9e7c0d73f2aa96b5bdbf047f4da
+// seal: sha256 167183e418ad142706739f3db61cf1cb6b630c4f16dca26e5f9d92773a6c32f7
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -75,6 +75,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 46080 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 317e7e696b51e5c6c590c1b3b865ae7ffffe28c0917d5023817bedc6f0f2f4c0
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ce3f3a7bf56961352dc188ca8b395e69c62fb006fa65757752ee7e1c5f642fd8
+// seal: sha256 7fd6f1db4f570562960620b30ebb49c16b2a1c1787aa83cf69ccc5ca6b079efc
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -68,6 +68,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 65536 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
 // templates: attention/patterns/dense.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1caabee4c82dccad4012f65682203f675baaf7800067e9371e18d9025a1c14c3
+// seal: sha256 e455147a860ab119110d4adb3960eda4338f231fe9663aee67cc6abbb2556ecf
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -75,6 +75,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 45056 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32},"warp_rows":16}
 // spec hash: 3d9068912d7301f39006949209164fdbe2f64a4d171b5462239d1b24dfcc8b69
 // templates: attention/patterns/strided.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 67f07a81749384da5a6968b97bcf0fd60c2a12b581ec403bbc2ce7ac69e37541
+// seal: sha256 ad9bf5ad27c089f5bc7efa78db9887671402f8fedd9fb78afd9dc8705a6c0001
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -78,6 +78,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 256 threads a block, 60928 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

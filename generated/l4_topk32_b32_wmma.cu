@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":32,"q":32},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":32},"warp_rows":16}
 // spec hash: 6bcfb1d68025b94838234e99288fad3e6daa62fe0fc9af6a0a98e9af8bfc14ec
 // templates: attention/patterns/topk.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 78ebf0689046f1f26e2acb1239dd2bd79fc0c74b0b1874d1175e8e0ce7f4c3f4
+// seal: sha256 cca2317a16d76dcdfe2d07c1eece46eba172ddca6d2f4a8247897bc07b485d45
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -78,6 +78,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 64 threads a block, 31232 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 3 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":6,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: 6661ba0dc2d98b0b306ed907e3a1341a4185c7b247b15cbe4464cdf58a3c08cd
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 42d81c1c484958755e5b46878da3fb5baa80b47fabaf5487de0afe3d383309ff
+// seal: sha256 2b4389060a3cdec576e5968b5813715f24a8ec7a54a2f8a16496dc893a0d95c1
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -72,6 +72,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 64 threads a block, 49152 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: e11b6ad7b3399e24575af31b9408c0ffa5d3c687f6270eb25a22f031a8bbc013
 // templates: attention/patterns/topk.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 0fa916533cb732fa2bae4a47473aaeddb4492b4110af0048fd7f7fb2d305a3f0
+// seal: sha256 f87e9457c79ce8f17a1e276452a427702092c4f2bb91b243f4ab376b6d4fa392
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -78,6 +78,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 45056 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 28c7a818566982270e0e50ad71762fb44c148d35aed5088160c6c99bd7b2aec7
 // templates: attention/patterns/topk.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 dff87cae6aa2cb2cc51c190c17d98761205e400a88ad52820661d09fbcd2fb53
+// seal: sha256 8286186af7396d0a727fdc2df8467afc07cf55689902a8f4742e94b4bf31eaf2
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -78,6 +78,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 32 threads a block, 28672 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 3 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

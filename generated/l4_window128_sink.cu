@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":127,"right":0},"schedule":"multistage","sink":true,"stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: f96557375571502df23ce18e58667a7f72cc07aea4c4f1c93fb0a5d2ef6f5c63
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 786596ca483fe6bd7f203d65ea33fbaa413ada4e8418f4790db5a3a29d0e6f8b
+// seal: sha256 946bd4a52e60016255f340fcc7cede982cff7c77b6df07813a4ba71cc42f9ef2
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 // Each row's sum has one more term, exp(sink of its head), for which there is no value.
@@ -73,6 +73,8 @@ constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 constexpr float kLog2E = 1.44269504088896f;
 
+// Launch: 128 threads a block, 16384 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 3 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: f5a4f33dcc13f8422e1060ac768462eeae9a400c34b2314988900e387a4a5eaa
 // templates: attention/patterns/sliding_window.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bad90ac7be34203aed0a327080a670e2c03ef02c13203e4c00a783ba66b9489c
+// seal: sha256 e557cf734acaec315b2055d6c1ffb42d709bec83edd7946ffdbe2cfa395fb024
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -77,6 +77,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 45056 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":4095,"right":0},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 269bd448bb2b535497b123d1e124603144665228849e49f70f43382e8d22791f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fc683d9bf6e19c075f8c710c5e9693ed82f6a01c1912f5ec1cf937481fa1990b
+// seal: sha256 62d633e7a8fd285348ab884c74e37c58ddcfeafe3662fb27f853a042e05238ff
 
 // Attention forward for sm_89: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -74,6 +74,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
+// Launch: 128 threads a block, 65536 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 10ad3ea9d2a41a80767fcb4b4d3f34e6ea71dde176309d698b3c9608e20018ac
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 53b5f94b58bd2f37ad3cc34ba0db0253b7cbca5e487fcc7fe14604e4f2b8aaa8
+// seal: sha256 08b0b162c8775541b811cbf2b3a26951b5e06805cbca67f3a28520644c8fee2c
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -51,6 +51,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 36864 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 058075b6802e14d257f1faf7b4e91d4598bb4c8f22d359fc061dd3b731b678d1
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1e6d68a79a4a5ff15cdcc06f3da0ce8c0a6f9e9219b7c485353f077330e03187
+// seal: sha256 a7d7aa51f870526d8d261122716632abaefd1703bc63c69f8b0033e26f8f12a7
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -51,6 +51,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 36864 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 5f28700145265efad74d2646eebe117d05840e5d5d15760b3f669b5285ee3ca4
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 87ad0420836c78a4dfa764547527a5a202c581b9949b06bd053d4e31ae8cd844
+// seal: sha256 99564f970718106fe3332f2efb35d13030e481122cf5d2f603e565ec3c9b7040
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 87552 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 32b20c2831725d30bbf1b2a64279b3e11e579c6823231ccaef5372373f238104
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bcc8166bf4f463c3c810e5ef0248928c3041bfe04d48b33af35ea202f452d984
+// seal: sha256 4cd71dcc67b81070cb88de4d1e4ca147fc0aa7039c1ca4fb83c36afab86e5e29
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 162816 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

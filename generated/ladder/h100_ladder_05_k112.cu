@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":112,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":112,"m":256,"n":128}}
 // spec hash: b1163f01a7d5520afb772660bdc2046eda2f62823de393c86d1344c0a822dda9
 // templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4e9e05625e4ea7a781c9020f87a8190034eec748b140d43f6fb052dc258b39a3
+// seal: sha256 12a7f6982b79ae76f8c230eaa7dbdd1a535ceb23565cf6fdfdbd0f54c07feb13
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -55,6 +55,8 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
+// Launch: 256 threads a block, 183808 bytes of dynamic shared memory.
+// Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 4e70de2844f7a5b144a09d899bf9f094ecf2b7b6e0784e2552ac9f488ab156bb
 // templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 baaab01b05bf5872118cf231f7d38f2fb7e9192d66125a8e7386609d83072933
+// seal: sha256 02e790d91a9b305508a0e2375204acbd0eedcc4f88e16479f28ee1f95a219671
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -58,6 +58,8 @@ constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for tw
 constexpr int kChunk = 16;  // bytes
 constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
+// Launch: 256 threads a block, 196608 bytes of dynamic shared memory.
+// Grid: one thread block per tile, 1 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
 // templates: common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 48d9daaa01a5a5f8d40b44ddce4f0cdaeb9d47438d12eae850d6bcd7db2eb9cd
+// seal: sha256 1c951764d4eadf2220aaf909201037bba75295e846b7fb27e16d89f0ee0ce2f4
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -24,7 +24,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Comments on parameters of this type give dimensions innermost first.
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -42,8 +43,10 @@ constexpr int kTileBytes = 16384;  // bytes of a tile
 constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
 constexpr int kFullOffset = 49152;  // 24 bytes: mbarriers: the tile of a stage has landed
 
+// Launch: 256 threads a block, 49176 bytes of dynamic shared memory.
+// Grid: 4 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
-  TensorMap in_map;  // in (columns, rows)
+  TensorMap in_map;  // in (columns, rows): box 128 x 64, swizzle 0
   unsigned short* out;  // out (rows, columns)
   int64 out_row_stride;  // elements from one row of out to the next
   int rows;  // rows of in and out

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: fcc51137fc7e0ed6eec7fdad94845a1ed96a3070f0f026a899186cdbd9220207
 // templates: common/declarations.cuh.j2, ptx/cp_async.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 96b36ef61482bc5f8c91fc62139515e80c1337af403db8dca257a9add3fc7c1a
+// seal: sha256 cddfd23af7a6d7ebb7191a52caebb4783a749b3a998da070467694944716a058
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -34,6 +34,8 @@ constexpr int kTileBytes = 16384;  // bytes of a tile
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
 
+// Launch: 256 threads a block, 49152 bytes of dynamic shared memory.
+// Grid: 2 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   const unsigned short* in;  // in (rows, columns)
   int64 in_row_stride;  // elements from one row of in to the next

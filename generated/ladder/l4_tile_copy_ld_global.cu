@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":1,"tile":{"m":64,"n":128}}
 // spec hash: 7aa45b6496714e72922c852ee7052e3d2433827c7fddc8501f87c734cf83acfd
 // templates: common/declarations.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 40f7dfc706063e83fc239bd3ef81b3c1ec640d240f0b945ce2c39e3990f05422
+// seal: sha256 4a893059768301347d507f1e314366225a52fb607784e91a4a79492b47f2c16d
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -31,6 +31,8 @@ constexpr int kCopies = 4;  // chunks of a thread for a tile
 // Dynamic shared memory: 16384 bytes. Byte offsets:
 constexpr int kTilesOffset = 0;  // 16384 bytes: tiles, 64 rows of 128 elements
 
+// Launch: 256 threads a block, 16384 bytes of dynamic shared memory.
+// Grid: 5 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   const unsigned short* in;  // in (rows, columns)
   int64 in_row_stride;  // elements from one row of in to the next

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 from codegen.library import NamedSpec
 from codegen.receipts import (
@@ -29,6 +30,7 @@ def cubin_record(compiled: Compiled) -> CubinRecord:
     return CubinRecord(
         sha256=hashlib.sha256(compiled.code).hexdigest(),
         ptx_sha256=None if ptx is None else hashlib.sha256(ptx).hexdigest(),
+        launch_sha256=hashlib.sha256(json.dumps(compiled.plan.launch(), sort_keys=True).encode()).hexdigest(),
         arch=compiled.plan.arch.name,
         compiler=compiler,
         compiler_package=package,

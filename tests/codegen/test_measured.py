@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +65,31 @@ def test_rows_that_did_not_run_or_whose_spec_is_gone_stay(script: ModuleType, na
     records = [dict(failed), dict(gone)]
     script.rebind(REPORT, records, kernel_of)
     assert records == [failed, gone]
+
+
+def test_the_hash_of_a_kernel_is_of_code_and_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("measured", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    asked: list[str] = []
+
+    def hash_of(name: str, code: bytes, launch: dict[str, int]) -> str:
+        def compiled(named: NamedSpec, target: str) -> SimpleNamespace:
+            asked.append(target)
+            return SimpleNamespace(code=code, plan=SimpleNamespace(launch=lambda: launch))
+
+        monkeypatch.setattr(module, "compile_spec", compiled)
+        found: str = module.code_sha256(find_spec(name))
+        return found
+
+    first = hash_of("h100_topk32", b"a", {"threads": 384})
+    assert first == hash_of("h100_topk32", b"a", {"threads": 384})
+    others = hash_of("h100_topk32", b"b", {"threads": 384}), hash_of("h100_topk32", b"a", {"threads": 256})
+    assert len({first, *others}) == 3
+    hash_of("l4_dense", b"a", {})
+    assert asked == ["cubin"] * 4 + ["ptx"]
 
 
 def test_another_compiler_proves_nothing(script: ModuleType) -> None:

@@ -178,6 +178,7 @@ def test_rebind_keeps_what_is_known_of_the_same_code(name: str, tmp_path: Path) 
     [
         ("cubin", {"sha256": "0" * 64}, "sha256 is "),
         ("cubin", {"ptx_sha256": "0" * 64}, "ptx_sha256 is "),
+        ("cubin", {"launch_sha256": "0" * 64}, "launch_sha256 is "),
         ("cubin", {"ptx_sha256": None}, "the receipt says None"),
         ("cubin", {"compiler_package": "nvidia-cuda-nvrtc 12.8.93"}, "the receipt says nvidia-cuda-nvrtc 12.8.93"),
         ("cubin", {"dynamic_shared_bytes": 1}, "the receipt says 1"),

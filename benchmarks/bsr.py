@@ -340,12 +340,21 @@ def exact(problem: Problem, label: str, i: int) -> torch.Tensor:
     return out
 
 
+def indices_of(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which blocks a BSR matrix stores."""
+    return matrix.crow_indices(), matrix.col_indices()
+
+
 def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
     """Return the worst error of the first, the middle and the last block row, relative to their largest element."""
     block, left, right = problem.spec.block, *problem.dense
     shape = (left.shape[0], right.shape[1])
     if tuple(out.shape) != shape:
         raise ValueError(f"the result has shape {tuple(out.shape)}, expected {shape}")
+    if out.layout == torch.sparse_bsr and problem.pattern is not None:
+        for found, listed in zip(indices_of(out), indices_of(problem.pattern), strict=True):
+            if not torch.equal(found, listed):
+                raise ValueError("the result has other blocks than the pattern")
     errors = []
     for i in (0, shape[0] // block.rows // 2, shape[0] // block.rows - 1):
         expected = exact(problem, label, i)

@@ -84,7 +84,13 @@ def chosen(specs: Sequence[str] | None, every: bool) -> list[NamedSpec]:
     """
     if every == bool(specs):
         raise CodegenError("name one spec or more, or say --all" if not specs else "name specs or say --all, not both")
-    return shipped_specs() if every else [find_spec(spec) for spec in specs or ()]
+    if every:
+        return shipped_specs()
+    found = [find_spec(spec) for spec in dict.fromkeys(specs or ())]
+    for i, named in enumerate(found):
+        if any((named.subfolder, named.stem) == (other.subfolder, other.stem) for other in found[:i]):
+            raise CodegenError(f"two of the specs are called {named.stem}: their files would have the same names")
+    return found
 
 
 @app.command("render")

@@ -22,6 +22,10 @@ class SpecError(CodegenError):
         self.location = location
         super().__init__(": ".join(part for part in (location, field, reason) if part))
 
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
+        """Return how to make it anew, in another process."""
+        return type(self), (self.field, self.reason, self.location)
+
     def at(self, location: str) -> SpecError:
         """Return the same error with the file and line it belongs to."""
         return SpecError(self.field, self.reason, location)

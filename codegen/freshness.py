@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,5 +139,5 @@ def shown(path: Path) -> str:
 
 
 def _render_command(named: NamedSpec, folder: Path) -> str:
-    out = "" if folder == GENERATED else f" --out {shown(folder)}"
-    return f"codegen render {named.origin or named.stem}{out}"
+    out = "" if folder == GENERATED else f" --out {shlex.quote(shown(folder))}"
+    return f"codegen render {shlex.quote(named.place or named.stem)}{out}"

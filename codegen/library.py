@@ -7,6 +7,7 @@ inside it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,21 @@ SPECS = ROOT / "specs"
 GENERATED = ROOT / "generated"
 
 
+# A kernel's name is a symbol of its source: these have a meaning there.
+CPP_WORDS = frozenset(
+    " ".join(
+        (
+            "alignas alignof asm auto bool break case catch char class const consteval constexpr constinit continue",
+            "decltype default delete do double else enum explicit export extern false float for friend goto if inline",
+            "int long main mutable namespace new noexcept nullptr operator private protected public register requires",
+            "return short signed sizeof static static_assert struct switch template this throw true try typedef typeid",
+            "typename union unsigned using virtual void volatile wchar_t while wmma",
+        )
+    ).split()
+)
+CONSTANT = re.compile("k[A-Z].*")
+
+
 @dataclass(frozen=True)
 class NamedSpec:
     """A spec with the name its generated file, kernel symbol and receipt carry.
@@ -34,7 +50,7 @@ class NamedSpec:
     Attributes:
         stem: ``h100_topk32``; for a spec that came from no file, a name made of its fields and hash.
         spec: the spec itself.
-        origin: ``specs/h100_topk32.yaml``, relative to the project where that is possible; "" for no file.
+        origin: ``specs/h100_topk32.yaml``, relative to the project; of a file elsewhere its name; "" for no file.
         path: the file, if there is one.
         lines: line of each field in the file, by dotted name.
     """
@@ -58,7 +74,13 @@ class NamedSpec:
 
     def located(self, error: SpecError) -> SpecError:
         """Return ``error`` with the file and line of its field."""
-        return error.at(_location(self.origin, self.lines or {}, error.field)) if self.origin else error
+        return error.at(_location(self.place, self.lines or {}, error.field)) if self.place else error
+
+    @property
+    def place(self) -> str:
+        """The file as messages name it: in the project its place there, elsewhere the path that was typed."""
+        inside = self.path is None or self.path.resolve().is_relative_to(ROOT)
+        return self.origin if inside else str(self.path)
 
 
 def shipped_files() -> dict[str, Path]:
@@ -121,9 +143,11 @@ def read_spec(path: Path) -> NamedSpec:
         SpecError: for a file that cannot be read, is not UTF-8, is not YAML, repeats a key, or is not a legal spec;
             with file and line.
     """
-    origin = _origin(path)
+    origin = _origin(path) if path.resolve().is_relative_to(ROOT) else str(path)  # as messages name it
     if not (path.stem.isidentifier() and path.stem.isascii()):
         raise SpecError("", f"{path.stem!r} names the kernel, so it must be a C identifier", origin)
+    if path.stem in CPP_WORDS or CONSTANT.fullmatch(path.stem):
+        raise SpecError("", f"{path.stem!r} names the kernel, but has a meaning in CUDA C++ or in the source", origin)
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -146,15 +170,15 @@ def read_spec(path: Path) -> NamedSpec:
         spec = parse_spec(plain)
     except SpecError as error:
         raise error.at(_location(origin, lines, error.field)) from None
-    return NamedSpec(stem=path.stem, spec=spec, origin=origin, path=path, lines=lines)
+    return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=lines)
 
 
 def _origin(path: Path) -> str:
-    """Return the path as it may appear in a generated file: never absolute."""
+    """Return the path as a generated file has it: that in the project, or the name of a file that is elsewhere."""
     try:
         return path.resolve().relative_to(ROOT).as_posix()
     except ValueError:
-        return path.name if path.is_absolute() else path.as_posix()
+        return path.name  # however it was typed
 
 
 def _plain(node: Any, prefix: str, lines: dict[str, int]) -> Any:

@@ -496,8 +496,10 @@ def parse_spec(data: object) -> Spec:
     """
     if not isinstance(data, Mapping | SpecBase):
         raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
+    # A model is read anew: a copy of one with other fields (``model_copy``) was never checked.
+    fields = data.model_dump(mode="json", by_alias=True) if isinstance(data, SpecBase) else dict(data)
     try:
-        spec = SPEC_ADAPTER.validate_python(dict(data) if isinstance(data, Mapping) else data)
+        spec = SPEC_ADAPTER.validate_python(fields)
     except ValidationError as error:
         raise _first_error(error) from None
     _check_combination(spec, data if isinstance(data, Mapping) else COMBINED)

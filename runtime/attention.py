@@ -187,20 +187,27 @@ class AttentionKernel:
         """Launch on torch's current stream of the current device."""
         # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
         stream = torch._C._cuda_getCurrentRawStream(device.index)
+        # Held until the launch is enqueued: what is given back before could be handed out again, in a capture at once.
+        held: dict[str, torch.Tensor] = {}
         if self._takes_counters:
-            addresses["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS).data_ptr()
+            held["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS)
         if self._is_paced:
-            addresses["progress"] = counters(device, stream, SCHEDULER_COUNTERS).data_ptr()
+            held["progress"] = counters(device, stream, SCHEDULER_COUNTERS)
         if self._split is not None:
             needed = signature.extra
-            addresses["shares_done"] = counters(device, stream, needed.counters).data_ptr() if needed.counters else 0
-            addresses["parts"] = scratch(device, stream, needed.part_bytes).data_ptr() if needed.counters else 0
+            addresses |= {"shares_done": 0, "parts": 0}
+            if needed.counters:
+                held["shares_done"] = counters(device, stream, needed.counters)
+                held["parts"] = scratch(device, stream, needed.part_bytes)
+        addresses |= {name: tensor.data_ptr() for name, tensor in held.items()}
         self._loaded.launch(signature, addresses, stream)
 
     @staticmethod
     def _key(tensors: tuple[Any, ...], scale: Any) -> Any:
         """Return everything about a call that its checks depend on; None if that fails: they will say why."""
         grad = torch.is_grad_enabled()
+        if scale is not None:
+            check_scale(scale)  # also so that it can be a part of a key
         key = [scale]
         try:
             for t in tensors:

@@ -114,7 +114,8 @@ class BsrSpgemmKernel:
                 stream = torch.cuda.current_stream().cuda_stream
                 if self.spec.balanced:
                     words = int(self._constants["kLateTiles"]) + out.numel() // self.spec.block.rows**2
-                    addresses["scheduler"] = counters(out.device, stream, words).data_ptr()
+                    held = counters(out.device, stream, words)  # until the launch is enqueued
+                    addresses["scheduler"] = held.data_ptr()
                 self._loaded.launch(signature, addresses, stream)
         if pattern is None:
             return out

@@ -256,9 +256,9 @@ class BsrSpmmKernel:
             packets = self._orders.packets(row_order, b.device)
             if packets is not None:
                 addresses["packets"] = packets.data_ptr()
-            if row_order is not None:
-                addresses |= self._orders.addresses(a, row_order, b, stream)
-            self._loaded.launch(signature, addresses, stream)
+            more, held = self._orders.addresses(a, row_order, b, stream)
+            self._loaded.launch(signature, addresses | more, stream)
+            del held  # not before: what is given back could be handed out again
         return out
 
     def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
@@ -271,6 +271,10 @@ class BsrSpmmKernel:
             if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.shape[:-2] != (batch,)):
                 what = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
                 raise ArgumentError(name, f"is {what}, expected (batch {batch}, M, N) as b has a batch dimension")
+        for name, tensor in (("b", b), ("c", c), ("out", out)):
+            if tensor is not None and batch > 1 and tensor.stride(0) % STORE:
+                stride = f"has stride {tensor.stride(0)} from one matrix to the next"
+                raise ArgumentError(name, f"{stride}; it must be a multiple of {STORE} elements")
         if out is not None:
             check_output("out", out)
         if c is not None and out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +13,9 @@ from rich.table import Table
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of
 from codegen.freshness import render_to
-from codegen.library import GENERATED, NamedSpec
+from codegen.library import SPECS, NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, ReceiptError, receipt_path, source_sha256
+from codegen.render import render
 from runtime.cache import KernelCache
 from runtime.compiler import Compiled, compile_spec
 from runtime.errors import DeviceError, ToolchainError
@@ -74,25 +76,33 @@ def compile_command(
         raise typer.Exit(CHECK_FAILED)
 
 
+def verify_line(named: NamedSpec) -> str:
+    """Return the command that verifies a spec."""
+    shipped = named.path is None or named.path.resolve().is_relative_to(SPECS)
+    return f"codegen verify {named.stem if shipped else shlex.quote(str(named.path))}"
+
+
 def source_place(named: NamedSpec) -> str:
     """Return where the rendered source of a spec lies, if it was written."""
-    for folder in (GENERATED, Path()):
-        path = folder / named.subfolder / f"{named.stem}.cu"
-        if path.is_file():
-            return str(path)
-    return f"not written (codegen render {named.origin or named.stem})"
+    path = home_of(named) / named.subfolder / f"{named.stem}.cu"
+    if path.is_file() and path.read_bytes() == render(named).encode():
+        return str(path)
+    return f"not written (codegen render {shlex.quote(named.place or named.stem)})"
 
 
-def receipt_differences(compiled: Compiled, folder: Path | None = None) -> list[str]:
-    """Return what a receipt says differently about a cubin that the same compiler has just made."""
+def receipt_differences(compiled: Compiled, folder: Path | None = None, *, strict: bool = False) -> list[str]:
+    """Return what a receipt says differently about a cubin that has just been made.
+
+    Cubins of another compiler are not compared, unless ``strict``: then they differ.
+    """
     from runtime.verification.receipts import cubin_record, differences  # noqa: PLC0415
 
     named = compiled.named
-    path = receipt_path(named.stem, GENERATED / named.subfolder if folder is None else folder)
+    path = receipt_path(named.stem, home_of(named) / named.subfolder if folder is None else folder)
     if not path.is_file():
-        return [f"{named.stem}: has no receipt; run: codegen verify {named.stem}"]
+        return [f"{named.stem}: has no receipt; run: {verify_line(named)}"]
     told, found = Receipt.read(path).cubin, cubin_record(compiled)
-    if told.compiler_package != found.compiler_package:
+    if told.compiler_package != found.compiler_package and not strict:
         typer.echo(
             f"{named.stem}: not compared, the receipt is of {told.compiler_package}, this is {found.compiler_package}"
         )
@@ -157,7 +167,7 @@ def verify_command(
             if not case.passed:
                 typer.echo(
                     f"    {case.name} ({case.description}): error {case.max_error:.3g}, allowed {case.tolerance:.3g}, "
-                    f"torch {case.torch_error}; repeat: codegen verify {named.stem}"
+                    f"torch {case.torch_error}; repeat: {verify_line(named)}"
                 )
         tell(timings)
         failed += bool(record.failed)
@@ -184,9 +194,9 @@ def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: 
     for named in named_specs:
         path = receipt_path(named.stem, (home_of(named) if out is None else out) / named.subfolder)
         kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
-        differences = receipt_differences(compiled, path.parent)
+        differences = receipt_differences(compiled, path.parent, strict=True)
         if not differences and Receipt.read(path).source.sha256 != source_sha256(compiled.source):
-            differences = [f"{named.stem}: its receipt is of another source; run: codegen verify {named.stem}"]
+            differences = [f"{named.stem}: its receipt is of another source; run: {verify_line(named)}"]
         if differences:
             unverified += differences
             continue
@@ -228,7 +238,7 @@ def rebind_command(specs: SpecsArgument = None, every: AllOption = False, out: O
             typer.echo(f"{'rebound' if receipt.write(path) else 'up to date'}  {named.stem}")
             continue
         refused = True
-        typer.echo(f"{difference}; run: codegen verify {named.stem}", err=True)
+        typer.echo(f"{difference}; run: {verify_line(named)}", err=True)
     if refused:
         raise typer.Exit(CHECK_FAILED)
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from codegen.library import NamedSpec
@@ -15,7 +16,7 @@ from codegen.plans import plan_for
 from codegen.render import render
 from runtime import toolchain
 from runtime.cache import Entry, KernelCache, cache_key
-from runtime.errors import CompileError
+from runtime.errors import CompileError, ToolchainError
 
 Target = Literal["cubin", "ptx"]
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -104,13 +105,20 @@ def run_nvrtc(
     toolchain.nvrtc()  # says how to install it if it is missing
     arguments = [*options, *(f"--include-path={folder}" for folder in toolchain.include_folders(headers))]
     request = {"source": source, "name": name, "target": target, "arguments": arguments}
-    result = subprocess.run(
-        [sys.executable, "-m", "runtime.nvrtc_child"],
-        input=json.dumps(request).encode(),
-        capture_output=True,
-        check=False,
-        env={**os.environ, **_CHILD, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
+    # -P: modules of the current folder are not in the way; where this process takes some from there, so does that one.
+    modules = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "runtime.nvrtc_child"],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            check=False,
+            env={**os.environ, **_CHILD, "PYTHONPATH": modules},
+        )
+    except OSError as error:
+        raise ToolchainError(
+            f"Python cannot be started for the compilation: {sys.executable}: {error.strerror}"
+        ) from None
     if result.returncode != 0:
         raise CompileError(name, result.stderr.decode(errors="replace").strip() or f"exit code {result.returncode}")
     head, _, code = result.stdout.partition(b"\n")

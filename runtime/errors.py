@@ -13,12 +13,18 @@ class CompileError(CodegenError):
     """NVRTC refused a source.
 
     Attributes:
+        name: file name of the source.
         log: the whole compiler log; its lines begin with the generated file's name and line.
     """
 
     def __init__(self, name: str, log: str) -> None:
+        self.name = name
         self.log = log
         super().__init__(f"{name} does not compile:\n{log}")
+
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
+        """Return how to make it anew, in another process."""
+        return type(self), (self.name, self.log)
 
 
 class CacheError(CodegenError):
@@ -30,8 +36,18 @@ class DeviceError(CodegenError):
 
 
 class ArgumentError(CodegenError, ValueError):
-    """A kernel was called with something that it cannot take; nothing was launched."""
+    """A kernel was called with something that it cannot take; nothing was launched.
+
+    Attributes:
+        argument: its name.
+        reason: what it was and what is allowed.
+    """
 
     def __init__(self, argument: str, reason: str) -> None:
         self.argument = argument
+        self.reason = reason
         super().__init__(f"{argument}: {reason}")
+
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
+        """Return how to make it anew, in another process."""
+        return type(self), (self.argument, self.reason)

@@ -99,19 +99,26 @@ class RowOrders:
         """Return how the block rows of ``a`` are cut."""
         return RowCut.at(rows.limit, self._block_rows(a), a.values().shape[0])
 
-    def addresses(self, a: torch.Tensor, order: RowOrder, b: torch.Tensor, stream: int) -> dict[str, int]:
-        """Return what the kernel reads of the order of block rows, and the memory that it needs for that."""
+    def addresses(
+        self, a: torch.Tensor, order: RowOrder | None, b: torch.Tensor, stream: int
+    ) -> tuple[dict[str, int], list[torch.Tensor]]:
+        """Return what the kernel reads of the order of block rows, and the memory that it needs for that.
+
+        The memory must be held until the launch is enqueued: what is given back could be handed out again.
+        """
+        if order is None:
+            return {}, []
         if isinstance(order, RowGroups):
             return {
                 "rounds": order.rounds.data_ptr(),
                 "entries": order.entries.data_ptr(),
                 "round_starts": order.starts.data_ptr(),
                 "slot_rows": order.rows.data_ptr(),
-            }
+            }, []
         if isinstance(order, RowChunks):
             return self._chunk_addresses(a, order, b, stream)
-        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS).data_ptr()
-        return {"row_order": order.data_ptr(), "scheduler": scheduler}
+        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS)
+        return {"row_order": order.data_ptr(), "scheduler": scheduler.data_ptr()}, [scheduler]
 
     def packets(self, order: RowOrder | None, device: torch.device) -> torch.Tensor | None:
         """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
@@ -187,17 +194,21 @@ class RowOrders:
             )
         check_address("row_order.entries", order.entries.data_ptr())
 
-    def _chunk_addresses(self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int) -> dict[str, int]:
+    def _chunk_addresses(
+        self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int
+    ) -> tuple[dict[str, int], list[torch.Tensor]]:
         """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
         finished, part_bytes = self.cut(a, rows).workspace(self._spec, -(-b.shape[1] // self._spec.tile.n))
-        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished).data_ptr()
-        return {
+        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished)
+        parts = scratch(b.device, stream, part_bytes) if part_bytes else None
+        addresses = {
             "chunks": rows.chunks.data_ptr(),
             "chunk_count": rows.total.data_ptr(),
-            "scheduler": scheduler,
-            "chunks_done": scheduler + SCHEDULER_COUNTERS * COUNTER_BYTES,
-            "parts": scratch(b.device, stream, part_bytes).data_ptr() if part_bytes else 0,
+            "scheduler": scheduler.data_ptr(),
+            "chunks_done": scheduler.data_ptr() + SCHEDULER_COUNTERS * COUNTER_BYTES,
+            "parts": 0 if parts is None else parts.data_ptr(),
         }
+        return addresses, [scheduler] if parts is None else [scheduler, parts]
 
 
 def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:

@@ -91,13 +91,14 @@ def max_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 def poisoned_memory() -> Iterator[None]:
     """Have torch fill every new tensor with NaN, so that an element a kernel leaves out is seen."""
     before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warns)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 

@@ -104,6 +104,7 @@ def test_lists_of_a_row_that_overlap(
     lists = script.drawn_lists(row, spec_of(row.fields), 2)
     assert lists.shape == (1, 2, row.length // 64, 32)
     assert len(set(lists[0, 1, 7].tolist()) & set(lists[0, 1, 8].tolist())) == common
+    assert int(lists.max()) < row.length // 64
 
 
 def test_work_counts_visible_pairs(script: ModuleType) -> None:
@@ -122,7 +123,7 @@ def test_work_counts_visible_pairs(script: ModuleType) -> None:
     assert pairs("topk64_b128x64", torch.zeros(1, 16, 64, 64)) == 8192 * 64 * 64
 
 
-@pytest.mark.parametrize("name", ["topk32_b64", "topk64_b128x64", "window2k", "causal", "dense"])
+@pytest.mark.parametrize("name", ["topk32_b64", "topk64_b128x64", "ada_topk32_b32", "window2k", "causal", "dense"])
 def test_exact_is_attention_over_the_visible_pairs(script: ModuleType, name: str) -> None:
     torch.manual_seed(0)
     (row,) = (row for row in script.ROWS if row.name == name)
@@ -143,6 +144,11 @@ def test_exact_is_attention_over_the_visible_pairs(script: ModuleType, name: str
     out[0, -1] = weights @ v[0, -1].double()
     assert script.largest_error(problem, out) < 1e-12
     assert script.largest_error(problem, out.half()) < script.harness.TOLERANCE
+    spoiled = out.clone()
+    spoiled[0, -1] *= 1.015  # an error is relative: of small and of large results it is the same
+    for size in (1.0, 0.125, 8.0):
+        found = script.largest_error(replace(problem, v=v * size), spoiled * size)
+        assert found == pytest.approx(0.015, rel=1e-2)
     out[0, -1, length // 2, 0] += 0.1
     assert not script.largest_error(problem, out) <= script.harness.TOLERANCE
     out[0, -1, 0, 0] = torch.nan
@@ -172,6 +178,9 @@ def test_shows_an_earlier_run(
     assert "a device, driver 580.0" in out
     assert "x: FA4 has no time: ImportError: [no] FA4" in out
     assert "rows not run: y, z" in out
+    path.write_text(json.dumps(report | {"rows": [record("x", ours=1.0), record("y", FA4=1.0)]}))
+    with pytest.raises(SystemExit, match="without a time of ours"):
+        script.main()
 
 
 def test_runs_of_one_kind_of_machine_become_one(
@@ -235,14 +244,15 @@ def test_rows_beyond_the_budget_are_listed(
     monkeypatch.setattr(script.harness.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(script, "run_row", run_row)
     monkeypatch.setattr(script.harness, "environment", lambda packages: {"device": "a device"})
-    monkeypatch.setattr(script, "free_memory", lambda: None)
+    freed: list[None] = []
+    monkeypatch.setattr(script, "free_memory", lambda: freed.append(None))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     path = tmp_path / "run.json"
     arguments = ["--rows", "topk16", "topk32", "topk64", "--json", str(path), "--peers", "sdpa,flex,fa4"]
     arguments += [] if budget is None else ["--budget", str(budget)]
     report = script.measure(script.parse_arguments(arguments))
     names = ["topk16", "topk32", "topk64"]
-    assert [row["name"] for row in report["rows"]] == names[:run]
+    assert [row["name"] for row in report["rows"]] == names[:run] and len(freed) == run
     assert report["not_run"] == names[run:] and report["not_installed"] == ["fa4"]
     assert json.loads(path.read_text()) == report
 
@@ -286,7 +296,10 @@ def test_exact_reads_the_list_of_the_heads_pack(script: ModuleType) -> None:
         assert torch.equal(script.exact(one, head, slice(64, 128)), script.exact(each, head, slice(64, 128)))
 
 
-def test_flashinfer_gets_heads_one_after_the_other(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_flashinfer_gets_heads_one_after_the_other(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, kv_heads: int
+) -> None:
     """A wrapper that multiplies blocks as it is told to, in place of the package."""
     planned: dict[str, Any] = {}
 
@@ -315,11 +328,13 @@ def test_flashinfer_gets_heads_one_after_the_other(script: ModuleType, monkeypat
     monkeypatch.setitem(sys.modules, "flashinfer", Package("flashinfer"))
     torch.manual_seed(0)
     spec = spec_of(script.topk(128, 2, 64, 64))
-    q, k, v = (torch.randn(1, heads, 256, 128, dtype=torch.float16) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(1, heads, 256, 128, dtype=torch.float16) for heads in (4, kv_heads, kv_heads))
     lists = torch.rand(1, 4, 4, 4).argsort(-1)[..., :2].int()
     problem = script.Problem(spec, q, k, v, (lists,))
     (call,) = script.PEERS["flashinfer"].make(problem).values()
     assert script.largest_error(problem, call()) < 1e-12
+    with pytest.raises(ValueError, match="batch is 2"):
+        script.PEERS["flashinfer"].make(replace(problem, q=q.expand(2, -1, -1, -1)))
 
 
 def test_rebind_is_for_earlier_runs(
@@ -340,3 +355,258 @@ def test_rebind_is_for_earlier_runs(
     for more, found in (([], None), (["--rebind"], "new")):
         script.report_of(script.parse_arguments(["--from", str(path), "--json", str(path), *more]), script.measure)
         assert json.loads(path.read_text())["rows"][0].get("source_sha256") == found
+
+
+def test_only_calls_with_right_results_are_timed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"ours": 1e-2, "wrong": 1.01e-2, "nan": float("nan"), "good": 0.00123456}
+    repeated: list[int] = []
+
+    def median(calls: dict[str, Any], repeats: int) -> dict[str, float]:
+        repeated.append(repeats)
+        return dict.fromkeys(calls, 2.00001)
+
+    def many(problem: str) -> dict[str, Any]:
+        return {label: lambda label=label: (problem, label) for label in errors}
+
+    def raises(problem: str) -> dict[str, Any]:
+        raise ValueError("\n  takes another\nsecond line")
+
+    def cannot() -> None:
+        raise RuntimeError
+
+    def error_of(label: str, result: tuple[str, str]) -> float:
+        assert result == ("a problem", label)
+        return errors[label]
+
+    monkeypatch.setattr(script.harness, "median_milliseconds", median)
+    makers = [raises, many, lambda problem: {"cannot": cannot}]
+    for quick in (True, False):
+        found = script.harness.check_and_time(makers, "a problem", error_of, 3e12, quick)
+        assert found["results"] == {
+            "ours": {"milliseconds": 2.0, "tflops": 1500.0, "error": 1e-2},
+            "good": {"milliseconds": 2.0, "tflops": 1500.0, "error": 1.23e-3},
+        }
+        assert found["failed"] == {
+            "raises": "ValueError: takes another",
+            "wrong": "wrong result: off by 1.0e-02 of the largest element",
+            "nan": "wrong result: off by nan of the largest element",
+            "cannot": "RuntimeError: ",
+        }
+    assert repeated == [7, 21]
+
+
+def test_a_row_without_a_time_of_ours_is_a_failure(script: ModuleType) -> None:
+    script.harness.check_own({"rows": [record("x", ours=1.0, FA4=2.0)]})
+    with pytest.raises(SystemExit, match="without a time of ours"):
+        script.harness.check_own({"rows": [record("x", ours=1.0), record("y", FA4=2.0)]})
+
+
+def test_measuring_needs_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = script.parse_arguments([])
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        if there:
+            assert script.report_of(options, lambda given: (given, "measured")) == (options, "measured")
+        else:
+            with pytest.raises(SystemExit, match="torch sees no GPU"):
+                script.report_of(options, script.measure)
+
+
+def test_a_record_says_what_was_run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = (row for row in script.ROWS if row.name == "causal")
+    problem = script.Problem(spec_of(row.fields), torch.zeros(2, 2, 128, 128), None, None, ())
+    asked: list[Any] = []
+
+    def check(makers: list[Any], given: Any, error_of: Any, work: float, quick: bool) -> dict[str, Any]:
+        asked.append((makers, given, work, quick))
+        with pytest.raises(ValueError, match="has shape"):
+            error_of("ours", torch.zeros(1))
+        return {"results": results, "failed": {}}
+
+    monkeypatch.setattr(script, "make_problem", lambda row, spec: problem)
+    monkeypatch.setattr(script, "flops", lambda row, spec, lists: 5.0)
+    monkeypatch.setattr(script, "check_and_time", check)
+    monkeypatch.setattr(script, "kernel_fields", lambda named, ran: {"spec": named.spec.op, "ran": ran})
+    for results in ({"ours": {}}, {"FA4": {}}):
+        found = script.run_row(row, ["fa4", "flex"], True)
+        assert found == {
+            **{"name": "causal", "groups": ("main",), "batch": 2, "heads": 16, "kv_heads": 16, "length": 16384},
+            **{"spec": "attention", "ran": "ours" in results, "flops": 5.0, "target_tflops": 715},
+            **{"results": results, "failed": {}},
+        }
+        assert asked.pop() == ([script.ours, script.PEERS["fa4"].make], problem, 5.0, True)
+    (packed,) = (row for row in script.ROWS if row.name == "gqa_topk32_b64")
+    assert script.run_row(packed, [], False)["kv_heads"] == 8 and asked[0][0] == [script.ours]
+
+
+@pytest.mark.parametrize("kind", ["dense", "causal", "sliding_window", "topk"])
+def test_fa4_is_asked_for_the_same_pairs(script: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Functions that attend as they are told to, in place of the package."""
+
+    class Blocks:
+        def __init__(self, **fields: Any) -> None:
+            self.__dict__.update(fields)
+
+    def attend(q: Any, k: Any, v: Any, causal: bool = False, window_size: Any = None, block_sparse_tensors: Any = None):
+        length = q.shape[1]
+        query, key = torch.arange(length)[:, None], torch.arange(length)[None]
+        seen = torch.ones(q.shape[2], length, length, dtype=torch.bool)
+        if causal:
+            seen &= key <= query
+        if window_size is not None:
+            seen &= (key >= query - window_size[0]) & (key <= query + window_size[1])
+        if (lists := block_sparse_tensors) is not None:
+            rows, columns = lists.block_size
+            assert int(lists.mask_block_cnt.max()) == 0
+            for head in range(q.shape[2]):
+                blocks = torch.zeros(length // rows, length // columns, dtype=torch.bool)
+                for row in range(length // rows):
+                    blocks[row, lists.full_block_idx[0, head, row, : lists.full_block_cnt[0, head, row]].long()] = True
+                seen[head] &= blocks.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        q, k, v = (t.transpose(1, 2).double() for t in (q, k, v))
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2), None
+
+    package, sparse = ModuleType("flash_attn.cute"), ModuleType("flash_attn.cute.block_sparsity")
+    package.flash_attn_func = attend  # type: ignore[attr-defined]
+    sparse.BlockSparseTensorsTorch = Blocks  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setitem(sys.modules, sparse.__name__, sparse)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device=None, **more: zeros(*sizes, **(more | {"device": "cpu"})))
+    torch.manual_seed(0)
+    fields = {
+        "topk": script.topk(128, 2, 64, 64),
+        "sliding_window": script.fields(128, {"kind": kind, "left": 70, "right": 3}, (192, 80), 2),
+    }
+    spec = spec_of(fields.get(kind) or script.fields(128, {"kind": kind}, (192, 80), 2))
+    q, k, v = (torch.randn(1, heads, 256, 128, dtype=torch.float16) for heads in (4, 2, 2))
+    lists = (torch.rand(1, 4, 4, 4).argsort(-1)[..., :2].int(),) if kind == "topk" else ()
+    problem = script.Problem(spec, q, k, v, lists)
+    (call,) = script.PEERS["fa4"].make(problem).values()
+    assert script.largest_error(problem, call()) < 1e-12
+    if kind in ("dense", "causal"):
+        monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+        (call,) = script.PEERS["fa3"].make(problem).values()
+        assert script.largest_error(problem, call()) <= script.harness.TOLERANCE
+
+
+def test_a_peer_is_installed_with_one_of_its_packages(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "b" or None)
+    installed = [script.harness.Peer(None, packages).installed for packages in ((), ("a",), ("a", "b"))]
+    assert installed == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["topk32_b64", "gqa_topk32_b64", "causal", "ada_topk32_b64", "topk32_b64_ordered"])
+def test_our_call_takes_the_lists_that_are_drawn(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    given: list[Any] = []
+
+    class Kernel:
+        def __init__(self, spec: AttentionSpec, forward_compatible: bool) -> None:
+            assert forward_compatible == (spec.arch == "sm_89")
+
+        def query_order(self, lists: Any, length: int) -> tuple[Any, int]:
+            return lists, length
+
+        def __call__(self, *tensors: Any, out: Any) -> None:
+            given.append((tensors, out))
+
+    def drawn(heads: int, rows: int, columns: int, k: int) -> torch.Tensor:
+        return torch.stack([torch.randperm(columns)[:k] for _ in range(heads * rows)]).view(1, heads, rows, k)
+
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *sizes, device=None, **more: randn(*sizes, **(more | {"device": "cpu"})))
+    monkeypatch.setattr(script, "load_kernel", Kernel)
+    monkeypatch.setattr(script, "random_lists", drawn)
+    (row,) = (replace(row, length=4096) for row in script.ROWS if row.name == name)
+    spec = spec_of(row.fields)
+    problem = script.make_problem(row, spec)
+    kv_heads = row.kv_heads or row.heads
+    assert problem.q.shape == (row.batch, row.heads, 4096, spec.head_dim)
+    assert problem.k.shape == problem.v.shape == (row.batch, kv_heads, 4096, spec.head_dim)
+    for lists in problem.lists:
+        assert lists.shape == (1, row.heads // spec.packed_heads, 64, 32) and lists.is_contiguous()
+        assert torch.equal(lists, lists.sort(-1).values)
+    (call,) = script.ours(problem).values()
+    out = call()
+    tensors, written = given[0]
+    assert out is written and out.shape == problem.q.shape
+    assert all(one is two for one, two in zip(tensors, (problem.q, problem.k, problem.v, *problem.lists), strict=False))
+    assert tensors[3 + len(problem.lists) :] == (((problem.lists[0], 4096),) if spec.query_order else ())
+
+
+def test_not_shared_is_the_kernel_without_what_sharing_needs(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[AttentionSpec] = []
+
+    def load(spec: AttentionSpec) -> Any:
+        loaded.append(spec)
+        return lambda *tensors, out: None
+
+    monkeypatch.setattr(sys.modules["attention_peers"], "load_kernel", load)
+    q = torch.zeros(1, 2, 128, 128)
+    for name in ("overlap_all", "topk32_b64_128k", "topk32_b64_ordered"):
+        (row,) = (row for row in script.ROWS if row.name == name)
+        ((label, call),) = script.PEERS["not_shared"].make(script.Problem(spec_of(row.fields), q, q, q, ())).items()
+        spec = loaded.pop()
+        assert label == "ours, not shared" and call().shape == q.shape
+        assert not (spec.share_kv or spec.paced or spec.query_order) and (spec.tile.m, spec.tile.n) == (128, 64)
+        assert spec.pattern == spec_of(row.fields).pattern
+
+
+def test_a_tuned_flex_call_is_the_fastest_of_its_options(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = sys.modules["attention_peers"]
+
+    def flex_call(q: Any, k: Any, v: Any, mask: Any, options: Any = None) -> Any:
+        def call() -> str:
+            if options["num_warps"] in refused:
+                raise RuntimeError("too much shared memory")
+            return f"{options['num_warps']} {options['num_stages']}"
+
+        return call
+
+    def median(calls: dict[str, Any], repeats: int, warm_up: int) -> dict[str, float]:
+        return {label: 1.0 if label.endswith("8 warps 3 stages") else 2.0 for label in calls}
+
+    monkeypatch.setattr(peers, "flex_mask", lambda *given: type("Mask", (), {"BLOCK_SIZE": (128, 64)}))
+    monkeypatch.setattr(peers, "flex_call", flex_call)
+    monkeypatch.setattr(peers, "median_milliseconds", median)
+    q = torch.zeros(1, 2, 128, 128)
+    problem, refused = script.Problem(None, q, q, q, ()), {4}
+    ((label, call),) = script.PEERS["flex_tuned"].make(problem).items()
+    assert (label, call()) == ("FlexAttention 128x64 8 warps 3 stages", "8 3")
+    refused = {4, 8}
+    with pytest.raises(RuntimeError, match="too much shared memory"):
+        script.PEERS["flex_tuned"].make(problem)
+
+
+@pytest.mark.parametrize(("length", "splits"), [(256, (1,)), (131072, (1, 2, 4))])
+def test_cudnn_gets_the_lists_of_each_head(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, length: int, splits: tuple[int, ...]
+) -> None:
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    class Bsa:
+        @staticmethod
+        def block_sparse_attention_forward(*tensors: Any, **options: Any) -> dict[str, str]:
+            given.append((tensors, options))
+            return {"o_tensor": "the result"}
+
+    package = ModuleType("cudnn")
+    package.BSA = Bsa  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cudnn", package)
+    spec = spec_of(script.topk(128, 2, 64, 64))
+    q, k = torch.zeros(1).expand(1, 4, length, 128), torch.zeros(1).expand(1, 2, length, 128)
+    problem = script.Problem(spec, q, k, k, (torch.arange(8, dtype=torch.int32).view(1, 2, 2, 2),))
+    calls = script.PEERS["cudnn_bsa"].make(problem)
+    assert list(calls) == ["cuDNN BSA", "cuDNN BSA 2 splits", "cuDNN BSA 4 splits"][: len(splits)]
+    for call, parts in zip(calls.values(), splits, strict=True):
+        assert call() == "the result"
+        (tensors, options) = given.pop()
+        assert tensors[:3] == (q, k, k) and torch.equal(tensors[3], problem.head_lists[0])
+        assert options == {"sparse_block_size": 64, "layout": "bhsd", "kv_splits": parts}

@@ -94,6 +94,9 @@ def test_power_law_shares_everything_out(script: ModuleType, rows: int, total: i
     assert counts == sorted(counts, reverse=True)
     if rows >= 64 and total > rows:
         assert counts[0] > 3 * total / rows
+        full = counts.count(most)  # the others: a share that falls as 1 / rank
+        tail = [count * (rank + 1) for rank, count in enumerate(counts) if rank >= full and count > 8]
+        assert max(tail) < 1.15 * min(tail)
 
 
 @pytest.mark.parametrize("pattern", ["random", "clustered", "power_law"])
@@ -127,6 +130,7 @@ def test_a_full_row_has_every_column(script: ModuleType) -> None:
 def test_exact_is_the_product(script: ModuleType, name: str) -> None:
     size = 128 if "b16" in name else 1024
     problem = small(script, name, size, row_blocks=3)
+    assert (problem.pattern is not None) == ("sddmm" in name or name.endswith("_bsr"))
     if problem.pattern is not None:
         of_sparse = problem.b.layout == torch.sparse_bsr
         a, b = (dense(problem.a), dense(problem.b)) if of_sparse else (problem.a.double(), problem.b.double().T)
@@ -193,6 +197,7 @@ def test_cublas_multiplies_full_matrices(script: ModuleType) -> None:
 def test_uneven_rows_are_held_against_even_ones(script: ModuleType) -> None:
     slower = {"ours": {"milliseconds": 1.2, "tflops": 480.0, "error": 1e-3}}
     rows = [record("even"), record("uneven", even="even", results=slower), record("lonely", even="absent")]
+    rows.append(record("failed", even="even", results={}))
     assert script.lost({"rows": rows}) == {"uneven": pytest.approx(0.2)}
     assert script.remarks({"rows": rows}) == ["uneven: 20.0% slower than even rows (10% allowed)"]
 
@@ -208,6 +213,7 @@ def at(density: float, milliseconds: float, block: int = 128, kernel: str = "a_k
 
 def test_crossover_lies_between_two_densities(script: ModuleType) -> None:
     rows = [at(0.5, 4.0), at(0.125, 1.0), at(0.25, 0.5, 64), at(0.5, 1.0, 64), at(0.5, 9.0, 16), at(1.0, 18.0, 16)]
+    rows += [at(0.75, 1.0) | {"results": {label: {"milliseconds": 1.0}}} for label in ("ours", script.DENSE)]
     found = script.gains({"rows": rows})
     assert found == {"128": {0.125: 2.0, 0.5: 0.5}, "64": {0.25: 4.0, 0.5: 2.0}, "16": {0.5: 2 / 9, 1.0: 1 / 9}}
     gathered = script.gains({"rows": [at(0.5, 1.0, 16), at(0.5, 4.0, 16, "a_kernel_gathered")]})
@@ -232,6 +238,10 @@ def test_shows_an_earlier_run(
     out = capsys.readouterr().out
     assert "a device, driver 580.0" in out and "1.5x" in out
     assert "blocks of 128: faster than cuBLAS" in out and "rows not run: z" in out
+    failed = [record("x"), record("y", results={"cuBLAS, dense": record("y")["results"]["cuBLAS, dense"]})]
+    path.write_text(json.dumps({"device": "a device", "driver": "580.0", "rows": failed}))
+    with pytest.raises(SystemExit, match="without a time of ours"):
+        script.main()
 
 
 def test_a_budget_leaves_rows_out(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -268,3 +278,130 @@ def test_plots_are_drawn(script: ModuleType, tmp_path: Path) -> None:
     script.plot({"device": "a device", "driver": "580.0", "rows": rows}, tmp_path / "run")
     found = sorted(path.name for path in tmp_path.iterdir())
     assert found == ["run.png", "run.svg", "run_crossover.png", "run_crossover.svg"]
+
+
+def test_a_record_says_what_was_run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def check(makers: list[Any], given: Any, error_of: Any, work: float, quick: bool) -> dict[str, Any]:
+        asked.append((makers, work, quick))
+        right = given.dense[0].double() @ given.dense[1].double()
+        assert error_of(script.DENSE, right) < 1e-12
+        assert (error_of("ours", right) < 1e-12) == (given.spec.op == "bsr_sddmm")
+        return {"results": results, "failed": {}}
+
+    monkeypatch.setattr(script, "check_and_time", check)
+    monkeypatch.setattr(script, "kernel_fields", lambda named, ran: {"spec": named.spec.op, "ran": ran})
+    make = script.make_problem
+    monkeypatch.setattr(script, "make_problem", lambda row: make(row, "cpu", 1024))
+    for name, density in (("spmm_b128", 0.25), ("sddmm_b128", 0.25)):
+        (row,) = (replace(row, row_blocks=2, columns=512) for row in script.ROWS if row.name == name)
+        for results in ({"ours": {}}, {script.DENSE: {}}):
+            found = script.run_row(row, ["cublas", "copied"], False)
+            assert (found["density"], found["ran"]) == (density, "ours" in results)
+            assert (found["size"], found["columns"], found["row_blocks"]) == (script.SIZE, 512, 2)
+            assert (found["target_tflops"], found["target_ratio"]) == (row.target, row.target_ratio)
+            makers, work, quick = asked.pop()
+            assert makers == [script.ours, script.PEERS["cublas"].make] and not quick
+            assert work == found["flops"] == 2.0 * density * 1024**2 * 512
+
+
+def test_our_call_writes_what_the_peers_are_compared_with(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    class Kernel:
+        def __init__(self, spec: Any, forward_compatible: bool) -> None:
+            assert forward_compatible == (spec.arch == "sm_89")
+            self.takes_row_order = "balanced" in spec.options and spec.balanced
+
+        def row_order(self, a: Any, columns: int) -> tuple[str, int]:
+            return "order", columns
+
+        def __call__(self, *tensors: Any, **more: Any) -> None:
+            given.append((*tensors, more))
+
+    monkeypatch.setattr(script, "load_kernel", Kernel)
+    for name in ("spmm_b128", "spmm_b16_uneven", "ada_spmm_b128", "spgemm_b128", "spgemm_b128_bsr", "sddmm_b128"):
+        problem = small(script, name, 256, row_blocks=1)
+        (call,) = script.ours(problem).values()
+        call()
+        a, b, *pattern, more = given.pop()
+        assert a is problem.a and b is problem.b and pattern == ([] if problem.pattern is None else [problem.pattern])
+        shape = (256, 256) if problem.pattern is None else problem.pattern.values().shape
+        assert more["out"].shape == shape and more["out"].dtype == problem.dense[0].dtype
+        assert more.get("row_order") == (("order", 256) if name == "spmm_b16_uneven" else None)
+
+
+def test_a_triton_call_is_the_fastest_of_its_options(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch.sparse._triton_ops")
+    problem, used = small(script, "spmm_b64", 512, row_blocks=2), []
+
+    def product(zeros: Any, a: Any, b: Any, *, beta: float, alpha: float, out: Any, meta: Any) -> Any:
+        used.append(meta)
+        if meta is not None and meta["num_warps"] == 4:
+            raise RuntimeError("too much shared memory")
+        return out.copy_(beta * zeros + alpha * (dense(a) @ b.double()))
+
+    def median(calls: dict[str, Any], repeats: int, warm_up: int) -> dict[str, float]:
+        return {label: 1.0 if label.endswith("128 columns 8 warps 2 stages") else 2.0 for label in calls}
+
+    peers = sys.modules["bsr_peers"]
+    monkeypatch.setattr("torch.sparse._triton_ops.bsr_dense_addmm", product)
+    monkeypatch.setattr(peers, "median_milliseconds", median)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ((label, call),) = script.PEERS["triton"].make(problem).items()
+    assert label == "Triton bsr_dense_addmm, 128 columns 8 warps 2 stages"
+    assert script.largest_error(problem, label, call()) <= script.harness.TOLERANCE
+    assert used[-1] == {"SPLIT_N": 4, "GROUP_SIZE_ROW": 4, "num_stages": 2, "num_warps": 8}
+    monkeypatch.setattr(peers, "TUNING_SECONDS", -1.0)
+    assert list(script.PEERS["triton"].make(problem)) == ["Triton bsr_dense_addmm, its stored options"]
+
+
+def test_the_copied_b_is_part_of_the_call(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small(script, "spmm_b64_column_major", 256, row_blocks=1)
+    assert problem.b.stride() == (1, 256)
+
+    def load(spec: Any) -> Any:
+        assert spec == find_spec("h100_bsr_spmm_b64").spec
+
+        def kernel(a: Any, b: Any, *, out: Any) -> Any:
+            assert b.is_contiguous()
+            return out.copy_(dense(a) @ b.double())
+
+        return kernel
+
+    monkeypatch.setattr(sys.modules["bsr_peers"], "load_kernel", load)
+    ((label, call),) = script.PEERS["copied"].make(problem).items()
+    assert script.largest_error(problem, label, call()) <= script.harness.TOLERANCE
+
+
+def test_blocked_ell_stores_block_rows_as_matrices(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CuSparse:
+        def blocked_ell_product(self, columns: Any, values: Any, length: int, b: Any, out: Any) -> Any:
+            rows, size = values.shape[:2]
+            stored = values.reshape(rows, size, length * size)  # cuSPARSE's layout
+            for i in range(rows):
+                listed = columns.view(rows, length)[i].tolist()
+                parts = [stored[i, :, j * size : (j + 1) * size].double() for j in range(length)]
+                pieces = [b[k * size : (k + 1) * size].double() for k in listed]
+                out[i * size : (i + 1) * size] = sum(part @ piece for part, piece in zip(parts, pieces, strict=True))
+            return lambda: out
+
+    monkeypatch.setattr(sys.modules["bsr_peers"], "CuSparse", CuSparse)
+    problem = small(script, "spmm_b64", 512, row_blocks=3)
+    ((label, call),) = script.PEERS["blocked_ell"].make(problem).items()
+    assert script.largest_error(problem, label, call()) <= script.harness.TOLERANCE
+    for other in ("spmm_b64x128", "spmm_b64_uneven"):
+        with pytest.raises(ValueError, match="takes square blocks"):
+            script.PEERS["blocked_ell"].make(small(script, other, 1024, row_blocks=3))
+
+
+@pytest.mark.parametrize("name", ["spmm_b128", "sddmm_b128", "spgemm_b128"])
+def test_an_error_is_relative_to_the_largest_element(script: ModuleType, name: str) -> None:
+    problem = small(script, name, 512, row_blocks=3)
+    left, right = ((dense(m) if m.layout == torch.sparse_bsr else m.double()) for m in (problem.a, problem.b))
+    out = left @ (right.T if problem.pattern is not None else right)
+    for block_row in (0, 2, 3):  # the first, the middle and the last one
+        spoiled, rows = out.clone(), slice(block_row * 128, (block_row + 1) * 128)
+        spoiled[rows.start + 5, 7] += 0.015 * out[rows].abs().max()
+        assert script.largest_error(problem, "ours", spoiled) == pytest.approx(0.015)

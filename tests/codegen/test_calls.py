@@ -6,6 +6,7 @@ import ctypes
 import math
 import struct
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -516,3 +517,27 @@ def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:
     with pytest.raises(ArgumentError, match="kv_indices: has stride 2 in its last dimension, expected 1"):
         call(q, k, v, counts, torch.zeros(1, 1, 2, 4, dtype=torch.int32)[..., ::2])
     assert len(driver.launches) == 1
+
+
+@pytest.mark.parametrize("name", ["h100_topk32", "h100_causal", "h100_topk32_b64_shared_long"])
+def test_memory_of_a_launch_is_held_until_it_is_enqueued(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In a capture nothing else holds it, and what is given back is handed out again at once."""
+    made: list[Any] = []
+
+    def make(device: Any, stream: int, size: int) -> Any:
+        tensor = torch.zeros(max(size, 1), dtype=torch.int32)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(attention, "counters", make)
+    monkeypatch.setattr(attention, "scratch", make)
+    call, _ = kernel(name)
+    alive: list[bool] = []
+    launch_it = call._loaded.launch
+    call._loaded.launch = lambda *given: (alive.extend(each() is not None for each in made), launch_it(*given))
+    q, k, v = qkv(length=128)
+    lists = [torch.zeros(1, 1, 128 // call.spec.pattern.fixed_block.q, 32).int()] if "topk" in name else []
+    call(q, k, v, *lists)
+    assert alive and all(alive)

@@ -61,12 +61,13 @@ def test_calls_have_the_arguments_that_the_document_names() -> None:
     assert set(told) == set(kernels)
     for name, kernel in kernels.items():
         parameters = list(inspect.signature(kernel.__call__).parameters.values())[1:]
-        star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-        called = [
-            star.get(p.kind, "") + p.name + ("" if p.default is p.empty else f"={p.default}")
-            for p in parameters
-            if p.kind is not p.VAR_KEYWORD
-        ]
+        called: list[str] = []
+        for p in parameters:
+            if p.kind is p.KEYWORD_ONLY and not any(name.startswith("*") for name in called):
+                called.append("*")
+            if p.kind is not p.VAR_KEYWORD:
+                star = "*" if p.kind is p.VAR_POSITIONAL else ""
+                called.append(star + p.name + ("" if p.default is p.empty else f"={p.default}"))
         assert told[name] == ", ".join(called)
 
 

@@ -57,6 +57,14 @@ def test_a_row_moves_to_todays_source_only_with_its_code(
     assert (named.stem in capsys.readouterr().out) is rebound
 
 
+def test_a_row_of_todays_source_is_not_told(
+    script: ModuleType, named: NamedSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"name": named.stem, **script.kernel_fields(named)}
+    script.rebind(REPORT, [record], kernel_of)
+    assert capsys.readouterr().out == "" and record == {"name": named.stem, **script.kernel_fields(named)}
+
+
 def test_rows_that_did_not_run_or_whose_spec_is_gone_stay(script: ModuleType, named: NamedSpec) -> None:
     failed = {"name": named.stem, "source_sha256": None, "code_sha256": None}
     gone = {"name": "no_such_spec", "source_sha256": "0" * 64, "code_sha256": "a"}

@@ -210,6 +210,43 @@ def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
     assert "has no time" not in script.full_table(report(record("a")))
 
 
+def test_a_row_without_peers_has_no_ratio(tmp_path: Path) -> None:
+    alone = record("a")
+    alone["results"] = {"ours": alone["results"]["ours"]}
+    assert rows(script.full_table(report(alone)))["a"][-2:] == ["-", "-"]
+    assert rows(script.compact_table([report(alone)], [], tmp_path))["h100_topk32"][1:] == ["600", "-", "-", "-"]
+
+
+def test_a_kernel_of_no_family_comes_last(tmp_path: Path) -> None:
+    specs = [find_spec(name) for name in ("h100_tile_copy_tma", "l4_bsr_spgemm_b64")]
+    assert list(rows(script.table(specs, tmp_path)))[2:] == ["l4_bsr_spgemm_b64", "h100_tile_copy_tma"]
+
+
+def test_a_copy_has_a_ratio_and_no_speed(named: NamedSpec, write: Callable[..., None], tmp_path: Path) -> None:
+    write(named, measurement=[timed("shape", "copy_", 3.0, 0.0) | {"tflops": 0.0}])
+    assert rows(script.table([named], tmp_path))[named.stem] == ["shape", "-", "copy_", "-", "1.50", "5.0e-04"]
+
+
+@pytest.mark.parametrize("changed", ["README.md", "results.md"])
+def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+
+    def update(page: Path, tables: dict[str, str], *, check: bool) -> int:
+        checked.append((page.relative_to(PROJECT).as_posix(), sorted(tables), check))
+        return int(page.name == changed)
+
+    monkeypatch.setattr(script, "update", update)
+    monkeypatch.setattr(script, "compact_table", lambda *given: "")
+    monkeypatch.setattr(script, "table", lambda *given: "")
+    monkeypatch.setattr(script, "full_table", lambda report: "")
+    monkeypatch.setattr("sys.argv", ["results_table.py", "--check"])
+    assert script.main() == 1
+    assert checked == [
+        ("README.md", ["results"], True),
+        ("docs/results.md", ["attention", "attention-h100", "bsr", "bsr-h100", "results"], True),
+    ]
+
+
 @pytest.mark.parametrize(
     "change", [{"source_sha256": "0" * 64}, {"source_sha256": None}, {"spec": {"op": "attention", "gone": 1}}]
 )
@@ -250,7 +287,13 @@ def test_a_page_may_have_several_tables(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "<!-- results:end --><!-- results:begin -->", README + README])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "<!-- results:begin -->", "<!-- results:end -->", "<!-- results:end --><!-- results:begin -->"),
+        *(README + README, README + "<!-- results:begin -->", "<!-- results:end -->" + README),
+    ],
+)
 def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "README.md"
     path.write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -373,7 +374,8 @@ def test_every_combination_is_legal_or_names_the_legal_ones(attention: Fields, s
 
 def test_a_model_is_checked_too(attention: Fields) -> None:
     spec = parse_spec(attention)
-    assert parse_spec(spec) is spec
+    assert parse_spec(spec) == spec
+    assert refusal(spec.model_copy(update={"head_dim": 100})).field == "head_dim"
     smuggled = AttentionSpec(**{**attention, "arch": "sm_89"})
     assert refusal(smuggled).field == "mma"
 
@@ -464,3 +466,47 @@ def test_schema_describes_every_field() -> None:
     for model in json_schema()["$defs"].values():
         for name, field in model["properties"].items():
             assert name == "kind" or field.get("description"), f"{model['title']}.{name}"
+
+
+DENSE_HEADS = {"op": "attention", "arch": "sm_90a", "pattern": {"kind": "dense"}, "key_parts": 2}
+CAUSAL_HEADS = DENSE_HEADS | {"pattern": {"kind": "causal"}}
+
+
+def blocks_of(op: str, rows: int, **more: Any) -> Fields:
+    return {"op": op, "arch": "sm_90a", "block": {"rows": rows, "cols": rows}, **more}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tile", "stages"),
+    [
+        (DENSE_HEADS | {"head_dim": 64}, (128, 64), 4),
+        (CAUSAL_HEADS | {"head_dim": 64}, (64, 64), 4),
+        (DENSE_HEADS | {"head_dim": 128}, (64, 64), 2),
+        (blocks_of("bsr_sddmm", 128), (128, 256), 4),
+        (blocks_of("bsr_sddmm", 16), (16, 256), 3),
+        (blocks_of("bsr_sddmm", 32), (32, 512), 3),
+        (blocks_of("bsr_sddmm", 128, arch="sm_89"), (128, 128), 3),
+        (blocks_of("bsr_sddmm", 64, arch="sm_89"), (64, 256), 2),
+        (blocks_of("bsr_spgemm", 128), (128, 128), 3),
+        (blocks_of("bsr_spgemm", 64), (64, 64), 4),
+        (blocks_of("bsr_spgemm", 64, arch="sm_89"), (64, 64), 3),
+        (blocks_of("bsr_spgemm", 32, arch="sm_89"), (32, 32), 2),
+        ({"op": "tile_copy", "arch": "sm_89", "copy": "ld_global"}, (64, 128), 1),
+        ({"op": "tile_copy", "arch": "sm_89", "copy": "cp_async"}, (64, 128), 3),
+    ],
+)
+def test_left_out_tile_and_stages(fields: Fields, tile: tuple[int, int], stages: int) -> None:
+    spec = parse_spec(fields)
+    assert ((spec.tile.m, spec.tile.n), spec.stages) == (tile, stages)
+
+
+def test_errors_travel_between_processes() -> None:
+    from runtime.errors import ArgumentError, CompileError
+
+    for error in (
+        SpecError("tile.n", "is 12", "x.yaml:3"),
+        CompileError("x.cu", "a\nlog"),
+        ArgumentError("q", "is on cpu"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)

@@ -109,9 +109,67 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
     standing = state(named, render(named), tmp_path).standing
     if case.passed:
         assert result.exit_code == 0 and standing is Standing.OK
+        assert result.output.startswith("ok     l4_topk32_d64: 1 cases on a device (sm_89 cubin), worst error 0.001\n")
     else:
         assert result.exit_code == 1 and standing is Standing.FAILED
+        assert result.output.startswith("FAILED l4_topk32_d64: 1 cases")
         assert "plain" in result.output and "repeat: codegen verify l4_topk32_d64" in result.output
+
+
+def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from runtime import measurement
+    from runtime.verification import run as verification
+
+    def verify(named: Any) -> tuple[Any, VerificationRecord]:
+        failed = named.stem == "l4_topk32_d64"
+        case = CaseRecord(
+            name="plain", description="", max_error=0.0, torch_error=None, tolerance=2e-3, passed=not failed
+        )
+        facts = {"device": "a device", "driver": "1.0", "target": "sm_89 cubin", "oracle": "float64", "torch": "2"}
+        return named.stem, VerificationRecord(**facts, worst_error=0.0, cases=(case,))
+
+    def measure(kernel: str) -> tuple[MeasurementRecord, ...]:
+        facts = {"shape": kernel, "milliseconds": 1.0, "tflops": 2.0, "peer_milliseconds": 2.0, "peer_tflops": 1.0}
+        return (MeasurementRecord(**facts, peer="a peer"),)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(verification, "verify", verify)
+    monkeypatch.setattr(measurement, "measure", measure)
+    names = ["l4_topk32_d64", "l4_bsr_sddmm_b64"]
+    result = run.invoke(app, ["verify", *names, "--measure", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert [line.split()[0] for line in result.output.splitlines() if line[0] != " "] == ["FAILED", "ok"]
+    for name in names:
+        assert Receipt.read(tmp_path / f"{name}.json").measurement == measure(name)
+        assert f"    {name}: 1.0 ms, 2.0 TFLOPS; a peer: 2.0 ms, 1.0 TFLOPS\n" in result.output
+
+
+def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from runtime import cli
+    from runtime.verification.receipts import receipt
+
+    name, path = "l4_topk32_d64", tmp_path / "l4_topk32_d64.json"
+    monkeypatch.setattr(cli, "home_of", lambda named: tmp_path)
+    assert run.invoke(app, ["compile", name]).exit_code == 0
+    result = run.invoke(app, ["compile", name, "--check"])
+    assert result.exit_code == 1 and result.stderr == f"{name}: has no receipt; run: codegen verify {name}\n"
+    right = receipt(find_spec(name), None)
+    right.write(path)
+    result = run.invoke(app, ["compile", name, "--check"])
+    assert result.exit_code == 0 and not result.stderr
+    other = right.cubin.model_copy(update={"sha256": "0" * 64, "registers": 1})
+    right.model_copy(update={"cubin": other}).write(path)
+    result = run.invoke(app, ["compile", name, "--check"])
+    assert result.exit_code == 1 and result.stderr == (
+        f"{name}: sha256 is {right.cubin.sha256}, the receipt says {'0' * 64}\n"
+        f"{name}: registers is {right.cubin.registers}, the receipt says 1\n"
+    )
+    other = other.model_copy(update={"compiler_package": "nvidia-cuda-nvrtc 12.8.93"})
+    right.model_copy(update={"cubin": other}).write(path)
+    result = run.invoke(app, ["compile", name, "--check"])
+    assert result.exit_code == 0 and f"{name}: not compared, the receipt is of nvidia-cuda-nvrtc 12.8" in result.output
 
 
 def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +228,10 @@ def test_rebind_keeps_what_is_known_of_the_same_code(name: str, tmp_path: Path) 
     assert found.source.sha256 != earlier.source.sha256
     assert found.model_copy(update={"source": earlier.source}) == earlier
     assert state(named, render(named), tmp_path).standing is Standing.OK
+    assert run.invoke(app, ["rebind", name, "--out", str(tmp_path)]).output == f"up to date  {name}\n"
+    # What is bound already is not compiled again, so it needs no compiler of its own.
+    other = found.cubin.model_copy(update={"compiler_package": "nvidia-cuda-nvrtc 12.8.93"})
+    found.model_copy(update={"cubin": other}).write(path)
     assert run.invoke(app, ["rebind", name, "--out", str(tmp_path)]).output == f"up to date  {name}\n"
 
 

@@ -163,3 +163,12 @@ def test_even_rows_have_half_of_the_blocks() -> None:
     case = bsr_spmm.Case("even", block_rows=5, block_columns=8, n=8, row_counts="even")
     counts = bsr_spmm.row_counts(spec, case, torch.Generator().manual_seed(0), CPU)
     assert counts.tolist() == [4] * 5
+
+
+@pytest.mark.parametrize("name", ["l4_bsr_spmm_b64", "l4_bsr_spmm_b16"])
+def test_a_matrix_of_several_groups_of_block_rows(name: str) -> None:
+    spec = find_spec(name).spec
+    assert isinstance(spec, BsrSpmmSpec)
+    case = bsr_spmm.cases_of(spec)[-1]
+    assert case.name == "several_groups" and case.row_counts == "random"  # half of the blocks: 32 MB
+    assert (case.block_rows * spec.block.rows, case.block_columns * spec.block.cols) == (4096, 8192)

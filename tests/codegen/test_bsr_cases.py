@@ -1,0 +1,352 @@
+"""The cases of BSR products, on the CPU: block by block products in place of kernels, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec
+from codegen.spec import BlockShape, BsrSpgemmSpec, BsrSpmmSpec
+
+torch = pytest.importorskip("torch")
+
+from runtime.bsr_spmm import ACTIVATIONS  # noqa: E402
+from runtime.verification import bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.verification.common import Outcome  # noqa: E402
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*deterministic")
+
+
+def blocks(matrix: Any) -> Iterator[tuple[int, int, Any]]:
+    """Block row, block column and values (float64) of each stored block that is inside the matrix."""
+    crow, col, values = matrix.crow_indices().tolist(), matrix.col_indices().tolist(), matrix.values()
+    for row in range(len(crow) - 1):
+        for i in range(crow[row], crow[row + 1]):
+            if col[i] * values.shape[2] < matrix.shape[1]:
+                yield row, col[i], values[i].double()
+
+
+def dense(matrix: Any) -> Any:
+    """A BSR matrix whose repeated blocks count as often as they are stored, dense."""
+    rows, cols = matrix.values().shape[1:]
+    out = torch.zeros(matrix.shape, dtype=torch.float64)
+    for row, col, block in blocks(matrix):
+        out[row * rows : (row + 1) * rows, col * cols : (col + 1) * cols] += block
+    return out
+
+
+class Product:
+    """Computes what a kernel does, in float64; ``spoil`` takes each result before it is returned."""
+
+    takes_row_order = False
+
+    def __init__(self, name: str, spoil: Callable[[Any, int], None] = lambda out, run: None) -> None:
+        spec = find_spec(name).spec
+        small = {"block": BlockShape(rows=16, cols=16)}  # no time is spent on large ones, where cases allow that
+        self.spec: Any = spec.model_copy(update=small) if isinstance(spec, BsrSpgemmSpec) else spec
+        self.spoil = spoil
+        self.calls: list[dict[str, Any]] = []
+
+    def row_order(self, a: Any, columns: int | None = None) -> Any:
+        return "order", columns
+
+    def transposed_index(self, a: Any) -> Any:
+        return "index"
+
+    def result(self, exact: Any, out: Any, dtype: Any) -> Any:
+        out = torch.empty(exact.shape, dtype=dtype) if out is None else out
+        if out.numel():
+            assert self.calls[-1].get("c") is not None or bool(out.isnan().all())  # a fresh one, poisoned
+        out.copy_(exact)
+        self.spoil(out, len(self.calls))
+        return out
+
+
+class Spmm(Product):
+    def __call__(self, a: Any, b: Any, *, out: Any = None, **more: Any) -> Any:
+        self.calls.append({"a": a, "b": b, "out": out, **more})
+        left = dense(a).T if self.spec.transpose_a else dense(a)
+        exact = left @ b.double()
+        if more.get("beta"):
+            exact = exact + more["beta"] * more["c"].double()
+        if self.spec.epilogue is not None:
+            bias = 0 if more["bias"] is None else more["bias"].double()[:, None]
+            exact = ACTIVATIONS[self.spec.epilogue.activation](exact + bias)
+        return self.result(exact, out, b.dtype)
+
+
+class Patterned(Product):
+    """A product of which the blocks that a pattern lists are computed."""
+
+    other_pattern = False
+
+    def patterned(self, exact: Any, pattern: Any, out: Any, dtype: Any) -> Any:
+        rows, cols = pattern.values().shape[1:]
+        found = torch.zeros(pattern.values().shape, dtype=torch.float64)
+        crow, col = pattern.crow_indices().tolist(), pattern.col_indices().tolist()
+        for row in range(len(crow) - 1):
+            for i in range(crow[row], crow[row + 1]):
+                part = exact[row * rows : (row + 1) * rows, col[i] * cols : (col[i] + 1) * cols]
+                if part.numel():
+                    found[i] = part
+        values = self.result(found, out, dtype)
+        listed = pattern.col_indices() + 1 if self.other_pattern else pattern.col_indices()
+        indices = pattern.crow_indices(), listed
+        return torch.sparse_bsr_tensor(*indices, values, size=pattern.shape, check_invariants=False)
+
+
+class Sddmm(Patterned):
+    def __call__(self, a: Any, b: Any, pattern: Any, *, out: Any = None) -> Any:
+        self.calls.append({"a": a, "b": b, "pattern": pattern, "out": out})
+        return self.patterned(a.double() @ b.double().T, pattern, out, a.dtype)
+
+
+class Spgemm(Patterned):
+    def __call__(self, a: Any, b: Any, pattern: Any = None, *, out: Any = None) -> Any:
+        self.calls.append({"a": a, "b": b, "pattern": pattern, "out": out})
+        exact = dense(a) @ dense(b)
+        if pattern is None:
+            return self.result(exact, out, a.values().dtype)
+        return self.patterned(exact, pattern, out, a.values().dtype)
+
+
+MODULES: dict[type[Product], Any] = {Spmm: bsr_spmm, Sddmm: bsr_sddmm, Spgemm: bsr_spgemm}
+KERNELS = [
+    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "32_accumulate", "16_column_major", "16_gathered")),
+    *((Spmm, f"h100_bsr_spmm_b128_{end}") for end in ("transposed", "bias_gelu")),
+    *((Spmm, "h100_bsr_spmm_b64x128"), (Sddmm, "l4_bsr_sddmm_b16_bf16"), (Sddmm, "h100_bsr_sddmm_b16")),
+    *((Spgemm, "h100_bsr_spgemm_b16"), (Spgemm, "h100_bsr_spgemm_b128_bsr")),
+]
+# Small ones, of which each has a property of its own.
+NAMES = {
+    *("int32", "odd_n", "padded_n", "no_blocks", "repeated_columns", "columns_out_of_range"),
+    *("strided", "batch_strided", "row_groups_batch", "odd_k", "padded_k", "one_a_row", "empty_rows", "own_out"),
+    *("int32_and_int64", "no_blocks_of_a", "nothing_meets", "unsorted", "one_of_a_row", "last_row_of_c"),
+    *("nothing_of_c", "repeated_blocks_of_c", "columns_of_c_out_of_range", "wide"),
+}
+
+
+def cases_of(kernel: Product) -> list[Any]:
+    module = MODULES[type(kernel)]
+    cases = module.CASES if module is bsr_sddmm else module.cases_of(kernel.spec)
+    return [case for case in cases if case.name in NAMES]
+
+
+@pytest.mark.parametrize(("make", "name"), KERNELS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_right_product_passes_every_case(make: type[Product], name: str) -> None:
+    kernel = make(name)
+    cases = cases_of(kernel)
+    assert len(cases) >= 6
+    for case in cases:
+        found = MODULES[make].run_case(kernel, case, CPU)
+        assert found.passed and found.name == case.name, found
+        assert found.tolerance <= (0.016 if kernel.spec.dtype == "bf16" else 0.002)
+        repeated = getattr(case, "repeated", False) or getattr(case, "unsorted", False)
+        assert (found.torch_error is None) == (repeated and make is not Sddmm)
+    assert len(kernel.calls) == 2 * len(cases)
+
+
+def off_by(amount: float) -> Callable[[Any, int], None]:
+    def spoil(out: Any, run: int) -> None:
+        out[..., -1, -1] += amount
+
+    return spoil
+
+
+def second_differs(out: Any, run: int) -> None:
+    out[..., 0, 0] += 1e-3 * (run % 2)
+
+
+def leaves_one_out(out: Any, run: int) -> None:
+    out[..., 0, 0] = torch.nan
+
+
+ONE_EACH = [(Spmm, "h100_bsr_spmm_b16"), (Sddmm, "h100_bsr_sddmm_b16"), (Spgemm, "h100_bsr_spgemm_b16")]
+ONE_EACH += [(Spgemm, "h100_bsr_spgemm_b128_bsr")]
+
+
+@pytest.mark.parametrize(("make", "name"), ONE_EACH, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_wrong_product_fails(make: type[Product], name: str) -> None:
+    def outcome(spoil: Callable[[Any, int], None]) -> Outcome:
+        return MODULES[make].run_case(make(name, spoil), case, CPU)  # type: ignore[no-any-return]
+
+    case = replace(MODULES[make].CASES[0], name="plain_small")
+    assert outcome(lambda out, run: None).passed
+    wrong = outcome(off_by(0.05))
+    assert not wrong.passed and wrong.max_error == pytest.approx(0.05, abs=0.01) and not wrong.problem
+    assert outcome(second_differs).problem == "two runs differ"
+    nothing = outcome(leaves_one_out)
+    assert not nothing.passed and nothing.max_error != nothing.max_error
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Spmm, "h100_bsr_spmm_b16"), (Spgemm, "h100_bsr_spgemm_b16")], ids=["spmm", "spgemm"]
+)
+def test_writing_beside_out_fails(make: type[Product], name: str) -> None:
+    def spoil(out: Any, run: int) -> None:
+        if run == 1:
+            torch.as_strided(out, (1,), (1,), out.stride(0) - 1).zero_()
+
+    case = next(case for case in MODULES[make].CASES if case.name == "strided")
+    found = MODULES[make].run_case(make(name, spoil), case, CPU)
+    assert found.problem == "wrote beside out" and not found.passed
+
+
+@pytest.mark.parametrize(("make", "name"), [KERNELS[-3], KERNELS[-1]], ids=["sddmm", "spgemm"])
+def test_a_result_of_another_pattern_or_place_fails(make: type[Patterned], name: str) -> None:
+    case, kernel = MODULES[make].CASES[0], make(name)
+    kernel.other_pattern = True
+    assert MODULES[make].run_case(kernel, case, CPU).problem == "the result has another pattern"
+    kernel = make(name)
+    kernel.result = lambda exact, out, dtype: exact.to(dtype)  # type: ignore[method-assign]
+    assert MODULES[make].run_case(kernel, case, CPU).problem == "the result does not hold out"
+
+
+def calls_of(make: type[Product], name: str, **fields: Any) -> list[dict[str, Any]]:
+    kernel = make(name)
+    assert MODULES[make].run_case(kernel, MODULES[make].Case("a_case", **fields), CPU).passed
+    return kernel.calls
+
+
+def rows_of(matrix: Any) -> list[list[int]]:
+    crow, col = matrix.crow_indices().tolist(), matrix.col_indices().tolist()
+    return [col[first:end] for first, end in itertools.pairwise(crow)]
+
+
+def columns_of(matrix: Any) -> list[int]:
+    found: list[int] = matrix.col_indices().tolist()
+    return found
+
+
+def test_inputs_of_a_product_are_what_the_case_says() -> None:
+    name = "h100_bsr_spmm_b16"
+    first, second = calls_of(Spmm, name, block_rows=60, strided=True, n=77, batch=2, index_dtype=torch.int32)
+    rows = rows_of(first["a"])
+    assert first["a"].crow_indices().dtype == first["a"].col_indices().dtype == torch.int32
+    assert {len(row) for row in rows} == {0, 1, 2, 3, 4, 5, 6} and all(len(set(row)) == len(row) for row in rows)
+    assert any(row != sorted(row) for row in rows)
+    assert first["b"].shape == (2, 96, 77) and first["b"].stride(1) == first["out"].stride(1) == 80 + 64
+    assert torch.equal(first["b"], second["b"]) and first["out"].data_ptr() != second["out"].data_ptr()
+    rows = rows_of(calls_of(Spmm, name, repeated=True)[0]["a"])
+    assert any(len(set(row)) < len(row) for row in rows)
+    rows = rows_of(calls_of(Spmm, name, block_columns=40, rising=True)[0]["a"])
+    assert all(row == sorted(row) for row in rows) and any(rows)
+    columns = columns_of(calls_of(Spmm, name, block_columns=64, wild=True, row_counts="even")[0]["a"])
+    assert 0.1 < sum(column == 64 + 5 for column in columns) / len(columns) < 0.3
+    assert all(call["out"] is None for call in calls_of(Spmm, name, own_out=True))
+    narrow = calls_of(Spmm, "h100_bsr_spmm_b16_column_major", strided=True, n=24)[0]["b"]
+    assert narrow.shape == (96, 24) and narrow.stride() == (1, 96 + 64)
+
+
+def test_what_is_added_is_not_read_with_beta_0() -> None:
+    name = "h100_bsr_spmm_b32_accumulate"
+    for beta, in_place in ((0.0, False), (0.5, True), (-0.5, False)):
+        case = bsr_spmm.Case("a_case", beta=beta, in_place=in_place)
+        told = bsr_spmm.run_case(Spmm(name), case, CPU).description  # type: ignore[arg-type]
+        assert told == f"{case.describe()}, beta {beta}" + ", in place" * in_place
+        for call in calls_of(Spmm, name, beta=beta, in_place=in_place):
+            assert call["beta"] == beta and bool(call["c"].isnan().all()) == (beta == 0)
+            assert (call["c"] is call["out"]) == in_place and call["c"].stride(0) == 512
+    assert calls_of(Spmm, name, strided=True)[0]["c"].stride(0) == 512 + 64
+
+
+def test_orders_and_indices_are_given() -> None:
+    def given(name: str, **fields: Any) -> list[tuple[Any, Any]]:
+        return [(call.get("row_order"), call.get("index")) for call in calls_of(Spmm, name, **fields)]
+
+    plain = bsr_spmm.Case("a_case")
+    assert bsr_spmm.run_case(Spmm("h100_bsr_spmm_b16"), plain, CPU).description == plain.describe()  # type: ignore[arg-type]
+    assert given("h100_bsr_spmm_b16") == [(None, None)] * 2
+    assert given("h100_bsr_spmm_b16_gathered", n=24) == [(("order", 24), None)] * 2
+    assert given("h100_bsr_spmm_b16_balanced", n=24) == [(None, None), (("order", 24), None)]
+    cut = given("h100_bsr_spmm_b16_balanced", n=24, row_counts="limit", block_rows=9, block_columns=960)
+    assert cut == [(("order", None), None)] * 2
+    assert given("h100_bsr_spmm_b128_transposed") == [(None, None), (None, "index")]
+
+
+def test_rows_of_the_counts_that_a_case_names() -> None:
+    spec = find_spec("h100_bsr_spmm_b16_balanced").spec
+    assert isinstance(spec, BsrSpmmSpec)
+
+    def counts(kind: str, rows: int = 9, columns: int = 960) -> list[int]:
+        case = bsr_spmm.Case("x", block_rows=rows, block_columns=columns, row_counts=kind)
+        found: list[int] = bsr_spmm.row_counts(spec, case, torch.Generator().manual_seed(0), CPU).tolist()
+        return found
+
+    limit = bsr_spmm.RowCut.of(spec, 9, 0).limit
+    assert counts("limit") == [0, limit, 1, limit + 1, 2 * limit, 0, 2 * limit + 1, 3, 4 * limit - 1]
+    few = counts("few_long", 120, 300)
+    assert [few[0], few[60], few[119]] == [300, 293, 262] and max(few[1:60] + few[61:119]) == 3
+    half = counts("half_empty", 400)
+    assert 0.4 < half.count(0) / 400 < 0.6 and max(half) > 480
+    assert counts("none") == [0] * 9 and counts("even", 2, 1) == [1, 1]
+    drawn = counts("random", 400, 6)
+    assert len({*drawn}) == 7 and drawn.count(0) < 100
+
+
+def test_inputs_of_a_sampled_product_are_what_the_case_says() -> None:
+    (call, _) = calls_of(Sddmm, "h100_bsr_sddmm_b16", k=77, strided=True, index_dtype=torch.int32)
+    assert call["a"].shape == (64, 77) and call["b"].shape == (96, 77)
+    assert call["a"].stride(0) == call["b"].stride(0) == 80 + 64
+    assert call["pattern"].crow_indices().dtype == call["pattern"].col_indices().dtype == torch.int32
+    assert bool(call["pattern"].values().isnan().all())  # nothing reads them
+    (call, _) = calls_of(Sddmm, "h100_bsr_sddmm_b16", own_out=True)
+    assert call["a"].is_contiguous() and call["b"].is_contiguous() and call["out"] is None
+    columns = columns_of(calls_of(Sddmm, "h100_bsr_sddmm_b16", block_columns=64, wild=True)[0]["pattern"])
+    assert 0.1 < columns.count(64 + 5) / len(columns) < 0.3
+    rows = rows_of(calls_of(Sddmm, "h100_bsr_sddmm_b16", repeated=True, row_counts="even")[0]["pattern"])
+    assert any(len(set(row)) < len(row) for row in rows) and {len(row) for row in rows} == {3}
+    for kind, lengths in (("last", [0, 0, 0, 6]), ("one", [1] * 4), ("none", [0] * 4)):
+        found = rows_of(calls_of(Sddmm, "h100_bsr_sddmm_b16", row_counts=kind)[0]["pattern"])
+        assert [len(row) for row in found] == lengths
+
+
+def test_inputs_of_a_sparse_product_are_what_the_case_says() -> None:
+    name = "h100_bsr_spgemm_b16"
+    (call, _) = calls_of(Spgemm, name, a_indices=torch.int32, strided=True, unsorted=True, a_counts="even", inner=12)
+    assert call["a"].col_indices().dtype == torch.int32 and call["b"].crow_indices().dtype == torch.int64
+    rows = rows_of(call["a"])
+    assert {len(row) for row in rows} == {8} and {len(set(row)) for row in rows} == {6}
+    assert all(row == sorted(row) and len(set(row)) == len(row) for row in rows_of(call["b"]))
+    assert call["out"].stride(0) == 5 * 16 + 64
+    (call, _) = calls_of(Spgemm, name, a_counts="one", b_counts="all")
+    assert [{len(row) for row in rows_of(call[side])} for side in "ab"] == [{1}, {5}]
+    apart = calls_of(Spgemm, name, apart=True, rows=8, inner=9, a_counts="all", b_counts="all")[0]
+    assert all(column % 2 == 0 for row in rows_of(apart["a"]) for column in row) and any(rows_of(apart["a"]))
+    assert [len(row) > 0 for row in rows_of(apart["b"])] == [row % 2 == 1 for row in range(9)]
+    columns = columns_of(calls_of(Spgemm, name, wild=True, inner=64, a_counts="all")[0]["a"])
+    assert 0.1 < columns.count(64 + 5) / len(columns) < 0.3
+    pattern = calls_of(Spgemm, "h100_bsr_spgemm_b128_bsr", c_counts="last", c_wild=True, columns=40)[0]["pattern"]
+    rows = rows_of(pattern)
+    assert [len(row) for row in rows] == [0, 0, 0, 40] and 0 < rows[3].count(40 + 5) < 20
+    assert rows[3] != sorted(rows[3]) and bool(pattern.values().isnan().all())
+    spec = find_spec("h100_bsr_spgemm_b128_balanced").spec
+    assert isinstance(spec, BsrSpgemmSpec)
+    assert bsr_spgemm.cases_of(spec) == bsr_spgemm.CASES + bsr_spgemm.BALANCED_CASES
+
+
+def test_cases_have_names_of_their_own() -> None:
+    further = bsr_spmm.CUT_CASES + bsr_spmm.GATHER_CASES
+    for cases in (bsr_spmm.CASES + further, bsr_sddmm.CASES, bsr_spgemm.CASES + bsr_spgemm.PATTERN_CASES):
+        assert len({case.name for case in cases}) == len(cases)
+
+
+def test_the_tables_have_what_matters() -> None:
+    shared = {"index_dtype", "strided", "own_out", "wild", "repeated"}
+    for cases, fields in (
+        (bsr_spmm.CASES, shared | {"rising", "batch", "in_place"}),
+        (bsr_sddmm.CASES, shared),
+        (bsr_spgemm.CASES, {"a_indices", "b_indices", "strided", "own_out", "wild", "unsorted", "apart"}),
+        (bsr_spgemm.PATTERN_CASES, {"c_repeated", "c_wild"}),
+    ):
+        plain = type(cases[0])("plain")
+        for field in fields:
+            assert any(getattr(case, field) != getattr(plain, field) for case in cases), field
+    assert {case.beta for case in bsr_spmm.CASES} >= {0.0, 0.5, 1.0, -0.5}
+    assert any(case.n % 8 for case in bsr_spmm.CASES) and any(case.k % 8 for case in bsr_sddmm.CASES)
+    assert any(case.row_counts == "none" for case in bsr_spmm.CASES) and len(bsr_spmm.CASES) >= 17

@@ -234,7 +234,8 @@ class AttentionSpec(SpecBase):
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         shares = data.get("share_kv") is True
-        defaults = {"tile": tile, "stages": 4 if shares else 2, "split_tail": splits and not shares and not parts}
+        stages = 4 if shares else 1 if hopper and _fills_memory(data, block, tile) else 2
+        defaults = {"tile": tile, "stages": stages, "split_tail": splits and not shares and not parts}
         if parts:
             defaults["tile"], defaults["stages"] = _parts_tile(data, block)
         choice = _combination(data, "attention")
@@ -266,6 +267,18 @@ def _hopper_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tile of a spec for sm_90a that has none."""
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     return {"m": 128, "n": 64 if head_dim in (192, 256) else block.get("kv", 128)}
+
+
+def _fills_memory(data: Mapping[str, Any], block: Mapping[str, Any], tile: Mapping[str, Any]) -> bool:
+    """Return whether rings of two stages do not fit: each query block of a tile has rings of its own."""
+    sizes = {**tile, **_given_tile(data)}
+    given = sizes.get("m"), sizes.get("n"), data.get("head_dim"), block.get("q"), data.get("packed_heads", 1)
+    numbers = [number for number in given if isinstance(number, int)]
+    if len(numbers) < len(given):
+        return False  # what is wrong or missing is told elsewhere
+    m, n, width, queries, heads = numbers
+    streams = m // max(queries * heads, 64)
+    return streams * n * -(-width // 64) * 64 > 2 * 64 * 128  # elements of K of a step of all of them
 
 
 def _parts_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

@@ -1421,3 +1421,15 @@ def test_a_launch_tells_all_that_a_host_passes() -> None:
     ):
         assert replace(plan, **change).launch() != launch, change
     assert replace(plan, summary=(), flops=1, constants=()).launch() == launch  # what the host does not ask
+
+
+@pytest.mark.parametrize("kind", ["topk", "block_lists"])
+@pytest.mark.parametrize("queries", [16, 32, 64, 128])
+@pytest.mark.parametrize("keys", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_lists_have_a_kernel_without_a_tile(kind: str, queries: int, keys: int, head_dim: int) -> None:
+    more = {"k": 8} if kind == "topk" else {}
+    pattern = {"kind": kind, "block": {"q": queries, "kv": keys}, **more}
+    plan = plan_of({"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern})
+    crowded = queries < 128 and ((keys == 128 and head_dim in (96, 128)) or head_dim > 128)
+    assert plan.spec.stages == (1 if crowded else 2)

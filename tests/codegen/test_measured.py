@@ -19,14 +19,19 @@ PACKAGE = "nvidia-cuda-nvrtc 13.0.88"
 REPORT = {"versions": {"compiler": PACKAGE}}
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, for which every kernel is compiled to the code "a"."""
+def load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("measured", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, for which every kernel is compiled to the code "a"."""
+    module = load()
     monkeypatch.setattr(module, "code_sha256", lambda named: "a")
     monkeypatch.setattr(module.toolchain, "compiler_version", lambda: ("NVRTC 13.0", PACKAGE))
     return module
@@ -76,11 +81,7 @@ def test_rows_that_did_not_run_or_whose_spec_is_gone_stay(script: ModuleType, na
 
 
 def test_the_hash_of_a_kernel_is_of_code_and_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("measured", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load()
     asked: list[str] = []
 
     def hash_of(name: str, code: bytes, launch: dict[str, int]) -> str:

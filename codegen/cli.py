@@ -155,7 +155,7 @@ def list_command() -> None:
     """List the shipped specs and what their receipts say."""
     table = Table(box=None, pad_edge=False, header_style="cyan")
     for title in ("spec", "operator", "arch", "type", "what", "tile", "how", "receipt"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title == "spec")  # a name can be copied
     colours = {Standing.OK: "green", Standing.FAILED: "red", Standing.UNREADABLE: "red"}
     for named in shipped_specs():
         spec = named.spec

@@ -148,10 +148,12 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, t
         sizes is None or size in sizes for size, (_, sizes) in zip(shape, expected, strict=True)
     )
     if not fits:
-        words = ", ".join(
-            label if sizes is None else f"{label} {' or '.join(map(str, sizes))}" for label, sizes in expected
-        )
-        raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({words})")
+        raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({shape_words(expected)})")
+
+
+def shape_words(expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> str:
+    """Return (name of the dimension, allowed sizes or None for any) pairs in words."""
+    return ", ".join(label if sizes is None else f"{label} {' or '.join(map(str, sizes))}" for label, sizes in expected)
 
 
 def check_sink(tensor: Any, heads: int, device: torch.device) -> None:

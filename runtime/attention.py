@@ -24,6 +24,7 @@ from runtime.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
+    shape_words,
 )
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
@@ -253,7 +254,8 @@ class AttentionKernel:
         written = q if keeps_layout else torch.empty(q.shape, dtype=q.dtype, device="meta")
         if out is not None:
             check_tensor("out", out, self._dtype, 4, q.device)
-            check_shape("out", out.shape, [(str(i), (size,)) for i, size in enumerate(q.shape)])
+            names = ("batch", "heads", "q_len", "head_dim")
+            check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
             check_strides("out", out)
             check_output("out", out)
             written = out
@@ -333,7 +335,7 @@ class AttentionKernel:
             tensor = given.get(spec.name)
             if tensor is None and not spec.optional:
                 how = "; query_order(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
-                raise ArgumentError(spec.name, f"is missing: int32 {self._expected(spec, q)}{how}")
+                raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
             values |= self._describe(spec, tensor, q)
         if needs_query_blocks(self.spec):
             values["query_blocks"] = self._query_blocks(q)

@@ -278,7 +278,8 @@ def _fills_memory(data: Mapping[str, Any], block: Mapping[str, Any], tile: Mappi
         return False  # what is wrong or missing is told elsewhere
     m, n, width, queries, heads = numbers
     streams = m // max(queries * heads, 64)
-    return streams * n * -(-width // 64) * 64 > 2 * 64 * 128  # elements of K of a step of all of them
+    elements = (m + 2 * 2 * streams * n) * -(-width // 64) * 64  # Q, then two stages of K and V for each
+    return streams > 1 and 2 * elements > ARCHS["sm_90a"].shared_memory_per_block
 
 
 def _parts_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

@@ -1433,3 +1433,33 @@ def test_lists_have_a_kernel_without_a_tile(kind: str, queries: int, keys: int, 
     plan = plan_of({"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern})
     crowded = queries < 128 and ((keys == 128 and head_dim in (96, 128)) or head_dim > 128)
     assert plan.spec.stages == (1 if crowded else 2)
+
+
+@pytest.mark.parametrize("kind", ["topk", "block_lists"])
+@pytest.mark.parametrize("queries", [16, 32, 64])
+@pytest.mark.parametrize(
+    ("rows", "keys", "head_dim", "stages"),
+    [
+        (128, 64, 64, 2),
+        (128, 64, 128, 2),
+        (128, 128, 64, 2),
+        (128, 128, 96, 1),
+        (128, 128, 128, 1),
+        (192, 64, 64, 2),
+        (192, 64, 96, 1),
+        (192, 64, 128, 1),
+        (192, 128, 64, 2),
+        (256, 64, 64, 2),
+    ],
+)
+def test_lists_have_one_stage_only_where_two_do_not_fit(
+    kind: str, queries: int, rows: int, keys: int, head_dim: int, stages: int
+) -> None:
+    more = {"k": 33} if kind == "topk" else {}
+    pattern = {"kind": kind, "block": {"q": queries, "kv": 64}, **more}
+    tile = {"m": rows, "n": keys}
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, "tile": tile}
+    assert plan_of(fields).spec.stages == stages
+    if stages == 1:
+        with pytest.raises(SpecError, match=r"2 stages of tile .* KB of shared memory"):
+            plan_of({**fields, "stages": 2})

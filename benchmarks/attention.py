@@ -127,6 +127,17 @@ FEW_TILES = {  # heads and lengths where they are faster
     (64, "dense"): [(8, 1024)],
     (64, "causal"): [(8, 1024), (16, 1024)],
 }
+MANY_TILES = {(64, "causal"): [(16, 4096)]}  # where those for long sequences are
+
+
+def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Fields:
+    """Return the spec that docs/ladder-attention.md found best for few heads and a short sequence."""
+    tiles = head_dim, kind
+    if (heads, length) in FEW_TILES[tiles]:
+        return FEW_KEY[tiles]
+    return (EVERY_KEY if (heads, length) in MANY_TILES.get(tiles, []) else SHORT_KEY)[tiles]
+
+
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
 SHARED = topk(128, 32, 64, 64, share_kv=True)
 LONG_SHARED = {**SHARED, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
@@ -165,7 +176,7 @@ LENGTH_ROWS = tuple(
 SHORT_ROWS = tuple(
     Row(
         f"{kind}_h{heads}_s{length}_d{head_dim}",
-        (FEW_KEY if (heads, length) in FEW_TILES[head_dim, kind] else SHORT_KEY)[head_dim, kind],
+        fields_for_short(head_dim, kind, heads, length),
         heads,
         length,
         ("sdpa", *FLEX, "fa4", "fa3"),

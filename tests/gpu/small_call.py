@@ -22,6 +22,7 @@ from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
 
 LENGTH = 640  # queries and keys of a head
+HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
 COLUMNS = 328  # of a dense matrix
 DENSE_ROWS = 1000  # of a copy
 
@@ -57,7 +58,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
 
 
 def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
-    packs = 2
+    # Where the ends of tiles are a protocol of their own, one tile follows another.
+    packs = MANY_HEADS if spec.share_kv or spec.key_parts > 1 else HEADS
     heads = packs * spec.packed_heads
     kv_heads = packs if spec.packed_heads > 1 else heads
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))

@@ -310,15 +310,16 @@ def test_steps_that_do_not_fit_the_stripes_are_refused(block: int, causal: bool)
     ("pattern", "keys", "short"),
     [
         ({"kind": "dense"}, 128, True),
-        ({"kind": "topk", "k": 15, "block": {"q": 128, "kv": 128}}, 128, True),
-        ({"kind": "topk", "k": 15, "block": {"q": 128, "kv": 128}}, 64, False),
-        ({"kind": "topk", "k": 16, "block": {"q": 128, "kv": 128}}, 128, False),
-        ({"kind": "topk", "k": 31, "block": {"q": 128, "kv": 64}}, 128, True),
+        ({"kind": "topk", "k": 7, "block": {"q": 128, "kv": 128}}, 128, True),
+        ({"kind": "topk", "k": 7, "block": {"q": 128, "kv": 128}}, 64, True),
+        ({"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}, 64, False),
+        ({"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}, 128, False),
+        ({"kind": "topk", "k": 15, "block": {"q": 128, "kv": 64}}, 128, True),
         ({"kind": "topk", "k": 9, "block": {"q": 64, "kv": 64}}, 64, True),
         ({"kind": "block_lists", "block": {"q": 128, "kv": 128}}, 128, True),
     ],
 )
-def test_kernels_whose_rows_may_have_few_steps_look_ahead(pattern: dict[str, Any], keys: int, short: bool) -> None:
+def test_kernels_whose_rows_may_have_few_keys_look_ahead(pattern: dict[str, Any], keys: int, short: bool) -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": 128, "n": keys}}
     plan = plan_of(fields)
     assert plan.values["short_rows"] is short and ("will_fit(s, shift" in render_plan(plan)) is short

@@ -165,6 +165,22 @@ def test_a_graph_of_a_tma_kernel_keeps_its_tensor_maps() -> None:
 
 
 @HOPPER
+def test_a_captured_call_of_one_tile_keeps_its_counters_and_its_parts_apart() -> None:
+    """The tile's keys are divided between thread blocks, which count and leave parts in memory of the capture."""
+    kernel = load_kernel("h100_dense")
+    q, k, v = (torch.randn(1, 1, length, 128, device="cuda", dtype=torch.float16) for length in (100, 30000, 30000))
+    expected, _ = kernel(q, k, v)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(q)
+    with torch.cuda.graph(graph):
+        kernel(q, k, v, out=out)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+@HOPPER
 def test_a_kernel_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() -> None:
     """h100_causal counts tiles in device memory: launches side by side must not share a counter."""
     kernel = load_kernel("h100_causal")

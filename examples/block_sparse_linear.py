@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=128, choices=(64, 128))
     parser.add_argument("--density", type=float, default=0.125)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch sees no GPU")
     size, tokens = options.features, options.tokens
     stored = max(1, round(options.density * size / options.block))
 

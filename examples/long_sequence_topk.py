@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--kernel", default="h100_topk32", help="an fp16 topk spec with square blocks")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch sees no GPU")
 
     attn = load_kernel(options.kernel, forward_compatible=True)
     spec = attn.spec

@@ -194,12 +194,19 @@ def test_whatever_a_check_depends_on_makes_a_new_signature(kernel: Any) -> None:
         assert len(call._signatures) == number
 
 
-def test_a_gradient_is_checked_again_after_calls_without(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def refused_gradients(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check nothing of a tensor but its gradient, where ``kernel`` checks nothing at all."""
+
     def refuse(name: str, tensor: Any, *rest: Any) -> None:
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise ArgumentError(name, "requires a gradient")
 
     monkeypatch.setattr(attention, "check_tensor", refuse)
+
+
+@pytest.mark.usefixtures("refused_gradients")
+def test_a_gradient_is_checked_again_after_calls_without(kernel: Any) -> None:
     call, driver = kernel("h100_dense")
     q, k, v = qkv()
     k.requires_grad_()
@@ -378,12 +385,8 @@ def test_the_result_is_written_where_the_caller_says(kernel: Any) -> None:
     assert field(call, block, "o") == (out.data_ptr(),) and field(call, block, "o_head_stride") == (128,)
 
 
-def test_a_gradient_is_checked_after_calls_that_need_none(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, tensor: Any, *rest: Any) -> None:
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise ArgumentError(name, "requires a gradient")
-
-    monkeypatch.setattr(attention, "check_tensor", refuse)
+@pytest.mark.usefixtures("refused_gradients")
+def test_a_gradient_is_checked_after_calls_that_need_none(kernel: Any) -> None:
     call, driver = kernel("h100_dense")
     q, k, v = qkv()
     call(q, k, v)

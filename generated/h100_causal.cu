@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c77b47b13543eb0ba5fd12e70eba275c2016e138afb96c222837bf0fb79baac5
+// seal: sha256 abb2176c9eaf38ac4efdc707b3a33fdb952e6f0394a57057a2f1d3534903c72e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -620,7 +620,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 12.8f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 12.8f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -806,7 +806,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // A tile's first step hides most keys of some rows, so that their shifts would move in the second: they do at
         // once.
         bool fits = i > 1;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f2b96bcc95751731cc1ebf9ca0afd00d5d3f5dea2b9a8ce76eb75d1cc4f987b7
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0a817d006b7d51f65c96328cde288d84e0e54ac7190106f304edf6f0dfaf6988
+// seal: sha256 718ec737fa7021d92dd4d03d1cf5b3ab5ea3e9312345b30fdf759d1cccccbe25
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -686,7 +686,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -899,7 +899,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // A tile's first step hides most keys of some rows, so that their shifts would move in the second: they do at
         // once. The other part begins further back, where few are hidden.
         bool fits = i > 1 || stream > 0;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0d2bc11d40de3a7032222a6d4e9eacc4633af6b6388fcefa0fd37a84fe6e7d43
+// seal: sha256 43803b49a96dba0ecb216e2b590d61c2008029193a2c2fc105e87e43645aea30
 
 // Attention forward for sm_90a: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -692,7 +692,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -865,7 +865,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // A tile's first step hides most keys of some rows, so that their shifts would move in the second: they do at
         // once.
         bool fits = i > 1;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, kCappedScale));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c169eefdbb0a03672a40de80f2fd3f290c553e6875d65a1c4225e6713b8d734b
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 796f7f89e3e1cfe2eabfb2d32d49425d7ea75817604b550dc43be7195152d5f3
+// seal: sha256 326c31c809bafcec6132aeaaeebdaa8c94f2692610048aaa66503e4fd28f6a36
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -678,7 +678,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -908,7 +908,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

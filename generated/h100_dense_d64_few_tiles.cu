@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 5b53f6ceaaf468a13a245fb5ffe99c7e09b9ef717eeff2bf2dd05329a36c2269
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5e2b15056e2259f8388e5dd8fc971ef06f3d68e9ca965823083defb50c110b82
+// seal: sha256 e949ab88fbf23c73943712246f9d4292fdbb39892b042b5df17126d99ade99b0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -640,7 +640,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -848,7 +848,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

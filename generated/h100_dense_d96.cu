@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a7148f81987e757d69f5b9f0f134f92007421d9bafefd0984fd6d5b5e1df3fcf
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 daa5ce2d8dfa9f3371a13baef57362346efaf604508fafc164df348a09ae3ea8
+// seal: sha256 c2a4331dd8cc49e416cbb4a82fa0b31fcd484e96779f4758226550693b925719
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -685,7 +685,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -918,7 +918,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 3fb0591447c0b4b9de87bb9a50f7ec33beb1668e4f5d334e118981068bbfe14a
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fa625e7b43579965a4d9ef2156c9fc0f67358140786b5f8c3bb75cd8c8978323
+// seal: sha256 cedd321b783cd6eef54b9d32803abbae682960023e8c797fcf49fb8c9157d724
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -648,7 +648,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -856,7 +856,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: c9324d1150627780325ab268c0206e634bebb02bfaa90349283f620928184891
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 11edc0ad4950202c899f7f21586bc9925bf561700e8c533127c41000fb87d503
+// seal: sha256 4b94b69f9cd87266d831be8941fc3e68d42ead719e3efc7754cd3bd89e41fe56
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -689,7 +689,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -922,7 +922,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

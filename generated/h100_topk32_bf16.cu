@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 8fe63a8791f1f3ee6919d6f1750faceb3e55b175c6051ac343f4f3f1fb528599
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9b7d7e6c5d567d2424e0cd634a6224030a5546777071a17008a18c845dc45f6b
+// seal: sha256 9f82af20a02227a63c8fc8cc0f6b22e667e4c42b316ce312ca89c5765515bae4
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -707,7 +707,7 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 

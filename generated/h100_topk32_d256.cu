@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de398ed339e9e7fba5b9053b6697bf3f6951e9b7f8b1637cd2409e84e2cdfbce
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6e7afa17e210b986b7f98abef95d4a4f8219180351197dc9a0e10d8c3db97642
+// seal: sha256 a93bfe686bf92f19d74ac6fb14dd21a718cc09d4e1cec8ab85bc6c56ef1e05d2
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -696,7 +696,7 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 

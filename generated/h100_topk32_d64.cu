@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":256,"n":64}}
 // spec hash: 4b4f0628f1da6333e177418ee9e62da83e3ff0a4c38e7ba0bb316c46704262af
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8ad09dbce2b6abfdf403115dc98ced9369ce0d14dc8d6ce59bd004ed59aed0e9
+// seal: sha256 7e036224d5dbf4847a30be9eb7f29f0e388fb24d6bf5e94e8d55ae7ccd883bb2
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -674,7 +674,7 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 

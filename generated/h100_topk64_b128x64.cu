@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":128},"k":64,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b21760e0e29f258a540dbda144d6eab2a4bddaa58e1bd45fad9c63537e692ee0
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1061ec213be3176dfe554b433afaf7d94e9c63e7c868b83d97382e8ba06956e3
+// seal: sha256 9e5e5da5a55f16ea02b8a3b310e1251abcbe2b73ae68af639dfb97eb10d4304e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -707,7 +707,7 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: ec684d31c6aeb04021ad8afca396967c272dcb11e72461c1a483444d1e992f90
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 032292ce4b040fa8eb3d7729a05d0dd4c428193d1444761da8f9c4dd27affee6
+// seal: sha256 80803b3ee7002778489d6c143a44e4f5d6836c885e6ddef3a40bf5dbbd3b379d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -757,7 +757,7 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 

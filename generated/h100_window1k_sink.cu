@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: b85ee31797dc01b96cf7a7d40d118fa3de843eb765e1ac5095a6ac4c891842bb
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 78292e9c085547091705c4e2956ba7b74c19f0b72d2ccb9fd0e9d766970a443b
+// seal: sha256 474a453b20c8bef50d03bb08920a40e00c7f6dc09421e898c1f5f836d8b191a0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 // Each row's sum has one more term, exp(sink of its head), for which there is no value.
@@ -692,7 +692,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -937,7 +937,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // A tile's first step hides most keys of some rows, so that their shifts would move in the second: they do at
         // once. Parts that begin later do as the first does.
         bool fits = i > 1;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

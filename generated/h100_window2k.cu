@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bae584bc6dda197794668b5b4ecb28ec057c11e1bd9a8408ccd9d6ab8540e89a
+// seal: sha256 d175608aaefb6b72a896cc02fb13aec43821eef1741fa1432adae22131bdfd73
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -663,7 +663,7 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 12.8f;  // of a row that is long enough
+  const float fraction = min(steps, p.kv_len / kTileN) / 12.8f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
 }
 
@@ -912,7 +912,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // A tile's first step hides most keys of some rows, so that their shifts would move in the second: they do at
         // once. Parts that begin later do as the first does.
         bool fits = i > 1;
-        // In a row of few steps shifts move often: look first, under P V, rather than work out weights in vain.
+        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
         if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);

@@ -329,6 +329,14 @@ def test_kernels_whose_rows_may_have_few_keys_look_ahead(pattern: dict[str, Any]
         )
 
 
+@pytest.mark.parametrize("keys", [64, 80, 96, 128, 192])
+def test_a_row_is_long_from_as_many_keys_on_in_steps_of_any_width(keys: int) -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}
+    source = render_plan(plan_of(fields | {"tile": {"m": 128, "n": keys}}))
+    (steps,) = re.findall(r"min\(steps, p\.kv_len / kTileN\) / ([\d.]+)f;", source)
+    assert float(steps) * keys == pytest.approx(1024)
+
+
 @pytest.mark.parametrize(
     ("m", "head_dim", "keys", "registers"),
     [(128, 64, 192, (56, 224)), (192, 128, 80, (32, 160)), (192, 64, 128, (32, 160)), (256, 64, 64, (32, 112))],

@@ -128,6 +128,7 @@ FEW_TILES = {  # heads and lengths where they are faster
     (64, "causal"): [(8, 1024), (16, 1024)],
 }
 MANY_TILES = {(64, "causal"): [(16, 4096)]}  # where those for long sequences are
+ONE_ROUND = {(128, "dense"): [(16, 1024)]}  # where no tile need be divided, and a kernel that cannot is faster
 
 
 def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Fields:
@@ -135,6 +136,8 @@ def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Field
     tiles = head_dim, kind
     if (heads, length) in FEW_TILES[tiles]:
         return FEW_KEY[tiles]
+    if (heads, length) in ONE_ROUND.get(tiles, []):
+        return {**SHORT_KEY[tiles], "split_tail": False}
     return (EVERY_KEY if (heads, length) in MANY_TILES.get(tiles, []) else SHORT_KEY)[tiles]
 
 

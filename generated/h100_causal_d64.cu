@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 11671e2a1fff6bdf91f94e590e17a7fc106e8f57c29d94beceadbf55fed0ee43
+// seal: sha256 66de791d966f3e102e9122eafca57507bf0c3e361b30728377e5d7f9dda10f17
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -283,6 +283,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
 __device__ __forceinline__ float lg2(float x) {
   float y;
@@ -355,11 +362,12 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const int first_head = index / (p.section * p.query_tiles) * p.section;
-    const int in_section = index - first_head * p.query_tiles;
-    const int heads = min(p.section, p.tiles / p.query_tiles - first_head);
-    const int batch_head = first_head + in_section % heads;
-    first_query = (p.query_tiles - 1 - in_section / heads) * kTileM;
+    const uint32 number = index, query_tiles = p.query_tiles, section = p.section;  // shorter to divide than int
+    const uint32 first_head = number / (section * query_tiles) * section;
+    const uint32 in_section = number - first_head * query_tiles;
+    const uint32 heads = min(section, p.tiles / query_tiles - first_head);
+    const uint32 batch_head = first_head + in_section % heads;
+    first_query = (query_tiles - 1 - in_section / heads) * kTileM;
     // Where a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see
     // fewest keys. Their Q is zeros, and they store nothing.
     first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
@@ -462,7 +470,8 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings of one stream, piece after piece. Warp 0 also hands out the pieces, one ahead.
+// Producer: one warp fills the rings, piece after piece. It also hands out the pieces, one ahead; the first one has
+// been announced.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
@@ -471,7 +480,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 barriers = base + 8 * stream * kStages;
   // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
   uint32 pieces = 0, steps = 0;
-  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
     const RingPosition<kTileStages> tile_position{pieces};
@@ -479,7 +487,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
-    const int kv_head = tile.head / p.heads_per_kv_head;
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -686,6 +694,13 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   return entry;
 }
 
+// Stores the LSE of a row of a warpgroup, if it is that of a query.
+__device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const int query = first_query + row;
+  const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
+  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+}
+
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
 // A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
@@ -693,16 +708,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   if (first_query < 0) return;
-  float inverse[2];
+  float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float sum = quad_sum(row_sum[row]);
-    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const int query = first_query + warp_row + lane / 4 + row * 8;
-    if (lane % 4 == 0 && query < p.q_len) {
-      p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
-          sum == 0.0f ? kMinusInfinity : (shift[row] + lg2(sum)) * kLn2;
-    }
+    sums[row] = quad_sum(row_sum[row]);
+    inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
   // The store of the tile before must have read the staging.
@@ -727,6 +737,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (shift[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
   }
 }
 
@@ -871,6 +886,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
+    // The first tile is asked for before anything else is done.
+    announce(p, reinterpret_cast<int*>(shared + kEntriesOffset), base, {0u}, first_piece(p));
   }
   __syncthreads();
 

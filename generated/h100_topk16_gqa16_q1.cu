@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6b59851dc7ac4da8dd719fb0606a9851fd9b2f36fa097392a21866cd0ee6a1b3
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6393e4e530d7f639054f1221436e87ebed2d74775f2b44e83ae78813e42b2ace
+// seal: sha256 04a68868d124ad819ed8a9c1f8696d7077719e3834d8dffedda9376efab11be8
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -336,6 +336,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
 __device__ __forceinline__ float lg2(float x) {
   float y;
@@ -424,8 +431,9 @@ struct Tile {
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const int batch_head = index / p.query_tiles;
-    first_query = index % p.query_tiles * kTileQueries;
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 batch_head = number / query_tiles;
+    first_query = number % query_tiles * kTileQueries;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
   }
@@ -577,7 +585,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
-    const int kv_head = tile.head / p.heads_per_kv_head;
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -866,13 +874,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupQueries;
-  float inverse[2];
+  float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float sum = quad_sum(row_sum[row]);
-    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const float lse = sum == 0.0f ? kMinusInfinity : (shift[row] + lg2(sum)) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    sums[row] = quad_sum(row_sum[row]);
+    inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
   // The store of the tile before must have read the staging.
@@ -898,6 +904,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
           tile.batch);
     }
     tma_store_commit();
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (shift[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
   }
 }
 

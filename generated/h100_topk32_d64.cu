@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":256,"n":64}}
 // spec hash: 4b4f0628f1da6333e177418ee9e62da83e3ff0a4c38e7ba0bb316c46704262af
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7e036224d5dbf4847a30be9eb7f29f0e388fb24d6bf5e94e8d55ae7ccd883bb2
+// seal: sha256 6302c65d2a9836329c7e5de7fb474d98706a18933f3fd9a9fca3f160cc2809c8
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -301,6 +301,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
 __device__ __forceinline__ float lg2(float x) {
   float y;
@@ -389,8 +396,9 @@ struct Tile {
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const int batch_head = index / p.query_tiles;
-    first_query = index % p.query_tiles * kTileM;
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 batch_head = number / query_tiles;
+    first_query = number % query_tiles * kTileM;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
   }
@@ -540,7 +548,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
-    const int kv_head = tile.head / p.heads_per_kv_head;
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -804,22 +812,24 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
   return true;
 }
 
+// Stores the LSE of a row of a warpgroup, if it is that of a query.
+__device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const int query = first_query + row;
+  const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
+  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+}
+
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
 // A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
     const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
-  float inverse[2];
+  float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float sum = quad_sum(row_sum[row]);
-    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const int query = first_query + warp_row + lane / 4 + row * 8;
-    if (lane % 4 == 0 && query < p.q_len) {
-      p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
-          sum == 0.0f ? kMinusInfinity : (shift[row] + lg2(sum)) * kLn2;
-    }
+    sums[row] = quad_sum(row_sum[row]);
+    inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
   // The store of the tile before must have read the staging.
@@ -844,6 +854,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (shift[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
   }
 }
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":128},"k":64,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b21760e0e29f258a540dbda144d6eab2a4bddaa58e1bd45fad9c63537e692ee0
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9e5e5da5a55f16ea02b8a3b310e1251abcbe2b73ae68af639dfb97eb10d4304e
+// seal: sha256 754aada10e888e9dc30a0fdaeae5e7553492da92ecd410e361508b6b6cda68a2
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -325,6 +325,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
 __device__ __forceinline__ float lg2(float x) {
   float y;
@@ -413,8 +420,9 @@ struct Tile {
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const int batch_head = index / p.query_tiles;
-    first_query = index % p.query_tiles * kTileM;
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 batch_head = number / query_tiles;
+    first_query = number % query_tiles * kTileM;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
   }
@@ -543,7 +551,8 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings of one stream, piece after piece. Warp 0 also hands out the pieces, one ahead.
+// Producer: one warp fills the rings, piece after piece. It also hands out the pieces, one ahead; the first one has
+// been announced.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
@@ -553,7 +562,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 barriers = base + 8 * stream * kStages;
   // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
   uint32 pieces = 0, steps = 0;
-  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
     const RingPosition<kTileStages> tile_position{pieces};
@@ -561,7 +569,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
-    const int kv_head = tile.head / p.heads_per_kv_head;
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -836,22 +844,24 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
   return true;
 }
 
+// Stores the LSE of a row of a warpgroup, if it is that of a query.
+__device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const int query = first_query + row;
+  const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
+  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+}
+
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way; stores the LSE.
 // A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
     const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
-  float inverse[2];
+  float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float sum = quad_sum(row_sum[row]);
-    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const int query = first_query + warp_row + lane / 4 + row * 8;
-    if (lane % 4 == 0 && query < p.q_len) {
-      p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
-          sum == 0.0f ? kMinusInfinity : (shift[row] + lg2(sum)) * kLn2;
-    }
+    sums[row] = quad_sum(row_sum[row]);
+    inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
   // The store of the tile before must have read the staging.
@@ -877,6 +887,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     }
     tma_store_commit();
   }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (shift[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+  }
 }
 
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
@@ -898,6 +913,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
   // The first turn is warpgroup 0's.
   if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
+  bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -917,9 +933,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
+      // In their first tile all begin at one time: one after the other, from the first products on.
+      if (fresh) bar_sync(my_turn, kTurnThreads);
       issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
+      if (fresh) bar_arrive(next_turn, kTurnThreads);
+      fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       if (step.hide_some()) hide_pairs(s, p, step);
@@ -1002,6 +1022,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
+    // The first tile is asked for before anything else is done.
+    announce(p, reinterpret_cast<int*>(shared + kEntriesOffset), base, {0u}, first_piece(p));
   }
   __syncthreads();
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: b85ee31797dc01b96cf7a7d40d118fa3de843eb765e1ac5095a6ac4c891842bb
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 474a453b20c8bef50d03bb08920a40e00c7f6dc09421e898c1f5f836d8b191a0
+// seal: sha256 2b8038981199d166ad2790570fca418f121c2f52a5a1a6d1a913cb4a9d62f82a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 // Each row's sum has one more term, exp(sink of its head), for which there is no value.
@@ -306,6 +306,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
 __device__ __forceinline__ float lg2(float x) {
   float y;
@@ -390,8 +397,9 @@ struct Tile {
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const int batch_head = index / p.query_tiles;
-    first_query = index % p.query_tiles * kTileM;
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 batch_head = number / query_tiles;
+    first_query = number % query_tiles * kTileM;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
   }
@@ -518,7 +526,8 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings of one stream, piece after piece. Warp 0 also hands out the pieces, one ahead.
+// Producer: one warp fills the rings, piece after piece. It also hands out the pieces, one ahead; the first one has
+// been announced.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
@@ -528,7 +537,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 barriers = base + 8 * stream * kStages;
   // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
   uint32 pieces = 0, steps = 0;
-  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
 
   while (true) {
     const RingPosition<kTileStages> tile_position{pieces};
@@ -536,7 +544,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     ++pieces;
     if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
-    const int kv_head = tile.head / p.heads_per_kv_head;
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -834,19 +842,16 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
     const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
-  float inverse[2];
+  float sums[2], tops[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float sink = __ldg(p.sink + tile.head) * kLog2E;
     // The sink joins the row once, as a key with this logit and no value. The larger of it and the shift becomes the
     // shift, so that neither power overflows; a row without keys has kNoShift, hence 0 beside the sink's 1.
-    const float top = fmaxf(shift[row], sink);
-    const float rescale = ex2(shift[row] - top);
-    const float sum = quad_sum(row_sum[row]) * rescale + ex2(sink - top);
-    inverse[row] = rescale / sum;
-    if (lane % 4 == 0) {
-      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, (top + lg2(sum)) * kLn2);
-    }
+    tops[row] = fmaxf(shift[row], sink);
+    const float rescale = ex2(shift[row] - tops[row]);
+    sums[row] = quad_sum(row_sum[row]) * rescale + ex2(sink - tops[row]);
+    inverse[row] = rescale * rcp(sums[row]);
   }
 
   // The store of the tile before must have read the staging.
@@ -871,6 +876,11 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
       tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = (tops[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
   }
 }
 
@@ -897,6 +907,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
   // The first turn is warpgroup 0's.
   if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
+  bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -912,9 +923,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
+      // In their first tile all begin at one time: one after the other, from the first products on.
+      if (fresh) bar_sync(my_turn, kTurnThreads);
       issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
+      if (fresh) bar_arrive(next_turn, kTurnThreads);
+      fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
@@ -1007,6 +1022,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
+    // The first tile is asked for before anything else is done.
+    announce(p, reinterpret_cast<int*>(shared + kEntriesOffset), base, {0u}, first_piece(p));
   }
   __syncthreads();
 

@@ -29,6 +29,7 @@ PROGRAM = """\
 #define __forceinline__ inline
 using std::max;
 using std::min;
+using uint32 = unsigned;
 struct Params { int tiles, query_tiles, heads, section, q_len; };
 %s
 extern "C" void place(const Params* p, int index, int* found) {

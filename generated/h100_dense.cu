@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 4e819528ff906cefb53a357bb4fbeac89669a59dda6e5299d8765b0829647967
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4e918ec7b5ca5f450b58a046cc550554d62e43ac5ac8fd674f78628e222446fe
+// seal: sha256 63c071898189e3e15dd4e1018007c75e9b70ad06b6a172aba7bb883b299ba80c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -887,7 +887,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
-      // In their first tile all begin at one time: one after the other, from the first products on.
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
       if (fresh) bar_sync(my_turn, kTurnThreads);
       issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();

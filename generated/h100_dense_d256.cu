@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c169eefdbb0a03672a40de80f2fd3f290c553e6875d65a1c4225e6713b8d734b
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 21831056ed92c9f76c8d49b3cb34bed7fde6615dc547419ec02260bcff167ed5
+// seal: sha256 25670a191a256c7892d69b956b4247df8eb4ea73a9ea7d759b3e52083fd0fb42
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -901,7 +901,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
-      // In their first tile all begin at one time: one after the other, from the first products on.
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
       if (fresh) bar_sync(my_turn, kTurnThreads);
       issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();

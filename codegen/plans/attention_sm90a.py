@@ -193,6 +193,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "moves_registers": bool(split),
             "ping_pong": spec.schedule == "ping_pong",
             "streams": streams,
+            # Several streams have a producer warp each, which would wait for what the first one asks for early.
+            "asks_early": streams == 1,
+            # One of several streams may have no step: its warpgroups would have to pass on turns that they do not take.
+            "first_turns": spec.schedule == "ping_pong" and streams == 1,
             "packed": rows.packed,
             "partial": block is not None and (rows.packed or block.q > rows.stream_queries),
             "tile_stages": tile_stages,

@@ -112,10 +112,18 @@ class Prologue:
     Attributes:
         symbol: its name in the source.
         threads: threads of a block.
+        shared_bytes: dynamic shared memory of a thread block.
+        overlaps: whether the main kernel may begin before this one has ended (programmatic dependent launch).
     """
 
     symbol: str
     threads: int
+    shared_bytes: int = 0
+    overlaps: bool = False
+
+    def further(self) -> dict[str, int]:
+        """Return what else a host has to know to launch it, where it is one that overlaps."""
+        return {"prologue_shared_bytes": self.shared_bytes, "prologue_overlaps": 1} if self.overlaps else {}
 
 
 @dataclass
@@ -212,6 +220,7 @@ class Plan:
             "params": [[param.name, param.type] for param in self.params],
             "tensor_maps": {name: [list(found.box), found.swizzle] for name, found in self.tensor_maps.items()},
             "prologue_threads": self.prologue.threads if self.prologue else 0,
+            **(self.prologue.further() if self.prologue else {}),
         }
 
     @property

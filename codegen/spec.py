@@ -201,6 +201,11 @@ class AttentionSpec(SpecBase):
         description="whether the caller says which query blocks form a tile, so that those whose lists overlap share "
         "what is loaded; with share_kv only",
     )
+    order_queries: bool = Field(
+        default=False,
+        description="whether each call first finds out which query blocks form a tile, so that those whose lists "
+        "overlap share what is loaded; with share_kv only",
+    )
     paced: bool = Field(
         default=False,
         description="whether thread blocks that are ahead wait for the others, so that all ask for keys near one "
@@ -215,6 +220,7 @@ class AttentionSpec(SpecBase):
         "warp_rows",
         "share_kv",
         "query_order",
+        "order_queries",
         "paced",
     )
 
@@ -527,6 +533,10 @@ def parse_spec(data: object) -> Spec:
             raise SpecError("key_parts", f"is {spec.key_parts}; {that} has no kernel with parts: leave it out")
     if isinstance(spec, AttentionSpec) and spec.query_order and not spec.share_kv:
         raise SpecError("query_order", "is true; only tiles that share what is loaded have an order: set share_kv")
+    if isinstance(spec, AttentionSpec) and spec.order_queries and not spec.share_kv:
+        raise SpecError("order_queries", "is true; only tiles that share what is loaded have an order: set share_kv")
+    if isinstance(spec, AttentionSpec) and spec.order_queries and spec.query_order:
+        raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
     if isinstance(spec, AttentionSpec) and spec.paced and not spec.share_kv:
         raise SpecError("paced", "is true; there are kernels with it only with share_kv: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:

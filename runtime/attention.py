@@ -11,6 +11,7 @@ import torch
 from codegen.patterns import IndexTensor
 from codegen.plans.attention_order import section_heads
 from codegen.plans.attention_params import needs_query_blocks
+from codegen.plans.attention_query_order import order_blocks
 from codegen.plans.attention_sm89 import KV_BYTES
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
@@ -44,12 +45,14 @@ class _Outputs(NamedTuple):
         lse_shape: shape of the LSE.
         counters: counters of divided tiles, 0 without such tiles, and
         part_bytes: global memory for their parts.
+        order_bytes: global memory for the order of query blocks that a call finds.
     """
 
     keeps_layout: bool
     lse_shape: tuple[int, ...]
     counters: int = 0
     part_bytes: int = 0
+    order_bytes: int = 0
 
 
 class AttentionKernel:
@@ -194,8 +197,10 @@ class AttentionKernel:
             held["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS)
         if self._is_paced:
             held["progress"] = counters(device, stream, SCHEDULER_COUNTERS)
+        needed = signature.extra
+        if needed.order_bytes:
+            held["query_order"] = scratch(device, stream, needed.order_bytes)
         if self._split is not None:
-            needed = signature.extra
             addresses |= {"shares_done": 0, "parts": 0}
             if needed.counters:
                 held["shares_done"] = counters(device, stream, needed.counters)
@@ -277,7 +282,7 @@ class AttentionKernel:
             "scale_log2": factor * _LOG2_E,
             **index_values,
         }
-        if self._takes_counters:
+        if any(param.name == "section" for param in self.compiled.plan.params):
             values["section"] = section_heads(self.spec, kv_len, group // packed, batch * (heads // packed))
         if values["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {tile_queries} queries")
@@ -291,6 +296,15 @@ class AttentionKernel:
                 int(values["tiles"]), shares, slots
             )
             outputs = _Outputs(*outputs[:2], *self._split.workspace(*divided))
+        prologue_grid = 0
+        if self.spec.order_queries:
+            batches, list_heads, query_blocks = indices[0].shape[:3]
+            values["order_heads"] = list_heads
+            values["query_order_head_stride"] = query_blocks if list_heads > 1 else 0
+            values["query_order_batch_stride"] = list_heads * query_blocks if batches > 1 else 0
+            streams = int(self.compiled.plan.values["streams"])
+            prologue_grid = batches * list_heads * order_blocks(query_tiles, streams)
+            outputs = outputs._replace(order_bytes=4 * batches * list_heads * query_blocks)
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self.compiled.plan.tensor_maps:
             for name, tensor in tensors.items():
@@ -302,6 +316,7 @@ class AttentionKernel:
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
             extra=outputs,
+            prologue_grid=prologue_grid,
         )
 
     def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

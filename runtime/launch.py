@@ -102,6 +102,7 @@ class Signature:
         prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
         extra: what the operator wants to find again at the next call of this signature.
         arguments: the driver's list of kernel arguments: the block's address.
+        config: how the driver launches a kernel that may overlap with the one before it; the stream is each launch's.
         lock: held from writing the block until the driver has copied it.
     """
 
@@ -113,6 +114,7 @@ class Signature:
     extra: Any
     arguments: ctypes.Array[ctypes.c_void_p]
     prologue_grid: int = 0
+    config: Any = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -179,8 +181,10 @@ class LoadedKernel:
         self._kernel = self._find(compiled.plan.stem)
         self._function = cuda.CUfunction(int(self._kernel))
         prologue = compiled.plan.prologue
-        self._prologue = None if prologue is None else cuda.CUfunction(int(self._find(prologue.symbol)))
+        self._prologue_kernel = None if prologue is None else self._find(prologue.symbol)
+        self._prologue = None if prologue is None else cuda.CUfunction(int(self._prologue_kernel))
         self._launch = cuda.cuLaunchKernel
+        self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}
 
     def _find(self, symbol: str) -> Any:
@@ -199,6 +203,9 @@ class LoadedKernel:
             handle = call(cuda.cuDeviceGet, device)
             attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(cuda.cuKernelSetAttribute, attribute, self.plan.shared_bytes, self._kernel, handle)
+            if self.plan.prologue is not None:
+                shared_bytes = self.plan.prologue.shared_bytes
+                call(cuda.cuKernelSetAttribute, attribute, shared_bytes, self._prologue_kernel, handle)
             count = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
             self._sm_counts[device] = call(cuda.cuDeviceGetAttribute, count, handle)
         return self._sm_counts[device]
@@ -236,6 +243,7 @@ class LoadedKernel:
             shape, strides = tensors[name.removesuffix("_map")]
             encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
             maps.append((name.removesuffix("_map"), view[offsets[name] : offsets[name] + 128], encoder))
+        grid = self.plan.thread_blocks(tiles, slots)
         return Signature(
             device=device,
             block=block,
@@ -245,11 +253,26 @@ class LoadedKernel:
                 if kind == "pointer"
             ),
             maps=tuple(maps),
-            grid=self.plan.thread_blocks(tiles, slots),
+            grid=grid,
             extra=extra,
             arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
             prologue_grid=prologue_grid,
+            config=self._overlapping(grid) if self.plan.prologue is not None and self.plan.prologue.overlaps else None,
         )
+
+    def _overlapping(self, grid: int) -> Any:
+        """Return how a kernel is launched that may begin before the one before it has ended."""
+        cuda = driver()
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
+        config.sharedMemBytes = self.plan.shared_bytes
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        return config
 
     def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int) -> None:
         """Launch on ``stream``; ``addresses`` has the device address of every tensor by name (0: not given)."""
@@ -262,14 +285,18 @@ class LoadedKernel:
             arguments = ctypes.addressof(signature.arguments)
             if self.plan.prologue is not None:
                 (status,) = self._launch(
-                    self._prologue, signature.prologue_grid, 1, 1, self.plan.prologue.threads, 1, 1, 0, stream,
-                    arguments, 0,
+                    self._prologue, signature.prologue_grid, 1, 1, self.plan.prologue.threads, 1, 1,
+                    self.plan.prologue.shared_bytes, stream, arguments, 0,
                 )  # fmt: skip
                 _check_launch(self.plan.prologue.symbol, status)
-            (status,) = self._launch(
-                self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
-                arguments, 0,
-            )  # fmt: skip
+            if signature.config is not None:
+                signature.config.hStream = stream
+                (status,) = self._launch_by(signature.config, self._function, arguments, 0)
+            else:
+                (status,) = self._launch(
+                    self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
+                    arguments, 0,
+                )  # fmt: skip
         _check_launch(self.plan.stem, status)
 
 

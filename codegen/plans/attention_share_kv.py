@@ -87,6 +87,9 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
     shared.add("Loads", 4 * ORDERS * entries, "ring of orders: key blocks of a tile as they are loaded", align=4)
     shared.add("Steps", 4 * ORDERS * entries, "ring of orders: notes on the steps of each warpgroup", align=4)
     shared.add("Numbers", 4 * ORDERS, "ring of orders: loads of a tile", align=4)
+    if spec.order_queries:
+        shared.add("Queries", 4 * ORDERS * streams, "ring of orders: first queries of a tile's query blocks", align=4)
+        shared.add("Tiles", 4 * ORDERS, "ring of orders: number of the tile", align=4)
     shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
     shared.add("Sets", 4 * entries, "which of these lists each of their entries is loaded for", align=4)
 
@@ -101,6 +104,8 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     if not spec.share_kv:
         return []
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
+    if spec.order_queries:
+        order = [("order", "query blocks whose lists have much in common are put in one tile, found at the beginning")]
     pace = [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")]
     return [
         ("shared", "key blocks that several lists of a tile have are loaded once"),

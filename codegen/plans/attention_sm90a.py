@@ -29,6 +29,7 @@ from codegen.plans.attention_params import (
     size_params,
     softcap_constants,
 )
+from codegen.plans.attention_query_order import query_order_constants, query_order_params, query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.plans.attention_share_kv import (
     add_orders,
@@ -129,6 +130,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             else [Constant("kTileStages", tile_stages, TILE_RING[tile_stages])]
         ),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
+        *query_order_constants(spec, streams),
         *pace_constants(spec, streams),
         Constant("kStreams", streams, f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
@@ -161,6 +163,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
+        *query_order_params(spec),
         *order_params(spec),
         *pace_params(spec),
         *(SPLIT_PARAMS if spec.split_tail else ()),
@@ -231,6 +234,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         flops=4 * rows.tile_queries * spec.packed_heads * parts * n * d,
         bytes=2 * kv_bytes * streams,
         tile_queries=rows.tile_queries,
+        prologue=query_order_prologue(spec, stem, streams),
     )
 
 

@@ -142,6 +142,7 @@ def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Field
 
 
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
+SELF_ORDERED = {"share_kv": True, "order_queries": True}
 SHARED = topk(128, 32, 64, 64, share_kv=True)
 LONG_SHARED = {**SHARED, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
@@ -157,9 +158,9 @@ MAIN_ROWS = (
     Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
     Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
     Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
-    Row("topk16_b64", topk(128, 16, 64, 64, share_kv=True), 16, 32768, LIST_PEERS, 580),
-    Row("topk32_b64", topk(128, 32, 64, 64, share_kv=True), 16, 32768, LIST_PEERS, 620, quick=True),
-    Row("topk64_b64", topk(128, 64, 64, 64, share_kv=True), 16, 32768, LIST_PEERS, 640),
+    Row("topk16_b64", topk(128, 16, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 580),
+    Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, quick=True),
+    Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
     Row("topk32_b64_128k", LONG_SHARED, 8, 131072, LIST_PEERS, 560),
     Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", "flashinfer"), 690),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440),
@@ -195,16 +196,18 @@ SHORT_ROWS = tuple(
     for heads in (8, 16)
 )
 
-# Lists that are used again and again: which query blocks form a tile is found once, before.
+# The same lists with query blocks as they come; and where lists are used again and again, in an order that is found
+# once, before.
 ORDERED_ROWS = tuple(
     replace(
         row,
-        name=f"{row.name}_ordered",
-        fields={**row.fields, "query_order": True},
+        name=f"{row.name}_{name}",
+        fields={**row.fields, "order_queries": False, **more},
         target=None,
         groups=("ordered",),
         quick=False,
     )
+    for name, more in (("as_they_come", {}), ("ordered", {"query_order": True}))
     for row in MAIN_ROWS
     if row.name in ("topk16_b64", "topk32_b64", "topk64_b64")
 )

@@ -537,6 +537,8 @@ def parse_spec(data: object) -> Spec:
         raise SpecError("order_queries", "is true; only tiles that share what is loaded have an order: set share_kv")
     if isinstance(spec, AttentionSpec) and spec.order_queries and spec.query_order:
         raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
+    if isinstance(spec, AttentionSpec) and spec.order_queries and spec.paced:
+        raise SpecError("order_queries", "is true; with paced there is no kernel that finds an order: leave one out")
     if isinstance(spec, AttentionSpec) and spec.paced and not spec.share_kv:
         raise SpecError("paced", "is true; there are kernels with it only with share_kv: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:

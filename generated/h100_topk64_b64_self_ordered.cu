@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 668b54e780966c48fc63d261f2f9e0f3c92bddbf8dffaa3255184eb4aa3a6f6e
 // templates: attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e88e7b6fe0734c922ca7d3feabe2bccc78f7569fff6280b60dda2e1933cc1123
+// seal: sha256 ed260bcba718edb43d01d20eb64d74d6cf1162601bcc5e321c908fcd025c524b
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -1081,7 +1081,8 @@ __device__ __forceinline__ void mma_m16n8k256(int (&d)[4], const uint32 (&a)[4],
 //   matrices of bits. Each tile asks for the query block with which it has most in common. One that several tiles ask
 //   for goes to the tile that has most in common with it, and the others ask again, until all tiles have two.
 //   Then a tile lists what either of its query blocks does, and all ask for a third in the same way.
-//   Query blocks behind the last whole tile of a head stay where they are.
+//   Query blocks behind the last whole tile of a head stay where they are, and so do all of a window whose tiles would
+//   load no less.
 constexpr int kOffered = kWindowTiles * (kStreams - 1);  // query blocks of a window that are offered to its tiles
 constexpr int kListWords = kListBits / 32;
 constexpr int kListStride = kListWords + 4;    // words from a list to the next: eight begin in different banks
@@ -1106,11 +1107,18 @@ struct alignas(16) Window {
   uint32 asked[kOffered];                   // of an offered query block: the best tile that has asked for it
   int taken[kWindowTiles][kStreams - 1];    // by each tile
   int lacking[kStreams - 1];                // tiles that have not taken their first, their second
+  int loads[2];                             // of all tiles: with query blocks as they come, and in their order
 };
 
 // Which of a window's query blocks an offered one is.
 __device__ __forceinline__ int query_block_of(int offered) {
   return offered / (kStreams - 1) * kStreams + 1 + offered % (kStreams - 1);
+}
+
+// Adds up the loads of a window's tiles, of which this thread counts a part.
+__device__ __forceinline__ void add_loads(int* loads, int mine) {
+  mine = __reduce_add_sync(0xFFFFFFFF, mine);
+  if (threadIdx.x % 32 == 0) atomicAdd(loads, mine);
 }
 
 // Fills window.weights for this many tiles. `words`: of a list. Half a thread block.
@@ -1234,6 +1242,7 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
       window.asked[thread] = 0;
     }
     if (thread < kStreams - 1) window.lacking[thread] = tiles;
+    if (thread < 2) window.loads[thread] = 0;
     bar_sync(1 + half, kHalfThreads);
 
     const int* indices = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
@@ -1256,6 +1265,16 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
     }
     bar_sync(1 + half, kHalfThreads);
 
+    int loads = 0;
+    for (int j = thread; j < tiles * words; j += kHalfThreads) {
+      uint32 listed = 0;
+#pragma unroll
+      for (int number = 0; number < kStreams; ++number) {
+        listed |= window.lists[(j / words * kStreams + number) * kListStride + j % words];
+      }
+      loads += __popc(listed);
+    }
+    add_loads(window.loads, loads);
     weigh_offers(window, tiles, words);
     take_offers(window, tiles, 0);
     for (int j = thread; j < tiles * words; j += kHalfThreads) {
@@ -1266,10 +1285,19 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
     bar_sync(1 + half, kHalfThreads);
     weigh_offers(window, tiles, words);
     take_offers(window, tiles, 1);
+    loads = 0;
+    for (int j = thread; j < tiles * words; j += kHalfThreads) {
+      const int tile = j / words, word = j % words, last = query_block_of(window.taken[tile][kStreams - 2]);
+      loads += __popc(window.lists[tile * kStreams * kListStride + word] | window.lists[last * kListStride + word]);
+    }
+    add_loads(window.loads + 1, loads);
+    bar_sync(1 + half, kHalfThreads);
+    const bool helps = window.loads[1] < window.loads[0];
     int* order = p.query_order + static_cast<int64>(list_head) * p.query_blocks + first;
     for (int j = thread; j < rows; j += kHalfThreads) {
       const int tile = j / kStreams, number = j % kStreams;
-      order[j] = first + (number == 0 || tile == tiles ? j : query_block_of(window.taken[tile][number - 1]));
+      const bool stays = number == 0 || tile == tiles || !helps;
+      order[j] = first + (stays ? j : query_block_of(window.taken[tile][number - 1]));
     }
     bar_sync(1 + half, kHalfThreads);
   }

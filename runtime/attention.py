@@ -11,7 +11,7 @@ import torch
 from codegen.patterns import IndexTensor
 from codegen.plans.attention_order import section_heads
 from codegen.plans.attention_params import needs_query_blocks
-from codegen.plans.attention_query_order import order_blocks
+from codegen.plans.attention_query_order import NO_SEARCH, OrderSearch, order_search
 from codegen.plans.attention_sm89 import KV_BYTES
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
@@ -272,6 +272,7 @@ class AttentionKernel:
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         tile_queries = self.compiled.plan.tile_queries
         query_tiles = -(-q_len // tile_queries)
+        search = self._search(indices, query_tiles)
         values: dict[str, int | float] = {
             "q_len": q_len,
             "kv_len": kv_len,
@@ -281,12 +282,13 @@ class AttentionKernel:
             "tiles": batch * (heads // packed) * query_tiles,
             "scale_log2": factor * _LOG2_E,
             **index_values,
+            **search.values,
         }
         if any(param.name == "section" for param in self.compiled.plan.params):
             values["section"] = section_heads(self.spec, kv_len, group // packed, batch * (heads // packed))
         if values["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {tile_queries} queries")
-        outputs = _Outputs(keeps_layout, tuple(q.shape[:3]))
+        outputs = _Outputs(keeps_layout, tuple(q.shape[:3]), order_bytes=search.bytes)
         if self._split is not None:
             rows = tile_queries // int(self.compiled.plan.values["streams"])
             shares = self.spec.pattern.shares(kv_len, rows, self.spec.tile.n)
@@ -296,15 +298,6 @@ class AttentionKernel:
                 int(values["tiles"]), shares, slots
             )
             outputs = _Outputs(*outputs[:2], *self._split.workspace(*divided))
-        prologue_grid = 0
-        if self.spec.order_queries:
-            batches, list_heads, query_blocks = indices[0].shape[:3]
-            values["order_heads"] = list_heads
-            values["query_order_head_stride"] = query_blocks if list_heads > 1 else 0
-            values["query_order_batch_stride"] = list_heads * query_blocks if batches > 1 else 0
-            streams = int(self.compiled.plan.values["streams"])
-            prologue_grid = batches * list_heads * order_blocks(query_tiles, streams)
-            outputs = outputs._replace(order_bytes=4 * batches * list_heads * query_blocks)
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self.compiled.plan.tensor_maps:
             for name, tensor in tensors.items():
@@ -316,8 +309,15 @@ class AttentionKernel:
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
             extra=outputs,
-            prologue_grid=prologue_grid,
+            prologue_grid=search.thread_blocks,
         )
+
+    def _search(self, indices: tuple[Any, ...], query_tiles: int) -> OrderSearch:
+        """Return what a call needs to find the order of its query blocks, if it does."""
+        if not self.spec.order_queries:
+            return NO_SEARCH
+        streams = int(self.compiled.plan.values["streams"])
+        return order_search(*indices[0].shape[:3], query_tiles=query_tiles, streams=streams)
 
     def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the tensors as the tensor maps address them.

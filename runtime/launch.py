@@ -181,8 +181,10 @@ class LoadedKernel:
         self._kernel = self._find(compiled.plan.stem)
         self._function = cuda.CUfunction(int(self._kernel))
         prologue = compiled.plan.prologue
-        self._prologue_kernel = None if prologue is None else self._find(prologue.symbol)
-        self._prologue = None if prologue is None else cuda.CUfunction(int(self._prologue_kernel))
+        self._prologue_kernel = self._prologue = None
+        if prologue is not None:
+            self._prologue_kernel = self._find(prologue.symbol)
+            self._prologue = cuda.CUfunction(int(self._prologue_kernel))
         self._launch = cuda.cuLaunchKernel
         self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}

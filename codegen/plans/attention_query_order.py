@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from codegen.plan import Constant, Param, Prologue, i32, i64, pointer
 from codegen.plans.attention_share_kv import list_length
 from codegen.spec import AttentionSpec
@@ -15,10 +17,33 @@ BLOCK_WINDOWS = 4  # of a thread block: few are wanted, as thread blocks of the 
 EARLY_ENTRIES = 32  # of a list: the order is found before a thread block has worked on a tile of such lists
 
 
-def order_blocks(query_tiles: int, streams: int) -> int:
-    """Return the thread blocks of a head."""
+class OrderSearch(NamedTuple):
+    """What a call needs to find an order.
+
+    Attributes:
+        values: kernel parameters.
+        thread_blocks: of the kernel that finds it.
+        bytes: global memory for the order.
+    """
+
+    values: dict[str, int]
+    thread_blocks: int
+    bytes: int
+
+
+NO_SEARCH = OrderSearch({}, 0, 0)
+
+
+def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, streams: int) -> OrderSearch:
+    """Return what it takes to find the order of lists (batches, heads, query_blocks, k) in ``query_tiles`` a head."""
+    values = {
+        "order_heads": heads,
+        "query_order_head_stride": query_blocks if heads > 1 else 0,
+        "query_order_batch_stride": heads * query_blocks if batches > 1 else 0,
+    }
     windows = -(-query_tiles // WINDOW_TILES[streams])
-    return -(-windows // BLOCK_WINDOWS)
+    blocks = batches * heads * -(-windows // BLOCK_WINDOWS)
+    return OrderSearch(values, blocks, 4 * batches * heads * query_blocks)
 
 
 def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prologue | None:
@@ -29,7 +54,7 @@ def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prolog
     offered = tiles * others
     window = tiles * streams * (LIST_BITS // 8 + LIST_PAD) + tiles * (2 * offered + WEIGHT_PAD)
     window += offered // 8 + 4 * offered  # which are left, and what is asked for
-    window += 4 * (offered + others)  # which are taken, and tiles that lack some
+    window += 4 * (offered + others + 2)  # which are taken, tiles that lack some, loads of both orders
     window = -(-window // 16) * 16
     return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=HALVES * window, overlaps=True)
 

@@ -25,7 +25,7 @@ from runtime.errors import ArgumentError  # noqa: E402
 
 
 class Driver:
-    """Stands for cuLaunchKernel; keeps the parameter block of each launch, as the driver copies it."""
+    """Stands for cuLaunchKernel and cuLaunchKernelEx; keeps each launch's parameters, as the driver copies them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -36,6 +36,11 @@ class Driver:
         block = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))[0]
         self.launches.append((grid, stream, ctypes.string_at(block, self.size)))
         return (0,)
+
+    def by(self, config: Any, function: int, arguments: int, extra: int) -> tuple[int]:
+        (attribute,) = config.attrs
+        assert attribute.value.programmaticStreamSerializationAllowed == config.numAttrs == 1
+        return self(function, config.gridDimX, int(config.hStream), arguments, extra)
 
 
 @pytest.fixture
@@ -57,6 +62,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
         loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
         driver = Driver(loaded.layout.size)
         loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
+        loaded._prologue, loaded._launch_by = 0, driver.by
         return attention.AttentionKernel(SimpleNamespace(named=named, plan=plan), loaded), driver  # type: ignore[arg-type]
 
     return make
@@ -454,7 +460,8 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     out = torch.zeros_like(q)
     found = call(q, k, v, *indices, out=out, sink=sink)
     assert (found if not spec.lse else found[0]) is out
-    ((grid, _, launched),) = driver.launches
+    *before, (grid, _, launched) = driver.launches
+    assert [parameters for *_, parameters in before] == [launched] * (call.compiled.plan.prologue is not None)
     wanted: dict[str, Any] = {
         "q_len": length,
         "kv_len": length,
@@ -470,7 +477,7 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     assert {name: field(call, launched, name)[0] for name in wanted if name in names} == {
         name: value for name, value in wanted.items() if name in names
     }
-    for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress"}:
+    for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.blocks_per_sm
 

@@ -72,6 +72,7 @@ attention = st.fixed_dictionaries(
         "key_parts": st.sampled_from([1, 2]),
         "share_kv": st.booleans(),
         "query_order": st.booleans(),
+        "order_queries": st.booleans(),
         "paced": st.booleans(),
         "warp_rows": st.sampled_from([16, 32]),
     },

@@ -1,0 +1,88 @@
+"""``order_queries``: what its plan has, and what a call launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from codegen.errors import SpecError
+from codegen.library import find_spec
+from codegen.plans import plan_for
+from codegen.plans.attention_query_order import BLOCK_WINDOWS, WINDOW_TILES, order_search
+from codegen.render import render
+from codegen.spec import parse_spec
+
+NAME = "h100_topk32_b64_self_ordered"
+
+
+def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
+    return {**find_spec(name).spec.model_dump(mode="json", by_alias=True), **more}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (fields("h100_topk32_b64", order_queries=True), "order_queries: is true; only tiles that share what is loaded"),
+        (fields(query_order=True), "order_queries: is true; with query_order the caller says which query blocks"),
+        (fields(paced=True), "order_queries: is true; with paced there is no kernel that finds an order"),
+    ],
+)
+def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(data)
+    assert str(caught.value).startswith(message) and caught.value.field == "order_queries"
+
+
+@pytest.mark.parametrize(("streams", "tile"), [(2, 128), (3, 192)])
+def test_the_search_has_room_for_its_windows(streams: int, tile: int) -> None:
+    plan = plan_for(find_spec(fields(tile={"m": tile, "n": 64})))
+    assert plan.prologue is not None and plan.prologue.overlaps
+    tiles, others = WINDOW_TILES[streams], streams - 1
+    # struct Window of the source: lists, weights, left, asked, taken, lacking, loads
+    words = 1024 // 32 + 4
+    window = 4 * tiles * streams * words + 2 * tiles * (tiles * others + 8)
+    window += 4 * (tiles * others // 32 + tiles * others + tiles * others + others + 2)
+    assert plan.prologue.shared_bytes == 2 * -(-window // 16) * 16 <= plan.arch.shared_memory_per_block
+    assert tiles * others <= 32 * 8 and tiles % 16 == 0  # the source asks for both
+    launch = plan.launch()
+    assert launch["prologue_shared_bytes"] == plan.prologue.shared_bytes and launch["prologue_overlaps"] == 1
+    assert "prologue_shared_bytes" not in plan_for(find_spec("h100_topk32_b64_shared")).launch()
+
+
+@pytest.mark.parametrize(("k", "rounds"), [(1, 32), (8, 4), (16, 2), (17, 2), (32, 1), (64, 1)])
+def test_a_launch_begins_with_query_blocks_as_they_come(k: int, rounds: int) -> None:
+    pattern = {"kind": "topk", "k": k, "block": {"q": 64, "kv": 64}}
+    constants = {c.name: c.value for c in plan_for(find_spec(fields(pattern=pattern, stages=3))).constants}
+    assert constants["kEarlyRounds"] == rounds
+
+
+def test_tiles_are_handed_out_to_as_many_thread_blocks_as_there_are_places() -> None:
+    plan, plain = (plan_for(find_spec(name)) for name in (NAME, "h100_topk32_b64_shared"))
+    assert (plan.thread_blocks(2736, 132), plain.thread_blocks(2736, 132)) == (132, 131)
+    source = render(find_spec(NAME))
+    assert "atomicAdd(p.scheduler, 1)" in source and source.count("release_scheduler(p)") == 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "heads", "query_blocks", "query_tiles", "blocks"),
+    [(1, 16, 512, 171, 16), (2, 16, 2048, 683, 64), (1, 1, 3, 1, 1), (3, 1, 1152, 384, 3), (3, 1, 1153, 385, 6)],
+)
+def test_a_search_has_a_thread_block_for_some_windows(
+    batches: int, heads: int, query_blocks: int, query_tiles: int, blocks: int
+) -> None:
+    search = order_search(batches, heads, query_blocks, query_tiles=query_tiles, streams=3)
+    assert search.thread_blocks == blocks and search.bytes == 4 * batches * heads * query_blocks
+    assert blocks * BLOCK_WINDOWS * WINDOW_TILES[3] >= batches * heads * query_tiles
+    assert search.values == {
+        "order_heads": heads,
+        "query_order_head_stride": query_blocks if heads > 1 else 0,
+        "query_order_batch_stride": heads * query_blocks if batches > 1 else 0,
+    }
+
+
+def test_other_kernels_do_not_search() -> None:
+    for name in ("h100_topk32_b64_shared", "h100_topk32_b64_ordered"):
+        plan = plan_for(find_spec(name))
+        assert plan.prologue is None and not {p.name for p in plan.params} & {"order_heads", "scheduler"}
+        assert "order_queries" not in find_spec(name).spec.canonical_json()

@@ -5,7 +5,8 @@
     python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
-Groups: "main"; "bf16", some of its rows in that type; "k" and "length", sweeps of the lists' length and of the
+Groups: "main"; "ordered", lists of 64 x 64 blocks with query blocks as they come and in an order that is found before;
+"bf16", some main rows in that type; "k" and "length", sweeps of the lists' length and of the
 sequence's; "short" sequences; "overlap", lists of which neighbours have entries in common, by a kernel that loads those
 once and by one that does not; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 35cd06f2ab0258ed8d89a73cb5d89b36fca1cddda1ff1fcd3db24a8418e1f1d2
 // templates: attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 470322af652d5f82a2cf21976dca37f31b870a08c0eb6d7f147fc4baf0e30a9a
+// seal: sha256 344db9d1f1f6c9afdd211352553337618f13e12f3ac13bc3f7efd803e1c5f0a7
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -14,12 +14,14 @@
 //   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
 //                    online softmax, O += P V. It asks for its Q itself.
 //   A stream is one of the tile's query blocks, with its list and its warpgroup.
+//   h100_topk32_b64_self_ordered_order_queries, a kernel that is launched before, finds out which query blocks form
+//   a tile, while this one is at its first tiles. How is told there.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
 //   q_full[w]                      Q of warpgroup w
-//   order_full[i], order_empty[i]  place i of the ring of orders: the loads of a tile, the steps of each warpgroup, and
-//                                  its query blocks
+//   order_full[i], order_empty[i]  place i of the ring of orders: number of a tile, its query blocks and loads, the
+//                                  steps of each warpgroup
 //   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
 //   v_full[u][j], v_empty[i]       the same of the V ring
 //   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those
@@ -63,7 +65,7 @@ constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
 constexpr int kWindowTiles = 96;  // tiles of a window, whose query blocks it may exchange
-constexpr int kEarlyRounds = 1;  // tiles of a thread block before it is found
+constexpr int kEarlyRounds = 1;  // tiles of a thread block that are begun before an order is found
 constexpr int kListBits = 1024;  // key blocks that are told apart when lists are compared
 constexpr int kOrderThreads = 1024;  // threads of a block that finds an order
 constexpr int kBlockWindows = 4;  // windows of such a thread block

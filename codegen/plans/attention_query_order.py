@@ -65,7 +65,7 @@ def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
         return []
     return [
         Constant("kWindowTiles", WINDOW_TILES[streams], "tiles of a window, whose query blocks it may exchange"),
-        Constant("kEarlyRounds", -(-EARLY_ENTRIES // list_length(spec)), "tiles of a thread block before it is found"),
+        Constant("kEarlyRounds", -(-EARLY_ENTRIES // list_length(spec)), "tiles of a thread block that are begun before an order is found"),
         Constant("kListBits", LIST_BITS, "key blocks that are told apart when lists are compared"),
         Constant("kOrderThreads", ORDER_THREADS, "threads of a block that finds an order"),
         Constant("kBlockWindows", BLOCK_WINDOWS, "windows of such a thread block"),

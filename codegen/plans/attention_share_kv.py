@@ -105,7 +105,7 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         return []
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
     if spec.order_queries:
-        order = [("order", "query blocks whose lists have much in common are put in one tile, found at the beginning")]
+        order = [("before", "query blocks whose lists have much in common are put in one tile, while tiles are begun")]
     pace = [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")]
     return [
         ("shared", "key blocks that several lists of a tile have are loaded once"),

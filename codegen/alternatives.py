@@ -21,6 +21,8 @@ HOW = {
     "split_tail",
     "key_parts",
     "share_kv",
+    "order_queries",
+    "paced",
     "cluster",
     "blocks_per_sm",
 }

@@ -6,9 +6,9 @@
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
 Groups: "main"; "ordered", lists of 64 x 64 blocks with query blocks as they come and in an order that is found before;
-"bf16", some main rows in that type; "k" and "length", sweeps of the lists' length and of the
-sequence's; "short" sequences; "overlap", lists of which neighbours have entries in common, by a kernel that loads those
-once and by one that does not; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
+"bf16", some main rows in that type; "k" and "length", sweeps of the lists' length and of the sequence's; "short"
+sequences; "overlap", lists of which neighbours have entries in common, by a kernel that loads those once and by one
+that does not; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
 fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.

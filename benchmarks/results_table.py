@@ -177,7 +177,8 @@ def full_table(report: Mapping[str, Any]) -> str:
         names = [row_name(record), f"`{stem}`" if stem else DASH]
         rows.append(line([*names, workload(record), *times, told or DASH, ratio(own, best)]))
         without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
-    without += [f"- `{name}`: not run" for name in report.get("not_run", ())]
+    if report.get("not_run"):
+        without.append(f"- not run: {', '.join(f'`{name}`' for name in report['not_run'])}")
     without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
     text = (
         f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians, each row of one run "

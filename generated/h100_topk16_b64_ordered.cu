@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 09522f3531b1e54380c692443f08d81bef85e082860680af0c43d36bef05a762
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8a7a31a9d2c608da017c44ae08a7bb8e6f2e33cb1db885e8f85a9161c4bb7d0f
+// seal: sha256 34b13998c36876051de394b12b366d4e40ec136e9f4a41c8e43db0e53b324dac
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -476,8 +476,9 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the
-// first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
     int* sets) {
   const int lane = threadIdx.x % 32;

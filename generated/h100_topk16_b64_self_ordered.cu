@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 49a62230cb6b26761618a67e9a9361810b659e45de0d23533fef1075743dde86
 // templates: attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 12c6fc3c5a78f8cd98c808d4677ae2da654d6b66b35226876677b6443fde3a62
+// seal: sha256 622ed8b9d1fe1ad0d775e200b91b8f637421071ca9a0f88415bc0cc7db2ae58e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -69,6 +69,10 @@ constexpr int kEarlyRounds = 2;  // tiles of a thread block that are begun befor
 constexpr int kListBits = 1024;  // key blocks that are told apart when lists are compared
 constexpr int kOrderThreads = 1024;  // threads of a block that finds an order
 constexpr int kBlockWindows = 4;  // windows of such a thread block
+constexpr int kOffered = 192;  // query blocks of a window that are offered to its tiles
+constexpr int kListStride = 36;  // words from a list of bits to the next: eight in different banks
+constexpr int kWeightStride = 200;  // weights from a tile to the next, likewise
+constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
 constexpr int kStreams = 3;  // streams of a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
@@ -124,6 +128,7 @@ constexpr float kLn2 = 0.693147180559945f;
 // Launch: 512 threads a block, 231152 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 // Before it, with the same parameters: h100_topk16_b64_self_ordered_order_queries, 1024 threads a block.
+// It has 162912 bytes of dynamic shared memory, and need not have ended when the main kernel begins.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -514,8 +519,9 @@ __device__ __forceinline__ int ordered_query(const Params& p, const Piece& piece
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the
-// first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int first_query,
     int* blocks, int* sets) {
   const int lane = threadIdx.x % 32;
@@ -996,7 +1002,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   Piece piece = first_piece(p);
   while (piece.index < p.tiles) {
     const Tile tile(p, piece.index);
-    int next_tile;
+    int next_tile;  // its order says, which comes while this tile is worked on
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
@@ -1022,6 +1028,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     // Scores of step i together with the output of step i - 1.
 #pragma unroll 1
     for (int i = 1; i < kTopK; ++i) {
+      // Late in the tile: by then the order of the next one is there, most likely, and the O of the one before has left.
       if (i == kTopK * 3 / 4) {
         next_tile = request_next(p, shared, base, 1 - q_place, warpgroup, position.next(), sender);
       }
@@ -1087,10 +1094,6 @@ __device__ __forceinline__ void mma_m16n8k256(int (&d)[4], const uint32 (&a)[4],
 //   Then a tile lists what either of its query blocks does, and all ask for a third in the same way.
 //   Query blocks behind the last whole tile of a head stay where they are, and so do all of a window whose tiles would
 //   load no less.
-constexpr int kOffered = kWindowTiles * (kStreams - 1);  // query blocks of a window that are offered to its tiles
-constexpr int kListWords = kListBits / 32;
-constexpr int kListStride = kListWords + 4;    // words from a list to the next: eight begin in different banks
-constexpr int kWeightStride = kOffered + 8;    // weights from a tile to the next, likewise
 constexpr int kProductWords = 8, kProductBits = 32 * kProductWords;  // depth of one product of bits
 constexpr int kColumnProducts = 4;             // products side by side, which share their rows
 constexpr int kHalfThreads = kOrderThreads / 2, kHalfWarps = kHalfThreads / 32;
@@ -1113,6 +1116,7 @@ struct alignas(16) Window {
   int lacking[kStreams - 1];                // tiles that have not taken their first, their second
   int loads[2];                             // of all tiles: with query blocks as they come, and in their order
 };
+static_assert(sizeof(Window) == kWindowBytes);
 
 // Which of a window's query blocks an offered one is.
 __device__ __forceinline__ int query_block_of(int offered) {

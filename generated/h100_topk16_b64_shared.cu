@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 80f7e63cedd04582c5b0c5e5eb229bed14519afce3af69768a8d87c0c78f36a0
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5f89ac99872052dfa5203e4cf5f8f15bcaccf85354bb85b79cb5e2ea8f724d9d
+// seal: sha256 64f86721ec3442af0fde75be5112f3f0b21b4370b40004efe029afb31476aef5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -462,8 +462,9 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the
-// first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
     int* sets) {
   const int lane = threadIdx.x % 32;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":5,"tile":{"m":128,"n":64}}
 // spec hash: 55c3cb9809c8523bc9cee5ca4db9653eb5c0d66993523eed7dfa05e1ab653d54
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 64c863ea8d0b554cd2391308d6a47ccfb6c260097914b1d48d068fed5678495b
+// seal: sha256 e291578a5a06f97a2fba086d13e14b1c07795ec9ff523a2d10c6b220d8ea7fc4
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -469,8 +469,9 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the
-// first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
     int* sets) {
   const int lane = threadIdx.x % 32;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 668b54e780966c48fc63d261f2f9e0f3c92bddbf8dffaa3255184eb4aa3a6f6e
 // templates: attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 19425d3e25f5df3481be61f6ab61307e74f322df8f32d65b7ec373b572e3b356
+// seal: sha256 b8c5aa0c0a17bec04398434f1318aaa7b4732b7abe05fac870fe8c9bed8aaed3
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -69,6 +69,10 @@ constexpr int kEarlyRounds = 1;  // tiles of a thread block that are begun befor
 constexpr int kListBits = 1024;  // key blocks that are told apart when lists are compared
 constexpr int kOrderThreads = 1024;  // threads of a block that finds an order
 constexpr int kBlockWindows = 4;  // windows of such a thread block
+constexpr int kOffered = 192;  // query blocks of a window that are offered to its tiles
+constexpr int kListStride = 36;  // words from a list of bits to the next: eight in different banks
+constexpr int kWeightStride = 200;  // weights from a tile to the next, likewise
+constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
 constexpr int kStreams = 3;  // streams of a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
@@ -124,6 +128,7 @@ constexpr float kLn2 = 0.693147180559945f;
 // Launch: 512 threads a block, 185456 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 // Before it, with the same parameters: h100_topk64_b64_self_ordered_order_queries, 1024 threads a block.
+// It has 162912 bytes of dynamic shared memory, and need not have ended when the main kernel begins.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -514,8 +519,9 @@ __device__ __forceinline__ int ordered_query(const Params& p, const Piece& piece
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the
-// first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int first_query,
     int* blocks, int* sets) {
   const int lane = threadIdx.x % 32;
@@ -1085,10 +1091,6 @@ __device__ __forceinline__ void mma_m16n8k256(int (&d)[4], const uint32 (&a)[4],
 //   Then a tile lists what either of its query blocks does, and all ask for a third in the same way.
 //   Query blocks behind the last whole tile of a head stay where they are, and so do all of a window whose tiles would
 //   load no less.
-constexpr int kOffered = kWindowTiles * (kStreams - 1);  // query blocks of a window that are offered to its tiles
-constexpr int kListWords = kListBits / 32;
-constexpr int kListStride = kListWords + 4;    // words from a list to the next: eight begin in different banks
-constexpr int kWeightStride = kOffered + 8;    // weights from a tile to the next, likewise
 constexpr int kProductWords = 8, kProductBits = 32 * kProductWords;  // depth of one product of bits
 constexpr int kColumnProducts = 4;             // products side by side, which share their rows
 constexpr int kHalfThreads = kOrderThreads / 2, kHalfWarps = kHalfThreads / 32;
@@ -1111,6 +1113,7 @@ struct alignas(16) Window {
   int lacking[kStreams - 1];                // tiles that have not taken their first, their second
   int loads[2];                             // of all tiles: with query blocks as they come, and in their order
 };
+static_assert(sizeof(Window) == kWindowBytes);
 
 // Which of a window's query blocks an offered one is.
 __device__ __forceinline__ int query_block_of(int offered) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: e00fdcc04f4aad96d0f5ae81b7c270c5e80e0d111a1bae444ccf86bb18b78cf5
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 72b0b4fec15d146a6d6a3de15a7fa07467d9d29fecdd3af2e53c2e031c02cb44
+// seal: sha256 7379517cd8fde2ebd40f35444c7888e03a38958fd94d623edba9afe32875d6b9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -462,8 +462,9 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries may have fewer query blocks: the others take the
-// first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
     int* sets) {
   const int lane = threadIdx.x % 32;

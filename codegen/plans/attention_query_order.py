@@ -10,11 +10,12 @@ from codegen.spec import AttentionSpec
 
 WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; docs/ladder-attention.md has other windows
 LIST_BITS = 1024  # key blocks that are told apart: 64 K keys in blocks of 64; others with the same remainder are as one
-LIST_PAD = WEIGHT_PAD = 16  # bytes behind a list, and behind the weights of a tile: the template says why
+PAD = 16  # bytes behind a list, and behind the weights of a tile: eight of them then begin in different banks
 ORDER_THREADS = 1024
+WINDOW_ALIGN = 16
 HALVES = 2  # of a thread block: each has a window at a time
 BLOCK_WINDOWS = 4  # of a thread block: few are wanted, as thread blocks of the main kernel wait for their SMs
-EARLY_ENTRIES = 32  # of a list: the order is found before a thread block has worked on a tile of such lists
+EARLY_ENTRIES = 32  # of a list: most likely the order is found before a tile of such lists has been worked on
 
 
 class OrderSearch(NamedTuple):
@@ -46,29 +47,57 @@ def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: in
     return OrderSearch(values, blocks, 4 * batches * heads * query_blocks)
 
 
+class OrderWindow(NamedTuple):
+    """What half a thread block of the kernel that finds an order has in shared memory.
+
+    Attributes:
+        offered: query blocks of a window that are offered to its tiles.
+        list_stride: words from a list to the next.
+        weight_stride: numbers of two bytes from the weights of a tile to those of the next.
+        bytes: of all.
+    """
+
+    offered: int
+    list_stride: int
+    weight_stride: int
+    bytes: int
+
+
+def order_window(streams: int) -> OrderWindow:
+    """Lay out a window of tiles of ``streams`` query blocks: the fields of the template's Window, one after another."""
+    tiles, others = WINDOW_TILES[streams], streams - 1
+    offered = tiles * others
+    list_stride, weight_stride = (LIST_BITS // 8 + PAD) // 4, offered + PAD // 2
+    size = 4 * tiles * streams * list_stride + 2 * tiles * weight_stride  # lists, weights
+    size += offered // 8 + 4 * offered  # left, asked
+    size += 4 * (tiles * others + others + 2)  # taken, lacking, loads
+    return OrderWindow(offered, list_stride, weight_stride, -(-size // WINDOW_ALIGN) * WINDOW_ALIGN)
+
+
 def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prologue | None:
     """Return the kernel that finds the order."""
     if not spec.order_queries:
         return None
-    tiles, others = WINDOW_TILES[streams], streams - 1
-    offered = tiles * others
-    window = tiles * streams * (LIST_BITS // 8 + LIST_PAD) + tiles * (2 * offered + WEIGHT_PAD)
-    window += offered // 8 + 4 * offered  # which are left, and what is asked for
-    window += 4 * (offered + others + 2)  # which are taken, tiles that lack some, loads of both orders
-    window = -(-window // 16) * 16
-    return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=HALVES * window, overlaps=True)
+    shared_bytes = HALVES * order_window(streams).bytes
+    return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=shared_bytes, overlaps=True)
 
 
 def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
     """Return the constants of that kernel."""
     if not spec.order_queries:
         return []
+    window = order_window(streams)
+    early = -(-EARLY_ENTRIES // list_length(spec))
     return [
         Constant("kWindowTiles", WINDOW_TILES[streams], "tiles of a window, whose query blocks it may exchange"),
-        Constant("kEarlyRounds", -(-EARLY_ENTRIES // list_length(spec)), "tiles of a thread block that are begun before an order is found"),
+        Constant("kEarlyRounds", early, "tiles of a thread block that are begun before an order is found"),
         Constant("kListBits", LIST_BITS, "key blocks that are told apart when lists are compared"),
         Constant("kOrderThreads", ORDER_THREADS, "threads of a block that finds an order"),
         Constant("kBlockWindows", BLOCK_WINDOWS, "windows of such a thread block"),
+        Constant("kOffered", window.offered, "query blocks of a window that are offered to its tiles"),
+        Constant("kListStride", window.list_stride, "words from a list of bits to the next: eight in different banks"),
+        Constant("kWeightStride", window.weight_stride, "weights from a tile to the next, likewise"),
+        Constant("kWindowBytes", window.bytes, "bytes of a window in shared memory"),
     ]
 
 

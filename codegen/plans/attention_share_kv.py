@@ -105,7 +105,8 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         return []
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
     if spec.order_queries:
-        order = [("before", "query blocks whose lists have much in common are put in one tile, while tiles are begun")]
+        found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
+        order = [("query order", found)]
     pace = [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")]
     return [
         ("shared", "key blocks that several lists of a tile have are loaded once"),

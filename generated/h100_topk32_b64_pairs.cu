@@ -3,8 +3,8 @@
 //     codegen render specs/h100_topk32_b64_pairs.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":5,"tile":{"m":128,"n":64}}
 // spec hash: 55c3cb9809c8523bc9cee5ca4db9653eb5c0d66993523eed7dfa05e1ab653d54
-// templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e291578a5a06f97a2fba086d13e14b1c07795ec9ff523a2d10c6b220d8ea7fc4
+// templates: attention/load_order.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 5c71287c37dc27d8a62df6394fd27129e076c95c13bb226c3f36e8f1a61442a1
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -26,7 +26,8 @@
 //   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
 //   the n users of a load arrives kArrivals / n times a warp.
 //
-// Order of the loads of a tile: first those for both lists, then those for one.
+// Order of the loads of a tile: in turns, each of which gives each list a step. Turns of one load and of
+// several are spread over the tile, so that it asks for about as much all the time.
 // The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
 // worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
 // loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
@@ -80,7 +81,7 @@ constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 231308 bytes. Byte offsets:
+// Dynamic shared memory: 231372 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q of each warpgroup, 64 rows in column groups of 64
 constexpr int kKOffset = 32768;  // 81920 bytes: K ring
 constexpr int kVOffset = 114688;  // 81920 bytes: V ring
@@ -91,7 +92,8 @@ constexpr int kLoadsOffset = 229764;  // 512 bytes: ring of orders: key blocks o
 constexpr int kStepsOffset = 230276;  // 512 bytes: ring of orders: notes on the steps of each warpgroup
 constexpr int kNumbersOffset = 230788;  // 8 bytes: ring of orders: loads of a tile
 constexpr int kBlocksOffset = 230796;  // 256 bytes: lists of the tile that is put in order
-constexpr int kSetsOffset = 231052;  // 256 bytes: which of these lists each of their entries is loaded for
+constexpr int kGroupedOffset = 231052;  // 256 bytes: key blocks that this tile loads, by the lists they are for
+constexpr int kSetsOffset = 231308;  // 64 bytes: which lists each entry of them is loaded for
 
 constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -103,6 +105,7 @@ constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
 constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
+constexpr int kTurnKinds = 2;           // of the turns in which a tile loads
 constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -113,7 +116,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads a block, 231308 bytes of dynamic shared memory.
+// Launch: 384 threads a block, 231372 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -467,13 +470,42 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
+using uint64 = unsigned long long;
+
+// Loads of a tile, or of a part of it, by the set of lists that they are for: in byte u those for set u. No more than
+// kTopK are for one set.
+struct LoadsOfSets {
+  uint64 bytes = 0;
+
+  __device__ __forceinline__ int operator[](int set) const { return static_cast<int>(bytes >> 8 * set & 0xFF); }
+  __device__ __forceinline__ void count(int set) { bytes += 1ull << 8 * set; }
+  __device__ __forceinline__ int all() const {
+    int sum = 0;
+#pragma unroll
+    for (int set = 1; set <= kSets; ++set) sum += (*this)[set];
+    return sum;
+  }
+  // What all lanes of the warp have counted.
+  __device__ __forceinline__ LoadsOfSets of_warp() const {
+    const uint64 high = __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes >> 32));
+    return {high << 32 | __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes))};
+  }
+};
+
+// How many of so many entries of a list equal a key block.
+__device__ __forceinline__ int count_equal(const int* list, int entries, int block) {
+  int equal = 0;
+#pragma unroll 8
+  for (int i = 0; i < entries; ++i) equal += list[i] == block;
+  return equal;
+}
+
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp.
-// A tile at the end of the queries may have fewer query blocks: the others take the first one's
-// list, if any, and their rows are not stored.
-__device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
-    int* sets) {
+// whole warp. A tile at the end of the queries may have fewer query blocks: the
+// others take the first one's list, if any, and their rows are not stored.
+__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
+    int* blocks, unsigned char* sets) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int list = 0; list < kStreams; ++list) {
@@ -482,21 +514,49 @@ __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece,
     for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
   }
   __syncwarp();
+  LoadsOfSets loads;
 #pragma unroll 1
-  for (int entry = lane; entry < kEntries; entry += 32) {
-    const int mine = entry / kTopK, block = blocks[entry];
-    int before = 0;  // entries of its list that equal this one and come before it
-#pragma unroll 8
-    for (int i = mine * kTopK; i < entry; ++i) before += blocks[i] == block;
-    int set = 0;
+  for (int list = 0; list < kStreams; ++list) {
+    const int* mine = blocks + list * kTopK;
+#pragma unroll 1
+    for (int first = 0; first < kTopK; first += 32) {
+      const int i = first + lane, block = i < kTopK ? mine[i] : -1 - lane;  // behind the list: like no other
+      const uint32 equal = __match_any_sync(0xFFFFFFFF, block);
+      // Entries of its list that equal this one and come before it.
+      const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
+      int set = 1 << list;
 #pragma unroll
-    for (int list = 0; list < kStreams; ++list) {
-      int equal = 0;
-#pragma unroll 8
-      for (int i = 0; i < kTopK; ++i) equal += blocks[list * kTopK + i] == block;
-      set |= equal > before ? 1 << list : 0;
+      for (int j = 1; j < kStreams; ++j) {
+        const int other = list + j < kStreams ? list + j : list + j - kStreams;
+        if (count_equal(blocks + other * kTopK, kTopK, block) > before) set |= 1 << other;
+      }
+      if ((set & ((1 << list) - 1)) != 0) set = 0;
+      if (i < kTopK) {
+        sets[list * kTopK + i] = set;
+        if (set != 0) loads.count(set);
+      }
     }
-    sets[entry] = (set & ((1 << mine) - 1)) == 0 ? set : 0;
+  }
+  __syncwarp();
+  return loads.of_warp();
+}
+
+// Brings the key blocks that a tile loads together by sets, those for one set as the lists have them. The whole warp.
+__device__ __forceinline__ void group_loads(const LoadsOfSets& in_tile, const int* blocks, const unsigned char* sets,
+    int* grouped) {
+  const int lane = threadIdx.x % 32;
+  LoadsOfSets done;
+#pragma unroll 1
+  for (int first = 0; first < kEntries; first += 32) {
+    const int set = first + lane < kEntries ? sets[first + lane] : 0;
+    const uint32 those = __match_any_sync(0xFFFFFFFF, set);  // lanes with loads for the same set
+    int at = done[set] + __popc(those & ((1u << lane) - 1));
+#pragma unroll
+    for (int before = 1; before < kSets; ++before) at += before < set ? in_tile[before] : 0;
+    if (set != 0) grouped[at] = blocks[first + lane];
+    LoadsOfSets mine;
+    if (set != 0) mine.count(set);
+    done.bytes += mine.of_warp().bytes;
   }
   __syncwarp();
 }
@@ -507,60 +567,72 @@ struct LoadCounts {
   uint32 of_set = 0;  // in lane u: those for set u
 };
 
-// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. All lanes of a
-// warp.
-__device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks, const int* sets, uint32* loads,
-    uint32* steps) {
-  const int lane = threadIdx.x % 32;
-  int count = 0;  // in lane u: loads for set u
-#pragma unroll 1
-  for (int first = 0; first < kEntries; first += 32) {
-    const int set = first + lane < kEntries ? sets[first + lane] : 0;
+// Turns of a tile: loads that give each list a step. There are several kinds.
+//   0  a load for both lists
+//   1  two loads, for one list each
+// The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
+// that come at one time the kind with the lower number.
+struct Turns {
+  int of_kind[kTurnKinds];
+
+  __device__ __forceinline__ explicit Turns(const LoadsOfSets& in_tile) {
+    of_kind[0] = in_tile[kSets];
+    of_kind[1] = in_tile[1];
+  }
+
+  // Counts, of each kind, the turns that come before turn number `turn` of one kind.
+  __device__ __forceinline__ void count_before(int (&before)[kTurnKinds], int kind, int turn) const {
+    int number = 1;
 #pragma unroll
-    for (int u = 1; u <= kSets; ++u) {
-      const uint32 lanes = __ballot_sync(0xFFFFFFFF, set == u);
-      if (lane == u) count += __popc(lanes);
+    for (int i = 0; i < kTurnKinds; ++i) number = i == kind ? of_kind[i] : number;
+    const float share = 1.0f / number;
+#pragma unroll
+    for (int i = 0; i < kTurnKinds; ++i) {
+      // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
+      // is less than 256 and at least a half of 1 / 128 away from the next whole number.
+      const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
+      before[i] = (static_cast<int>((most + 0.5f) * share) + 1) / 2;
     }
   }
-  const int common = __shfl_sync(0xFFFFFFFF, count, kSets);  // loads for all lists
+};
 
-  int done = 0;  // in lane u: loads for set u that are in order
+// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
+// warp.
+__device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
+    uint32* loads, uint32* steps) {
+  const int lane = threadIdx.x % 32, number = in_tile.all();
+  const Turns turns(in_tile);
 #pragma unroll 1
-  for (int first = 0; first < kEntries; first += 32) {
-    const int set = first + lane < kEntries ? sets[first + lane] : 0;
-    uint32 those = 0;  // lanes with loads for the same set
-    int more = 0;
+  for (int first = 0; first < number; first += 32) {
+    int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
 #pragma unroll
-    for (int u = 1; u <= kSets; ++u) {
-      const uint32 lanes = __ballot_sync(0xFFFFFFFF, set == u);
-      those = set == u ? lanes : those;
-      more = lane == u ? __popc(lanes) : more;
+    for (int i = 1; i <= kSets; ++i) {
+      if (set == 0 && rank < in_tile[i]) set = i;
+      if (set == 0) rank -= in_tile[i];
     }
-    const int rank = __shfl_sync(0xFFFFFFFF, done, set) + __popc(those & ((1u << lane) - 1));  // in its set
-    const RingPosition<kStages> phase(__shfl_sync(0xFFFFFFFF, before.of_set, set) + rank);
-    done += more;
+    const uint32 of_set = __shfl_sync(0xFFFFFFFF, before.of_set, set);
     if (set == 0) continue;
 
-    // First come the loads for all lists: one of them is a step of each.
-    int at = rank, step = rank;         // number of the load, and of the step that it is
-    int load = common, round = common;  // those of what comes next
-    // Then those for one list: they take turns.
+    // Its turn, and its place among the loads of the turn.
+    int kind = 0, turn = rank, place_in_turn = 0;
+    int earlier[kTurnKinds];
     if (set != kSets) {
-      at = load + kStreams * rank + (set == 2);
-      step = round + rank;
+      kind = 1;
+      place_in_turn = set == 2;
     }
-    const RingPosition<kStages> place(before.all + at);
+    turns.count_before(earlier, kind, turn);
+    const int at = earlier[0] + 2 * earlier[1] + place_in_turn, step = earlier[0] + earlier[1], in_order = rank;
+    const RingPosition<kStages> place(before.all + at), phase(of_set + in_order);
     const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
     // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
     const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
-    loads[at] = blocks[first + lane] * kBarrierRange + full;
+    loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
 #pragma unroll
     for (int list = 0; list < kStreams; ++list) {
       if (set >> list & 1) steps[list * kTopK + step] = note;
     }
   }
-  before.of_set += done;
-  const int number = __reduce_add_sync(0xFFFFFFFF, done);
+  before.of_set += lane == 0 || lane > kSets ? 0 : in_tile[lane];
   before.all += number;
   return number;
 }
@@ -568,7 +640,8 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks
 // Producer, one warp: writes down the order of one tile after the other, as soon as there is a place for it.
 __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shared, uint32 base) {
   int* blocks = reinterpret_cast<int*>(shared + kBlocksOffset);
-  int* sets = reinterpret_cast<int*>(shared + kSetsOffset);
+  unsigned char* sets = shared + kSetsOffset;
+  int* grouped = reinterpret_cast<int*>(shared + kGroupedOffset);
   uint32* loads = reinterpret_cast<uint32*>(shared + kLoadsOffset);
   uint32* steps = reinterpret_cast<uint32*>(shared + kStepsOffset);
   int* numbers = reinterpret_cast<int*>(shared + kNumbersOffset);
@@ -576,9 +649,10 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   LoadCounts before;
   for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
     const int at = position.stage * kEntries;
-    match_lists(p, piece, Tile(p, piece.index), blocks, sets);
+    const LoadsOfSets in_tile = match_lists(p, piece, Tile(p, piece.index), blocks, sets);
+    group_loads(in_tile, blocks, sets, grouped);
     mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-    const int number = order_loads(before, blocks, sets, loads + at, steps + at);
+    const int number = order_loads(before, in_tile, grouped, loads + at, steps + at);
     if (threadIdx.x % 32 == 0) numbers[position.stage] = number;
     // Each lane has written a part of the order, so each arrives.
     mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);

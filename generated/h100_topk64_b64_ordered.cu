@@ -3,8 +3,8 @@
 //     codegen render specs/h100_topk64_b64_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: ec684d31c6aeb04021ad8afca396967c272dcb11e72461c1a483444d1e992f90
-// templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 28dc7dd701aadd078a195e95e90cd859b94109c6f33b1ca841fc8e2a49454953
+// templates: attention/load_order.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 e9ab3c760d3ef1e1646b1295ccb26bebbbf765858fe72e1b36bd5fd08fc1b9d5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -26,8 +26,8 @@
 //   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
 //   the n users of a load arrives kArrivals / n times a warp.
 //
-// Order of the loads of a tile: first those for all lists; then those for two, each followed by one for the third list
-// alone; then what is left, for two lists or for one, in turns.
+// Order of the loads of a tile: in turns, each of which gives each list a step, or two. Turns of one load and of
+// several are spread over the tile, so that it asks for about as much all the time.
 // The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
 // worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
 // loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
@@ -80,7 +80,7 @@ constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 64;  // key blocks listed for each query block
 
-// Dynamic shared memory: 185424 bytes. Byte offsets:
+// Dynamic shared memory: 185616 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: Q of each warpgroup, 64 rows in column groups of 64, then O
 constexpr int kKOffset = 49152;  // 65536 bytes: K ring
 constexpr int kVOffset = 114688;  // 65536 bytes: V ring
@@ -90,7 +90,8 @@ constexpr int kLoadsOffset = 180808;  // 1536 bytes: ring of orders: key blocks 
 constexpr int kStepsOffset = 182344;  // 1536 bytes: ring of orders: notes on the steps of each warpgroup
 constexpr int kNumbersOffset = 183880;  // 8 bytes: ring of orders: loads of a tile
 constexpr int kBlocksOffset = 183888;  // 768 bytes: lists of the tile that is put in order
-constexpr int kSetsOffset = 184656;  // 768 bytes: which of these lists each of their entries is loaded for
+constexpr int kGroupedOffset = 184656;  // 768 bytes: key blocks that this tile loads, by the lists they are for
+constexpr int kSetsOffset = 185424;  // 192 bytes: which lists each entry of them is loaded for
 
 constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -102,6 +103,7 @@ constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
 constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
+constexpr int kTurnKinds = 2 + kStreams;           // of the turns in which a tile loads
 constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -111,7 +113,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kNoShift = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads a block, 185424 bytes of dynamic shared memory.
+// Launch: 512 threads a block, 185616 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -474,13 +476,42 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
+using uint64 = unsigned long long;
+
+// Loads of a tile, or of a part of it, by the set of lists that they are for: in byte u those for set u. No more than
+// kTopK are for one set.
+struct LoadsOfSets {
+  uint64 bytes = 0;
+
+  __device__ __forceinline__ int operator[](int set) const { return static_cast<int>(bytes >> 8 * set & 0xFF); }
+  __device__ __forceinline__ void count(int set) { bytes += 1ull << 8 * set; }
+  __device__ __forceinline__ int all() const {
+    int sum = 0;
+#pragma unroll
+    for (int set = 1; set <= kSets; ++set) sum += (*this)[set];
+    return sum;
+  }
+  // What all lanes of the warp have counted.
+  __device__ __forceinline__ LoadsOfSets of_warp() const {
+    const uint64 high = __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes >> 32));
+    return {high << 32 | __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes))};
+  }
+};
+
+// How many of so many entries of a list equal a key block.
+__device__ __forceinline__ int count_equal(const int* list, int entries, int block) {
+  int equal = 0;
+#pragma unroll 8
+  for (int i = 0; i < entries; ++i) equal += list[i] == block;
+  return equal;
+}
+
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp.
-// A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the first one's
-// list, if any, and their rows are not stored.
-__device__ __forceinline__ void match_lists(const Params& p, const Piece& piece, const Tile& tile, int* blocks,
-    int* sets) {
+// whole warp. A tile at the end of the queries, or by query_order, may have fewer query blocks: the
+// others take the first one's list, if any, and their rows are not stored.
+__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
+    int* blocks, unsigned char* sets) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int list = 0; list < kStreams; ++list) {
@@ -489,21 +520,49 @@ __device__ __forceinline__ void match_lists(const Params& p, const Piece& piece,
     for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
   }
   __syncwarp();
+  LoadsOfSets loads;
 #pragma unroll 1
-  for (int entry = lane; entry < kEntries; entry += 32) {
-    const int mine = entry / kTopK, block = blocks[entry];
-    int before = 0;  // entries of its list that equal this one and come before it
-#pragma unroll 8
-    for (int i = mine * kTopK; i < entry; ++i) before += blocks[i] == block;
-    int set = 0;
+  for (int list = 0; list < kStreams; ++list) {
+    const int* mine = blocks + list * kTopK;
+#pragma unroll 1
+    for (int first = 0; first < kTopK; first += 32) {
+      const int i = first + lane, block = i < kTopK ? mine[i] : -1 - lane;  // behind the list: like no other
+      const uint32 equal = __match_any_sync(0xFFFFFFFF, block);
+      // Entries of its list that equal this one and come before it.
+      const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
+      int set = 1 << list;
 #pragma unroll
-    for (int list = 0; list < kStreams; ++list) {
-      int equal = 0;
-#pragma unroll 8
-      for (int i = 0; i < kTopK; ++i) equal += blocks[list * kTopK + i] == block;
-      set |= equal > before ? 1 << list : 0;
+      for (int j = 1; j < kStreams; ++j) {
+        const int other = list + j < kStreams ? list + j : list + j - kStreams;
+        if (count_equal(blocks + other * kTopK, kTopK, block) > before) set |= 1 << other;
+      }
+      if ((set & ((1 << list) - 1)) != 0) set = 0;
+      if (i < kTopK) {
+        sets[list * kTopK + i] = set;
+        if (set != 0) loads.count(set);
+      }
     }
-    sets[entry] = (set & ((1 << mine) - 1)) == 0 ? set : 0;
+  }
+  __syncwarp();
+  return loads.of_warp();
+}
+
+// Brings the key blocks that a tile loads together by sets, those for one set as the lists have them. The whole warp.
+__device__ __forceinline__ void group_loads(const LoadsOfSets& in_tile, const int* blocks, const unsigned char* sets,
+    int* grouped) {
+  const int lane = threadIdx.x % 32;
+  LoadsOfSets done;
+#pragma unroll 1
+  for (int first = 0; first < kEntries; first += 32) {
+    const int set = first + lane < kEntries ? sets[first + lane] : 0;
+    const uint32 those = __match_any_sync(0xFFFFFFFF, set);  // lanes with loads for the same set
+    int at = done[set] + __popc(those & ((1u << lane) - 1));
+#pragma unroll
+    for (int before = 1; before < kSets; ++before) at += before < set ? in_tile[before] : 0;
+    if (set != 0) grouped[at] = blocks[first + lane];
+    LoadsOfSets mine;
+    if (set != 0) mine.count(set);
+    done.bytes += mine.of_warp().bytes;
   }
   __syncwarp();
 }
@@ -514,92 +573,95 @@ struct LoadCounts {
   uint32 of_set = 0;  // in lane u: those for set u
 };
 
-// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. All lanes of a
-// warp.
-__device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks, const int* sets, uint32* loads,
-    uint32* steps) {
-  const int lane = threadIdx.x % 32;
-  int count = 0;  // in lane u: loads for set u
-#pragma unroll 1
-  for (int first = 0; first < kEntries; first += 32) {
-    const int set = first + lane < kEntries ? sets[first + lane] : 0;
-#pragma unroll
-    for (int u = 1; u <= kSets; ++u) {
-      const uint32 lanes = __ballot_sync(0xFFFFFFFF, set == u);
-      if (lane == u) count += __popc(lanes);
-    }
-  }
-  const int common = __shfl_sync(0xFFFFFFFF, count, kSets);  // loads for all lists
-  int beside[kStreams];  // loads for all but one list that have one for that list alone beside them
-#pragma unroll
-  for (int third = 0; third < kStreams; ++third) {
-    const int alone = __shfl_sync(0xFFFFFFFF, count, 1 << third);
-    beside[third] = min(alone, __shfl_sync(0xFFFFFFFF, count, kSets ^ 1 << third));
-  }
-  const int left = __shfl_sync(0xFFFFFFFF, count, kSets ^ 1) - beside[0];  // without: as many for each pair of lists
+// Turns of a tile: loads that give each list a step, or two. There are several kinds.
+//   0        a load for all lists
+//   1, 2, 3  one for two lists, and one for the third, which is list 0, 1 or 2
+//   4        of what is then left, three loads for one list each, or three for two lists each, which are two steps
+// The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
+// that come at one time the kind with the lower number.
+struct Turns {
+  int of_kind[kTurnKinds];
+  bool pairs_are_left;  // for two lists, not for one
 
-  int done = 0;  // in lane u: loads for set u that are in order
-#pragma unroll 1
-  for (int first = 0; first < kEntries; first += 32) {
-    const int set = first + lane < kEntries ? sets[first + lane] : 0;
-    uint32 those = 0;  // lanes with loads for the same set
-    int more = 0;
+  __device__ __forceinline__ explicit Turns(const LoadsOfSets& in_tile) {
+    of_kind[0] = in_tile[kSets];
+    // Lists are equally long, so what is left are equally many loads for each list, or without each list.
 #pragma unroll
-    for (int u = 1; u <= kSets; ++u) {
-      const uint32 lanes = __ballot_sync(0xFFFFFFFF, set == u);
-      those = set == u ? lanes : those;
-      more = lane == u ? __popc(lanes) : more;
+    for (int third = 0; third < kStreams; ++third) {
+      const int alone = in_tile[1 << third], pairs = in_tile[kSets ^ 1 << third];
+      of_kind[1 + third] = min(alone, pairs);
+      of_kind[1 + kStreams] = max(alone, pairs) - min(alone, pairs);
+      pairs_are_left = pairs > alone;
     }
-    const int rank = __shfl_sync(0xFFFFFFFF, done, set) + __popc(those & ((1u << lane) - 1));  // in its set
-    const RingPosition<kStages> phase(__shfl_sync(0xFFFFFFFF, before.of_set, set) + rank);
-    done += more;
+  }
+
+  // Counts, of each kind, the turns that come before turn number `turn` of one kind.
+  __device__ __forceinline__ void count_before(int (&before)[kTurnKinds], int kind, int turn) const {
+    int number = 1;
+#pragma unroll
+    for (int i = 0; i < kTurnKinds; ++i) number = i == kind ? of_kind[i] : number;
+    const float share = 1.0f / number;
+#pragma unroll
+    for (int i = 0; i < kTurnKinds; ++i) {
+      // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
+      // is less than 256 and at least a half of 1 / 128 away from the next whole number.
+      const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
+      before[i] = (static_cast<int>((most + 0.5f) * share) + 1) / 2;
+    }
+  }
+};
+
+// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
+// warp.
+__device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
+    uint32* loads, uint32* steps) {
+  const int lane = threadIdx.x % 32, number = in_tile.all();
+  const Turns turns(in_tile);
+#pragma unroll 1
+  for (int first = 0; first < number; first += 32) {
+    int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
+#pragma unroll
+    for (int i = 1; i <= kSets; ++i) {
+      if (set == 0 && rank < in_tile[i]) set = i;
+      if (set == 0) rank -= in_tile[i];
+    }
+    const uint32 of_set = __shfl_sync(0xFFFFFFFF, before.of_set, set);
     if (set == 0) continue;
 
-    // First come the loads for all lists: one of them is a step of each.
-    int at = rank, step = rank;         // number of the load, and of the step that it is
-    int load = common, round = common;  // those of what comes next
-    // Then loads for two lists, each with one for the third list alone: two of them are a step of each.
-    bool is_left = false;
-    int third_list = 0;
-#pragma unroll
-    for (int third = kStreams - 1; third >= 0; --third) {
-      const bool is_alone = set == 1 << third, is_pair = set == (kSets ^ 1 << third);
-      if (is_alone | is_pair) {
-        third_list = third;
-        is_left = rank >= beside[third];
-        at = is_left ? rank - beside[third] : load + 2 * rank + is_alone;
-        step = is_left ? rank - beside[third] : round + rank;
-      }
-      load += 2 * beside[third];
-      round += beside[third];
+    // Its turn, and its place among the loads of the turn.
+    int kind = 0, turn = rank, place_in_turn = 0;
+    int earlier[kTurnKinds];
+    const bool is_pair = __popc(set) == 2;
+    const int third_list = (is_pair ? kSets ^ set : set) >> 1;  // the one that is alone, or not in the pair
+    if (set != kSets) {
+      const int beside = min(in_tile[set], in_tile[kSets ^ set]);
+      const bool is_left = rank >= beside;
+      kind = is_left ? 1 + kStreams : 1 + third_list;
+      turn = is_left ? rank - beside : rank;
+      // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2.
+      place_in_turn = !is_left ? !is_pair : is_pair ? kStreams - 1 - third_list : third_list;
     }
-    // Then what is left for two lists, pair after pair: three of them are two steps of each.
-    const bool is_left_pair = is_left & (__popc(set) == 2);
-    if (is_left_pair) {
-      at = load + 3 * at + kStreams - 1 - third_list;
-      step = round + 2 * step;
-    }
-    load += 3 * left;
-    round += 2 * left;
-    // At last what is left for one list: they take turns.
-    if (is_left & !is_left_pair) {
-      at = load + kStreams * at + third_list;
-      step += round;
-    }
-    const RingPosition<kStages> place(before.all + at);
+    turns.count_before(earlier, kind, turn);
+    const int twos = earlier[1] + earlier[2] + earlier[3], threes = earlier[4];
+    const int at = earlier[0] + 2 * twos + 3 * threes + place_in_turn;
+    const int step = earlier[0] + twos + (turns.pairs_are_left ? 2 * threes : threes);
+    // Loads for a set can come in turns of two kinds: which of them all it is.
+    int in_order = turn;
+    if (kind == 1 + kStreams) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
+    if (kind > 0 && kind <= kStreams && is_pair == turns.pairs_are_left) in_order += threes;
+    const RingPosition<kStages> place(before.all + at), phase(of_set + in_order);
     const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
     // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
     const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
-    loads[at] = blocks[first + lane] * kBarrierRange + full;
+    loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
 #pragma unroll
     for (int list = 0; list < kStreams; ++list) {
-      // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2. Which of its two steps it is for this list:
-      const int second = is_left_pair & (third_list < (list == 2 ? 1 : 2));
+      // Which of the two steps of three pairs it is for this list.
+      const int second = kind == 1 + kStreams && is_pair && third_list < (list == 2 ? 1 : 2);
       if (set >> list & 1) steps[list * kTopK + step + second] = note;
     }
   }
-  before.of_set += done;
-  const int number = __reduce_add_sync(0xFFFFFFFF, done);
+  before.of_set += lane == 0 || lane > kSets ? 0 : in_tile[lane];
   before.all += number;
   return number;
 }
@@ -607,7 +669,8 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const int* blocks
 // Producer, one warp: writes down the order of one tile after the other, as soon as there is a place for it.
 __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shared, uint32 base) {
   int* blocks = reinterpret_cast<int*>(shared + kBlocksOffset);
-  int* sets = reinterpret_cast<int*>(shared + kSetsOffset);
+  unsigned char* sets = shared + kSetsOffset;
+  int* grouped = reinterpret_cast<int*>(shared + kGroupedOffset);
   uint32* loads = reinterpret_cast<uint32*>(shared + kLoadsOffset);
   uint32* steps = reinterpret_cast<uint32*>(shared + kStepsOffset);
   int* numbers = reinterpret_cast<int*>(shared + kNumbersOffset);
@@ -615,9 +678,10 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   LoadCounts before;
   for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
     const int at = position.stage * kEntries;
-    match_lists(p, piece, Tile(p, piece.index), blocks, sets);
+    const LoadsOfSets in_tile = match_lists(p, piece, Tile(p, piece.index), blocks, sets);
+    group_loads(in_tile, blocks, sets, grouped);
     mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-    const int number = order_loads(before, blocks, sets, loads + at, steps + at);
+    const int number = order_loads(before, in_tile, grouped, loads + at, steps + at);
     if (threadIdx.x % 32 == 0) numbers[position.stage] = number;
     // Each lane has written a part of the order, so each arrives.
     mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);

@@ -14,7 +14,7 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
-PACE_LOADS = 8  # of a list's entries for each mark of a thread block; docs/ladder-attention.md has others
+PACE_LOADS = 16  # of a list's entries for each mark of a thread block; docs/ladder-attention.md has others
 PACE_TRIES = 32  # keeps a thread block from waiting for long for others that are not there
 
 
@@ -91,7 +91,8 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
         shared.add("Queries", 4 * ORDERS * streams, "ring of orders: first queries of a tile's query blocks", align=4)
         shared.add("Tiles", 4 * ORDERS, "ring of orders: number of the tile", align=4)
     shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
-    shared.add("Sets", 4 * entries, "which of these lists each of their entries is loaded for", align=4)
+    shared.add("Grouped", 4 * entries, "key blocks that this tile loads, by the lists they are for", align=4)
+    shared.add("Sets", entries, "which lists each entry of them is loaded for", align=1)
 
 
 def stream_owns(spec: AttentionSpec) -> str:

@@ -64,16 +64,24 @@ std::barrier<> warp(32);
 bool votes[32];
 int __popc(uint32 bits) { return __builtin_popcount(bits); }
 void __syncwarp() { warp.arrive_and_wait(); }
-int words[32];
-int __shfl_sync(unsigned, int value, int lane) {
-  words[threadIdx.x] = value;
+int lane_words[32];
+uint32 __match_any_sync(unsigned, int value) {
+  uint32 equal = 0;
+  lane_words[threadIdx.x] = value;
   warp.arrive_and_wait();
-  const int result = words[lane];
+  for (int lane = 0; lane < 32; ++lane) equal |= static_cast<uint32>(lane_words[lane] == value) << lane;
+  warp.arrive_and_wait();
+  return equal;
+}
+int __shfl_sync(unsigned, int value, int lane) {
+  lane_words[threadIdx.x] = value;
+  warp.arrive_and_wait();
+  const int result = lane_words[lane];
   warp.arrive_and_wait();
   return result;
 }
-int __reduce_add_sync(unsigned, int value) {
-  int sum = 0;
+uint32 __reduce_add_sync(unsigned, uint32 value) {
+  uint32 sum = 0;
   for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, value, lane);
   return sum;
 }
@@ -90,8 +98,8 @@ uint32 __ballot_sync(unsigned, bool value) {
 // the steps of its warpgroups and the number of its loads. Lists of query blocks from `query_blocks` on are missing.
 extern "C" void order(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards, uint32* loads,
     uint32* steps, int* numbers) {
-  static int blocks[kEntries];
-  static int sets[kEntries];
+  static int blocks[kEntries], grouped[kEntries];
+  static unsigned char sets[kEntries];
   std::vector<std::thread> lanes;
   for (int lane = 0; lane < 32; ++lane) {
     lanes.emplace_back([&, lane] {
@@ -103,8 +111,9 @@ extern "C" void order(const int* lists, int tiles, int query_blocks, int key_blo
             streams[list] = {list < query_blocks ? kTopK : 0, lists + (tile * kStreams + list) * kTopK, key_blocks,
                 backwards};
         __syncwarp();
-        match_lists({}, {}, {}, blocks, sets);
-        const int number = order_loads(before, blocks, sets, loads + tile * kEntries, steps + tile * kEntries);
+        const LoadsOfSets in_tile = match_lists({}, {}, {}, blocks, sets);
+        group_loads(in_tile, blocks, sets, grouped);
+        const int number = order_loads(before, in_tile, grouped, loads + tile * kEntries, steps + tile * kEntries);
         if (lane == 0) numbers[tile] = number;
         __syncwarp();
       }
@@ -146,7 +155,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int],
             ("template <int kDepth>\nstruct RingPosition", "// A piece of work"),
             ("constexpr int kSets", "constexpr int kQFullBarrier"),
             ("constexpr int kEntries", "constexpr int kWarpgroupThreads"),
-            ("// Which lists each entry of a tile's lists is loaded for", "// Producer, one warp"),
+            ("using uint64", "// Producer, one warp"),
         )
         program = PROGRAM % {
             "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
@@ -197,6 +206,7 @@ def lists_of_tiles(streams: int, k: int) -> list[list[list[int]]]:
         return [draw.sample(entries, k) for _ in range(streams)]
 
     apart = draw.sample(range(10 * KEY_BLOCKS), streams * k)
+    chance = [draw.sample(range(3 * k), k) for _ in range(8 * streams)]
     wild = [draw.choice((-1, -7, KEY_BLOCKS, KEY_BLOCKS + 3, 5)) for _ in range(k)]
     return [
         [apart[:k]] * streams,
@@ -211,16 +221,17 @@ def lists_of_tiles(streams: int, k: int) -> list[list[list[int]]]:
         [[3] * k, *([3] * (k // 2) + [w] * (k - k // 2) for w in range(1, streams))],
         [wild, *(repeated(9) for _ in range(1, streams))],
         [*(repeated(9) for _ in range(1, streams)), wild],
+        *(chance[i : i + streams] for i in range(0, len(chance), streams)),
     ]
 
 
 @pytest.mark.parametrize("streams", [2, 3])
-@pytest.mark.parametrize("k", [1, 5, 32, 40])
+@pytest.mark.parametrize("k", [1, 5, 32, 40, 128])
 def test_every_entry_is_worked_on_as_often_as_it_is_listed(
     build: Callable[[int, int, int], Order], streams: int, k: int
 ) -> None:
     """Loads and steps agree on places, barriers and phases, tile after tile; and no load is needlessly repeated."""
-    stages = 5
+    stages = 5 if k < 100 else streams
     order, tiles = build(streams, k, stages), lists_of_tiles(streams, k)
     for key_blocks in (KEY_BLOCKS, 10 * KEY_BLOCKS):
         place = 0
@@ -248,6 +259,25 @@ def test_every_entry_is_worked_on_as_often_as_it_is_listed(
             for entries in wanted[1:]:
                 union = union | entries
             assert len(tile.loads) == union.total()
+
+
+@pytest.mark.parametrize("streams", [2, 3])
+def test_loads_for_several_lists_are_spread_over_a_tile(build: Callable[[int, int, int], Order], streams: int) -> None:
+    """Whatever a load is for, as many loads for the same lists come in the first part of a tile as in any other."""
+    draw, k, stages = random.Random(streams), 40, 5
+    for tile in build(streams, k, stages)(
+        [[sorted(draw.sample(range(90), k)) for _ in range(streams)] for _ in range(20)], KEY_BLOCKS
+    ):
+        places: dict[int, list[float]] = {}
+        blocks: dict[int, list[int]] = {}
+        for number, load in enumerate(tile.loads):
+            places.setdefault(load % 64 // stages, []).append((number + 0.5) / len(tile.loads))
+            blocks.setdefault(load % 64 // stages, []).append(load // 64)
+        for found in places.values():
+            even = [(i + 0.5) / len(found) for i in range(len(found))]
+            # Two kinds of turns may have loads for these lists, each of them is spread by itself.
+            assert max(abs(at - where) for at, where in zip(found, even, strict=True)) < 0.5 / len(found) + 0.1
+        assert all(of_set == sorted(of_set) for of_set in blocks.values())  # in the order of the lists
 
 
 def test_query_blocks_that_are_missing_take_the_first_list(build: Callable[[int, int, int], Order]) -> None:

@@ -190,7 +190,7 @@ def test_workloads_of_bsr_products() -> None:
 
 def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
     failed = record("b", groups=["short"], results={}, failed={"FA4": "ImportError: no"}, heads=64, kv_heads=8)
-    text = script.full_table(report(record("a"), failed, not_run=["c"], not_installed=["fa3"]))
+    text = script.full_table(report(record("a"), failed, not_run=["c", "d"], not_installed=["fa3"]))
     found = rows(text)
     assert found["a"] == [
         "`h100_topk32`",
@@ -204,7 +204,7 @@ def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
     assert found["b"] == ["`h100_topk32`", SHAPE.replace("H16", "H64:8"), "-", "-", "-", "-", "-"]
     assert text.splitlines()[-3:] == [
         "- `b`: FA4 has no time: ImportError: no",
-        "- `c`: not run",
+        "- not run: `c`, `d`",
         "- peer not installed: `fa3`",
     ]
     assert "has no time" not in script.full_table(report(record("a")))

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 53f3dc117542254721bada6d524d684d52c42134eebd21d513318cd8e1cd1946
 // templates: attention/load_order.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9cd9713d44f34c0bfa04e06001fa4f15b58a8cc869a702a0c99fa0e5e34c17cd
+// seal: sha256 edaf407a4fd897dbda29890f1871d1f32da052daaef1846204ed280741a8afd9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -103,7 +103,7 @@ constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
 constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
-constexpr int kTurnKinds = 2 + kStreams;           // of the turns in which a tile loads
+constexpr int kTurnKinds = 2 + kStreams;    // of the turns in which a tile loads
 constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -508,8 +508,9 @@ __device__ __forceinline__ int count_equal(const int* list, int entries, int blo
 
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp. A tile at the end of the queries, or by query_order, may have fewer query blocks: the
-// others take the first one's list, if any, and their rows are not stored.
+// whole warp.
+// A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
 __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
     int* blocks, unsigned char* sets) {
   const int lane = threadIdx.x % 32;

@@ -61,7 +61,6 @@ KeyBlocks key_blocks_of(const Params&, const Piece&, const Tile&, int stream) { 
 struct Index { int x; };
 thread_local Index threadIdx;
 std::barrier<> warp(32);
-bool votes[32];
 int __popc(uint32 bits) { return __builtin_popcount(bits); }
 void __syncwarp() { warp.arrive_and_wait(); }
 int lane_words[32];
@@ -84,14 +83,6 @@ uint32 __reduce_add_sync(unsigned, uint32 value) {
   uint32 sum = 0;
   for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, value, lane);
   return sum;
-}
-uint32 __ballot_sync(unsigned, bool value) {
-  votes[threadIdx.x] = value;
-  warp.arrive_and_wait();
-  uint32 bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<uint32>(votes[lane]) << lane;
-  warp.arrive_and_wait();
-  return bits;
 }
 %(functions)s
 // Puts `tiles` tiles in order, one after the other: lists (tiles, kStreams, kTopK); writes the loads of each tile,

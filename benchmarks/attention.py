@@ -148,7 +148,8 @@ SHARED = topk(128, 32, 64, 64, share_kv=True)
 LONG_SHARED = {**SHARED, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
 FLEX = ("flex", "flex_tuned")
-LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", "flashinfer")
+FLASHINFER = ("flashinfer", "flashinfer_cake")
+LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", *FLASHINFER)
 DENSE_PEERS = ("sdpa", "fa4", "fa3")
 
 MAIN_ROWS = (
@@ -163,7 +164,7 @@ MAIN_ROWS = (
     Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, quick=True),
     Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
     Row("topk32_b64_128k", LONG_SHARED, 8, 131072, LIST_PEERS, 560),
-    Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", "flashinfer"), 690),
+    Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440),
     Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, kv_heads=8),
     Row("window2k", WINDOW, 8, 32768, (*FLEX, "fa4"), 650, quick=True),

@@ -188,6 +188,28 @@ def flashinfer(problem: Problem) -> dict[str, Call]:
     return {"FlashInfer": lambda: wrapper.run(q, k, v).view(problem.q.shape)}
 
 
+def flashinfer_cake(problem: Problem) -> dict[str, Call]:
+    """FlashInfer's kernels for lists of 64 x 64 blocks, in bf16, their only type; they get larger blocks as several.
+
+    What they do when is worked out by ``plan``, on the host, in seconds that are not timed.
+    """
+    from flashinfer import VariableBlockSparseAttentionWrapper
+
+    size, block, (lists,) = 64, problem.spec.pattern.block, problem.head_lists
+    if problem.q.shape[0] != 1:
+        raise ValueError(f"batch is {problem.q.shape[0]}; it takes none")
+    heads, length = problem.q.shape[1:3]
+    kv_heads, keys = problem.k.shape[1:3]
+    listed = torch.zeros(heads, length // block.q, keys // block.kv, dtype=torch.bool, device=lists.device)
+    listed.scatter_(2, lists[0].long(), True)
+    listed = listed.repeat_interleave(block.q // size, 1).repeat_interleave(block.kv // size, 2)
+    sizes = [torch.full((heads, blocks), size, dtype=torch.int32) for blocks in listed.shape[1:]]
+    q, k, v = (t[0].to(torch.bfloat16) for t in (problem.q, problem.k, problem.v))
+    wrapper = VariableBlockSparseAttentionWrapper(torch.empty(0, dtype=torch.uint8, device=q.device), backend="cake")
+    wrapper.plan(listed.cpu(), *sizes, heads, kv_heads, problem.q.shape[3], q_data_type=torch.bfloat16)
+    return {"FlashInfer cake (bf16)": lambda: wrapper.run(q, k, v)[None]}
+
+
 PEERS: dict[str, Peer] = {
     "not_shared": Peer(not_shared),
     "sdpa": Peer(sdpa),
@@ -197,4 +219,5 @@ PEERS: dict[str, Peer] = {
     "fa4": Peer(fa4, ("flash_attn",)),
     "cudnn_bsa": Peer(cudnn_bsa, ("cudnn",)),
     "flashinfer": Peer(flashinfer, ("flashinfer",)),
+    "flashinfer_cake": Peer(flashinfer_cake, ("flashinfer",)),
 }

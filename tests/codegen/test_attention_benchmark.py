@@ -212,7 +212,7 @@ def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> No
     options = script.parse_arguments(["--rows", "dense", "causal", "--peers", "fa4,sdpa", "--quick"])
     assert (options.rows, options.peers, options.quick) == (["dense", "causal"], ["fa4", "sdpa"], True)
     assert script.parse_arguments([]).peers == [
-        *("not_shared", "sdpa", "flex", "fa3", "fa4", "cudnn_bsa", "flashinfer"),
+        *("not_shared", "sdpa", "flex", "fa3", "fa4", "cudnn_bsa", "flashinfer", "flashinfer_cake"),
     ]
     for wrong in (["--rows", "nothing"], ["--peers", "fa4,nothing"], ["--groups", "nothing"]):
         with pytest.raises(SystemExit, match="2"):
@@ -335,6 +335,52 @@ def test_flashinfer_gets_heads_one_after_the_other(
     assert script.largest_error(problem, call()) < 1e-12
     with pytest.raises(ValueError, match="batch is 2"):
         script.PEERS["flashinfer"].make(replace(problem, q=q.expand(2, -1, -1, -1)))
+
+
+@pytest.mark.parametrize("block", [(64, 64), (128, 64), (128, 128)])
+def test_flashinfer_cake_gets_blocks_of_64(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, block: tuple[int, int]
+) -> None:
+    """A wrapper that sees what its mask says, in place of the package."""
+    planned: list[Any] = []
+
+    class Wrapper:
+        def __init__(self, workspace: Any, backend: str) -> None:
+            assert backend == "cake"
+
+        def plan(
+            self, mask: Any, rows: Any, columns: Any, heads: int, kv_heads: int, size: int, q_data_type: Any
+        ) -> None:
+            assert (rows.tolist(), columns.tolist()) == ([[64] * 4] * 2, [[64] * 8] * 2)
+            assert (heads, kv_heads, size, q_data_type) == (2, 2, 128, torch.bfloat16)
+            planned[:] = [mask]
+
+        def run(self, q: Any, k: Any, v: Any) -> Any:
+            assert {t.dtype for t in (q, k, v)} == {torch.bfloat16}
+            mask = planned[0].repeat_interleave(64, 1).repeat_interleave(64, 2)
+            scores = (q.double() @ k.double().mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+            return scores.softmax(-1) @ v.double()
+
+    package = ModuleType("flashinfer")
+    package.VariableBlockSparseAttentionWrapper = Wrapper  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    torch.manual_seed(0)
+    spec = spec_of(script.topk(128, 2, *block, dtype="bf16"))
+    q, k, v = (torch.randn(1, 2, length, 128).bfloat16() for length in (256, 512, 512))
+    lists = torch.rand(1, 2, 256 // block[0], 512 // block[1]).argsort(-1)[..., :2].int()
+    problem = script.Problem(spec, q, k, v, (lists,))
+    ((label, call),) = script.PEERS["flashinfer_cake"].make(problem).items()
+    found, scores = call(), q.double() @ k.double().mT * 128**-0.5
+    seen = torch.zeros(scores.shape, dtype=torch.bool)
+    for head, row, block_of_keys in (
+        (h, i, j) for h in range(2) for i in range(lists.shape[2]) for j in lists[0, h, i]
+    ):
+        rows, keys = (slice(at * size, (at + 1) * size) for at, size in zip((row, block_of_keys), block, strict=True))
+        seen[0, head, rows, keys] = True
+    assert label == "FlashInfer cake (bf16)" and found.shape == q.shape
+    assert torch.allclose(found, scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v.double())
+    with pytest.raises(ValueError, match="batch is 2"):
+        script.PEERS["flashinfer_cake"].make(replace(problem, q=q.expand(2, -1, -1, -1)))
 
 
 def test_rebind_is_for_earlier_runs(

@@ -76,6 +76,7 @@ class Row:
             random, with row lengths from many to few.
         even: the row with the same work and equal row lengths, for those of a power law.
         balanced: whether the kernel's tiles are handed out, longest block rows first; these are found beforehand.
+        packed: whether A is packed beforehand, as weights can be, not by each call.
         height: rows of A.
         quick: whether --quick takes it.
     """
@@ -93,6 +94,7 @@ class Row:
     pattern: Literal["random", "clustered", "power_law"] = "random"
     even: str | None = None
     balanced: bool = False
+    packed: bool = False
     height: int = SIZE
     quick: bool = False
 
@@ -115,6 +117,16 @@ MAIN_ROWS = (
     Row("spmm_b16", spmm(16), 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),
     Row("spmm_b16_n1024", spmm(16), 16, 1024, SPMM_PEERS, target_ratio=1.5),
     Row("spmm_b16_gathered", "h100_bsr_spmm_b16_gathered", 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=GATHERED),
+    *(
+        Row(
+            f"spmm_b16_packed{name}",
+            *("h100_bsr_spmm_b16_gathered", 16, columns, SPMM_PEERS),
+            target_ratio=1.5,
+            groups=GATHERED,
+            packed=True,
+        )
+        for name, columns in (("", 8192), ("_n1024", 1024))
+    ),
     Row("spgemm_b128", "h100_bsr_spgemm_b128", 128, 8192, ("cublas",), 480, quick=True),
     Row("spgemm_b128_balanced", "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=True),
     Row("spgemm_b128_bsr", "h100_bsr_spgemm_b128_bsr", 128, 8192, ("cublas",)),
@@ -288,7 +300,7 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
         b, shown = sparse(size, row.columns), sparse(size, row.columns) if spec.output == "bsr" else None
         return Problem(spec, a, b, shown, (dense(height, size), dense(size, row.columns)))
     b = dense(row.columns, size).T if spec.b_layout == "column_major" else dense(size, row.columns)
-    return Problem(spec, a, b, None, (dense(height, size), b))
+    return Problem(spec, a, b, None, (dense(height, size), b), row.packed)
 
 
 def stored(matrix: torch.Tensor) -> torch.Tensor:
@@ -379,7 +391,8 @@ def ours(problem: Problem) -> dict[str, Call]:
     out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
     if isinstance(problem.spec, BsrSpmmSpec) and kernel.takes_row_order:
         order = kernel.row_order(a, b.shape[1])
-        return {OURS: lambda: kernel(a, b, row_order=order, out=out)}
+        more = {"packed": kernel.pack(a, order)} if problem.packed else {}
+        return {OURS: lambda: kernel(a, b, row_order=order, out=out, **more)}
     return {OURS: lambda: kernel(a, b, out=out)}
 
 
@@ -401,6 +414,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
         "density": blocks.values().numel() / (blocks.shape[0] * blocks.shape[1]),
         "pattern": row.pattern,
         "even": row.even,
+        "packed": row.packed,
         **kernel_fields(find_spec(problem.spec), ran=OURS in outcome["results"]),
         "flops": work,
         "target_tflops": row.target,

@@ -41,6 +41,7 @@ class Problem:
         pattern: of a product of which only some blocks are computed, (M, N), BSR; its values are not read.
         dense: what cuBLAS multiplies, (M, K) and (K, N), without zeros: a matrix that is mostly zeros draws less power,
             so that cuBLAS would run faster than on real data.
+        packed: whether our kernel packs A beforehand.
     """
 
     spec: BsrSpmmSpec | BsrSpgemmSpec | BsrSddmmSpec
@@ -48,6 +49,7 @@ class Problem:
     b: torch.Tensor
     pattern: torch.Tensor | None
     dense: tuple[torch.Tensor, torch.Tensor]
+    packed: bool = False
 
 
 def only_spmm(problem: Problem) -> None:

@@ -238,7 +238,8 @@ def bsr_workload(record: Mapping[str, Any]) -> str:
         of = " of A, B and C" if spec.get("output") == "bsr" else " of A and B"
     pattern = {"random": "", "clustered": ", clustered", "power_law": " on average, power law"}[record["pattern"]]
     block = f"{spec['block']['rows']}x{spec['block']['cols']}"
-    return f"M{record.get('height', size)} K{k} N{n}, {record['row_blocks']} blocks {block} a row{of}{pattern}"
+    packed = ", packed beforehand" if record.get("packed") else ""
+    return f"M{record.get('height', size)} K{k} N{n}, {record['row_blocks']} blocks {block} a row{of}{pattern}{packed}"
 
 
 def best_peer(record: Mapping[str, Any]) -> str | None:

@@ -71,6 +71,8 @@ class _Options(NamedTuple):
     bias: torch.Tensor | None
     row_order: RowOrder | None
     transposed: TransposedIndex | None
+    packed: torch.Tensor | None
+    prologue: bool  # whether the kernel that goes before is launched, if there is one
     out: torch.Tensor | None
     validate: bool
 
@@ -104,6 +106,7 @@ class BsrSpmmKernel:
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
         row_order: RowOrder | None = None,
+        packed: torch.Tensor | None = None,
         index: TransposedIndex | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
@@ -128,15 +131,18 @@ class BsrSpmmKernel:
                 anew, which takes a few small kernels. Its content is trusted.
             row_order: of balanced specs and of those that gather block rows (``tile.m`` 384) only: what
                 ``row_order(a, b.shape[-1])`` returns. Its content is trusted: it must be that of this matrix;
-                ``validate`` finds out. Specs that gather block rows need it; each call packs A in its order, to device
-                memory of A's size, or several times that where the rows of a group are of very different lengths.
+                ``validate`` finds out. Specs that gather block rows need it; without ``packed``, each call packs A in
+                its order, to device memory of A's size, or several times that where the rows of a group are of very
+                different lengths.
                 Balanced specs find it anew without it, which takes a few small kernels. In those, with blocks of 16 and
                 32 rows, long block rows are divided between thread blocks, whose parts take a place in device memory of
                 at most the bytes of C, or of 128 block rows in fp32 if these are more; and so are others where all
                 tiles are fewer than half the SMs and that is faster, whose parts take two tiles for each SM, of a B as
                 wide as they were cut for.
+            packed: of specs that gather block rows only: what ``pack(a, row_order)`` returned, of this row_order. A's
+                values are then those that it had when it was packed. Its content is trusted; ``validate`` finds out.
             out: (M, N) to write into, same rules as c.
-            validate: also check crow_indices, col_indices and row_order. Costs kernels and a synchronisation.
+            validate: also check crow_indices, col_indices, row_order and packed. Costs kernels and a synchronisation.
 
         Returns:
             C (M, N), or (batch, M, N): A @ B or A @ B + beta c, then the spec's epilogue. In block rows without blocks
@@ -151,7 +157,8 @@ class BsrSpmmKernel:
             check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
         row_order = self._orders.take(a, b, row_order, validate)
         index = self._transposed(a, index)
-        options = _Options(c, beta, bias, row_order, index, out, validate)
+        self._orders.check_packed(a, row_order, packed, validate)
+        options = _Options(c, beta, bias, row_order, index, packed, packed is None, out, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
             return self._each(a, b, options)
         return self._one(a, b, options)
@@ -183,6 +190,28 @@ class BsrSpmmKernel:
             ArgumentError: naming the argument.
         """
         return self._orders.find(a, columns)
+
+    def pack(self, a: torch.Tensor, row_order: RowGroups) -> torch.Tensor:
+        """Return the stored blocks of ``a`` in the order in which a kernel that gathers block rows takes them.
+
+        Where A's values stay what they are, as those of weights, a call that is given this need not do it. It does not
+        follow later changes of the values.
+
+        Args:
+            a: (M, K), layout torch.sparse_bsr, as calls take it.
+            row_order: what ``row_order(a, ...)`` returned.
+
+        Returns:
+            uint8 (bytes,), on its device: A's size, or several times that where the rows of a group are of very
+            different lengths.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        check_layout("a", a)
+        check_structure("a", a, self.spec.block, a.device)
+        check_values("a", a, self._dtype)
+        return self._orders.pack(a, row_order)
 
     @staticmethod
     def transposed_index(a: torch.Tensor) -> TransposedIndex:
@@ -221,7 +250,7 @@ class BsrSpmmKernel:
         self, a: torch.Tensor, b: torch.Tensor, options: _Options, own_out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
-        c, beta, bias, row_order, index, out, validate = options
+        c, beta, bias, row_order, index, packets, prologue, out, validate = options
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
         key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, extent(row_order))
         signature = self._signatures.get(key)
@@ -253,11 +282,12 @@ class BsrSpmmKernel:
             stream = torch.cuda.current_stream().cuda_stream
             if index is not None:
                 addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
-            packets = self._orders.packets(row_order, b.device)
+            if packets is None:
+                packets = self._orders.packets(row_order, b.device)
             if packets is not None:
                 addresses["packets"] = packets.data_ptr()
             more, held = self._orders.addresses(a, row_order, b, stream)
-            self._loaded.launch(signature, addresses | more, stream)
+            self._loaded.launch(signature, addresses | more, stream, prologue=prologue)
             del held  # not before: what is given back could be handed out again
         return out
 
@@ -282,8 +312,12 @@ class BsrSpmmKernel:
         written = out
         if written is None:
             written = self._empty(batch * self._rows(a), b[0]).unflatten(0, (batch, self._rows(a)))
+        gathers = isinstance(options.row_order, RowGroups)
+        if gathers and options.packed is None:  # the first matrix' launch packs A for all
+            options = options._replace(packed=self._orders.packets(options.row_order, b.device))
         for i in range(batch):
             one = options._replace(
+                prologue=options.prologue and not (gathers and i > 0),
                 c=None if c is None else c[i],
                 out=None if out is None else out[i],
                 validate=options.validate and i == 0,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen.plan import Param, Plan, TensorMap
+from codegen.plan import Param, Plan, Prologue, TensorMap
 from runtime.compiler import Compiled
 from runtime.errors import DeviceError
 
@@ -276,8 +276,15 @@ class LoadedKernel:
         config.numAttrs = 1
         return config
 
-    def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int) -> None:
-        """Launch on ``stream``; ``addresses`` has the device address of every tensor by name (0: not given)."""
+    def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int, *, prologue: bool = True) -> None:
+        """Launch on ``stream``.
+
+        Args:
+            signature: of the call.
+            addresses: the device address of every tensor by name (0: not given).
+            stream: CUDA stream.
+            prologue: whether the plan's prologue goes before, if it has one.
+        """
         make_context_current(signature.device)
         with signature.lock:
             for name, place, encoder in signature.maps:
@@ -285,12 +292,8 @@ class LoadedKernel:
             for name, pointer in signature.pointers:
                 pointer.value = addresses[name]
             arguments = ctypes.addressof(signature.arguments)
-            if self.plan.prologue is not None:
-                (status,) = self._launch(
-                    self._prologue, signature.prologue_grid, 1, 1, self.plan.prologue.threads, 1, 1,
-                    self.plan.prologue.shared_bytes, stream, arguments, 0,
-                )  # fmt: skip
-                _check_launch(self.plan.prologue.symbol, status)
+            if prologue and self.plan.prologue is not None:
+                self._launch_prologue(self.plan.prologue, signature.prologue_grid, arguments, stream)
             if signature.config is not None:
                 signature.config.hStream = stream
                 (status,) = self._launch_by(signature.config, self._function, arguments, 0)
@@ -300,6 +303,30 @@ class LoadedKernel:
                     arguments, 0,
                 )  # fmt: skip
         _check_launch(self.plan.stem, status)
+
+    def launch_prologue(self, device: int, grid: int, addresses: Mapping[str, int], stream: int) -> None:
+        """Launch the plan's prologue by itself, one that reads nothing but pointers of its parameters.
+
+        Args:
+            device: CUDA device number.
+            grid: thread blocks.
+            addresses: the device addresses of what it reads and writes; other parameters are 0.
+            stream: CUDA stream.
+        """
+        assert self.plan.prologue is not None
+        self.sm_count(device)  # prepares the kernel
+        make_context_current(device)
+        block = ctypes.create_string_buffer(self.layout.size)
+        for name, address in addresses.items():
+            ctypes.c_uint64.from_buffer(block, self.layout.offsets[name]).value = address
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        self._launch_prologue(self.plan.prologue, grid, ctypes.addressof(arguments), stream)
+
+    def _launch_prologue(self, prologue: Prologue, grid: int, arguments: int, stream: int) -> None:
+        (status,) = self._launch(
+            self._prologue, grid, 1, 1, prologue.threads, 1, 1, prologue.shared_bytes, stream, arguments, 0
+        )
+        _check_launch(prologue.symbol, status)
 
 
 def _check_launch(symbol: str, status: Any) -> None:

@@ -25,6 +25,8 @@ SHARED, SHORTER = 5, 2
 # exact in float32: the result does not depend on the order in which they are added.
 LAG, STEP, LEAST_WEIGHT, MOST_WEIGHT = 0.125, 256, 1 / 16, 1024
 TAKEN = -(2**62)  # score of a row that is in a group already
+# A round has as few columns that this many rounds fit the ring: one is multiplied while the next ones come.
+ROUNDS_IN_RING = 3
 BATCH = 1 << 19  # elements of (groups, slots, columns) that are worked on at once: what fits in a core's cache
 
 
@@ -109,7 +111,8 @@ def gather_rows(
         block_columns: of the matrix.
         slots: rows of a group, at most.
         groups: how many to form; their sizes differ by one at most.
-        ring_columns: block columns that the kernel's ring has places for. A round has no more of them than 15.
+        ring_columns: block columns that the kernel's ring has places for. A round has no more than a third of them, but
+            one at least, and 15 at most.
 
     Returns:
         Groups and rounds, on the device of crow_indices.
@@ -128,7 +131,7 @@ def gather_rows(
     listed, column_of_listed = _number_listings(row, col, block_columns + 1)
     rows = _form_groups(lengths, listed, column_of_listed.shape[0], slots, groups)
     needs = _find_needs(rows, row, listed, column_of_listed)
-    most = min(ROUND_COLUMNS, ring_columns)
+    most = min(ROUND_COLUMNS, max(1, ring_columns // ROUNDS_IN_RING))
     batches = [_plan_batch(needs, first, end, slots, most) for first, end in _batches(needs.starts, slots)]
     plan = _Rounds(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
     starts = _starts(plan.counts)

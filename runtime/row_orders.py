@@ -109,12 +109,8 @@ class RowOrders:
         if order is None:
             return {}, []
         if isinstance(order, RowGroups):
-            return {
-                "rounds": order.rounds.data_ptr(),
-                "entries": order.entries.data_ptr(),
-                "round_starts": order.starts.data_ptr(),
-                "slot_rows": order.rows.data_ptr(),
-            }, []
+            groups = {"round_starts": order.starts.data_ptr(), "slot_rows": order.rows.data_ptr()}
+            return _round_addresses(order) | groups, []
         if isinstance(order, RowChunks):
             return self._chunk_addresses(a, order, b, stream)
         scheduler = counters(b.device, stream, SCHEDULER_COUNTERS)
@@ -124,7 +120,47 @@ class RowOrders:
         """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
         if not isinstance(order, RowGroups):
             return None
-        return torch.empty(order.rounds.shape[0] * packet_bytes(self._spec), dtype=torch.uint8, device=device)
+        return torch.empty(self._packed_bytes(order), dtype=torch.uint8, device=device)
+
+    def pack(self, a: torch.Tensor, row_order: Any) -> torch.Tensor:
+        """Pack A, whose structure and values are checked, as ``BsrSpmmKernel.pack`` describes it."""
+        if not self._gathers:
+            raise ArgumentError("a", f"is not packed for {self._stem}: its tiles do not gather block rows")
+        order = self._grouped(a, row_order, False)
+        packets = self.packets(order, a.device)
+        assert packets is not None
+        if packets.shape[0]:
+            addresses = {"a": a.values().data_ptr(), "packets": packets.data_ptr()} | _round_addresses(order)
+            with torch.cuda.device(a.device):
+                stream = torch.cuda.current_stream().cuda_stream
+                self._loaded.launch_prologue(a.device.index, order.rounds.shape[0], addresses, stream)
+        return packets
+
+    def check_packed(self, a: torch.Tensor, order: RowOrder | None, packed: Any, validate: bool) -> None:
+        """Check what a call is given of A packed beforehand, if it is.
+
+        Raises:
+            ArgumentError: if it is not what ``pack`` returns for this order, or, with ``validate``, for these values.
+        """
+        if packed is None:
+            return
+        if not isinstance(order, RowGroups):
+            raise ArgumentError("packed", f"is not an argument of {self._stem}: its tiles do not gather block rows")
+        if not isinstance(packed, torch.Tensor):
+            raise ArgumentError("packed", f"is {type(packed).__name__}, expected what pack(a, row_order) returns")
+        given = (packed.dtype, tuple(packed.shape), packed.device)
+        wanted = (torch.uint8, (self._packed_bytes(order),), a.device)
+        if given != wanted:
+            words, expected = (f"{kind} {shape} on {device}" for kind, shape, device in (given, wanted))
+            raise ArgumentError("packed", f"is {words}, expected {expected}: it is not of this row_order")
+        if not packed.is_contiguous():
+            raise ArgumentError("packed", f"has strides {packed.stride()}, expected a contiguous tensor")
+        check_address("packed", packed.data_ptr())
+        if validate and not torch.equal(packed, self.pack(a, order)):
+            raise ArgumentError("packed", "is not what pack(a, row_order) returns: A's values are others")
+
+    def _packed_bytes(self, order: RowGroups) -> int:
+        return int(order.rounds.shape[0]) * packet_bytes(self._spec)
 
     def _block_rows(self, a: torch.Tensor) -> int:
         return int(a.shape[0]) // self._spec.block.rows
@@ -209,6 +245,11 @@ class RowOrders:
             "parts": 0 if parts is None else parts.data_ptr(),
         }
         return addresses, [scheduler] if parts is None else [scheduler, parts]
+
+
+def _round_addresses(order: RowGroups) -> dict[str, int]:
+    """Return what of the order A is packed by."""
+    return {"rounds": order.rounds.data_ptr(), "entries": order.entries.data_ptr()}
 
 
 def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:

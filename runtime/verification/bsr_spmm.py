@@ -240,6 +240,8 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
             more["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
         elif gathers_rows(spec) or (spec.balanced and run):
             more["row_order"] = kernel.row_order(a, case.n)
+        if gathers_rows(spec) and run:
+            more["packed"] = kernel.pack(a, more["row_order"])
         if spec.transpose_a and run:
             more["index"] = kernel.transposed_index(a)
         if case.own_out:

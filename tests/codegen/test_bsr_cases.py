@@ -52,6 +52,9 @@ class Product:
         self.spoil = spoil
         self.calls: list[dict[str, Any]] = []
 
+    def pack(self, a: Any, row_order: Any) -> tuple[str, Any]:
+        return "packed", row_order
+
     def row_order(self, a: Any, columns: int | None = None) -> Any:
         return "order", columns
 
@@ -263,6 +266,8 @@ def test_orders_and_indices_are_given() -> None:
     assert bsr_spmm.run_case(Spmm("h100_bsr_spmm_b16"), plain, CPU).description == plain.describe()  # type: ignore[arg-type]
     assert given("h100_bsr_spmm_b16") == [(None, None)] * 2
     assert given("h100_bsr_spmm_b16_gathered", n=24) == [(("order", 24), None)] * 2
+    packed = [call.get("packed") for call in calls_of(Spmm, "h100_bsr_spmm_b16_gathered", n=24)]
+    assert packed == [None, ("packed", ("order", 24))]
     assert given("h100_bsr_spmm_b16_balanced", n=24) == [(None, None), (("order", 24), None)]
     cut = given("h100_bsr_spmm_b16_balanced", n=24, row_counts="limit", block_rows=9, block_columns=960)
     assert cut == [(("order", None), None)] * 2

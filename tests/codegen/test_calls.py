@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from codegen.library import find_spec, shipped_specs
+from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.spec import AttentionSpec
 
@@ -43,6 +44,15 @@ class Driver:
         return self(function, config.gridDimX, int(config.hStream), arguments, extra)
 
 
+def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
+    loaded = launch.LoadedKernel.__new__(launch.LoadedKernel)
+    loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
+    driver = Driver(loaded.layout.size)
+    loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
+    loaded._prologue, loaded._launch_by = 0, driver.by
+    return loaded, driver
+
+
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
@@ -57,13 +67,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
 
     def make(name: str) -> tuple[attention.AttentionKernel, Driver]:
         named = find_spec(name)
-        plan = plan_for(named)
-        loaded = launch.LoadedKernel.__new__(launch.LoadedKernel)
-        loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
-        driver = Driver(loaded.layout.size)
-        loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
-        loaded._prologue, loaded._launch_by = 0, driver.by
-        return attention.AttentionKernel(SimpleNamespace(named=named, plan=plan), loaded), driver  # type: ignore[arg-type]
+        loaded, driver = loaded_kernel(plan_for(named))
+        return attention.AttentionKernel(SimpleNamespace(named=named, plan=loaded.plan), loaded), driver  # type: ignore[arg-type]
 
     return make
 
@@ -480,6 +485,33 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.blocks_per_sm
+
+
+def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[Any] = []
+    monkeypatch.setattr(launch, "make_context_current", devices.append)
+    loaded, driver = loaded_kernel(plan_for(find_spec("h100_bsr_spmm_b16_gathered")))
+    given = {"a": 2**40, "rounds": 48, "entries": 64, "packets": 80}
+    loaded.launch_prologue(None, 5, given, 7)  # type: ignore[arg-type]
+    ((grid, stream, block),) = driver.launches
+    expected = bytearray(loaded.layout.size)
+    for name, address in given.items():
+        struct.pack_into("<Q", expected, loaded.layout.offsets[name], address)
+    assert (grid, stream, block, devices) == (5, 7, bytes(expected), [None])
+
+
+@pytest.mark.parametrize("prologue", [True, False])
+def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch, prologue: bool) -> None:
+    monkeypatch.setattr(launch, "make_context_current", lambda device: None)
+    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: bytes(128))
+    plan = plan_for(find_spec("h100_bsr_spmm_b16_gathered"))
+    loaded, driver = loaded_kernel(plan)
+    numbers = {param.name: 1 for param in plan.params if param.type == "i32"}
+    shapes = {name.removesuffix("_map"): ((8, 8, 8), (64, 8, 1)) for name in plan.tensor_maps}
+    signature = loaded.signature(None, 4, numbers, shapes, prologue_grid=9)  # type: ignore[arg-type]
+    addresses = {param.name.removesuffix("_map"): 16 for param in plan.params}
+    loaded.launch(signature, addresses, 7, prologue=prologue)
+    assert [grid for grid, *_ in driver.launches] == [9] * prologue + [4]
 
 
 def test_a_launch_sees_to_a_context_of_its_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups  # no
 from codegen.render import render  # noqa: E402
 from runtime.row_groups import RowGroups, covers, gather_rows  # noqa: E402
 
+RING_COLUMNS = {24: 37, 12: 15}  # of the kernels, by the slots of their tiles
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -60,7 +62,7 @@ def uniform(block_rows: int, length: int, block_columns: int, seed: int, slots: 
     """Return a matrix whose rows have as many blocks each, of columns drawn without repetition."""
     noise = torch.rand(block_rows, block_columns, generator=torch.Generator().manual_seed(seed))
     rows = noise.argsort(1)[:, :length].tolist()
-    return Matrix(rows, block_columns, slots, count_groups(block_rows, slots))
+    return Matrix(rows, block_columns, slots, count_groups(block_rows, slots), RING_COLUMNS[slots])
 
 
 def check_rounds(order: RowGroups, matrix: Matrix) -> None:
@@ -216,14 +218,23 @@ def test_torchs_default_device_is_left_alone() -> None:
     crow, col = matrix.indices()
     expected = matrix.order()
     with torch.device("meta"):
-        found = gather_rows(crow, col, 20, slots=24, groups=2, ring_columns=20)
+        found = gather_rows(crow, col, 20, slots=24, groups=2, ring_columns=matrix.ring_columns)
         assert covers(found, crow, col)
     assert all(torch.equal(*parts) for parts in zip(found[:4], expected[:4], strict=True))
 
 
 def test_rounds_go_around_the_ring() -> None:
-    matrix = Matrix([[3 * row, 3 * row + 1, 3 * row + 2] for row in range(12)], 36, slots=12, ring_columns=20)
-    assert [word >> 8 for word in matrix.order().rounds[:, 15].tolist()] == [0, 12, 4]
+    matrix = Matrix([[3 * row, 3 * row + 1, 3 * row + 2] for row in range(6)], 18, slots=12, ring_columns=20)
+    assert [word >> 8 for word in matrix.order().rounds[:, 15].tolist()] == [0, 6, 12]
+    matrix = Matrix([[5 * row + i for i in range(5)] for row in range(6)], 30, slots=12, ring_columns=20)
+    assert [word >> 8 for word in matrix.order().rounds[:, 15].tolist()] == [0, 6, 12, 18, 4]
+
+
+@pytest.mark.parametrize(("ring_columns", "most"), [(1, 1), (2, 1), (5, 1), (15, 5), (37, 12), (44, 14), (60, 15)])
+def test_three_rounds_fit_the_ring(ring_columns: int, most: int) -> None:
+    matrix = Matrix([[row] for row in range(24)], 24, ring_columns=ring_columns)
+    counts = (matrix.order().rounds[:, 15] & 255).tolist()
+    assert counts == [most] * (24 // most) + [24 % most] * (24 % most > 0)
 
 
 def test_rows_with_the_same_columns_are_put_together() -> None:
@@ -238,7 +249,9 @@ def test_rows_with_the_same_columns_are_put_together() -> None:
 def test_rows_of_like_length_are_put_together() -> None:
     # Each short row shares its columns with a long one, and long ones share none.
     long = [list(range(20 * row, 20 * row + 20)) for row in range(12)]
-    matrix = Matrix([row[first:][:end] for row in long for first, end in ((5, 2), (0, 20))], 240, slots=12, groups=2)
+    matrix = Matrix(
+        [row[first:][:end] for row in long for first, end in ((5, 2), (0, 20))], 240, 12, 2, ring_columns=36
+    )
     order = matrix.order()
     assert [{row % 2 for row in group} for group in order.rows.tolist()] == [{1}, {0}]
     assert order.starts.diff().tolist() == [20, 2]
@@ -252,7 +265,7 @@ def test_a_column_that_others_make_needless_waits() -> None:
 
 @pytest.mark.parametrize(
     ("block_rows", "length", "slots", "most_rounds", "most_loads"),
-    [(512, 16, 24, 17.8, 212), (512, 64, 24, 65.5, 500), (256, 16, 12, 16.2, 110)],
+    [(512, 16, 24, 19.8, 212), (512, 64, 24, 65.5, 500), (256, 16, 12, 22.6, 109)],
 )
 def test_few_rounds_and_few_loads(
     block_rows: int, length: int, slots: int, most_rounds: float, most_loads: float

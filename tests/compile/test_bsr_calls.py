@@ -32,6 +32,8 @@ class Loaded:
         self.plan = plan
         self.signatures: list[dict[str, Any]] = []
         self.launches: list[dict[str, int]] = []
+        self.prologues: list[bool] = []  # whether a launch had one before it
+        self.packed: list[tuple[int, dict[str, int]]] = []
 
     def signature(
         self,
@@ -53,11 +55,17 @@ class Loaded:
     def sm_count(self, device: int) -> int:
         return 132
 
-    def launch(self, signature: Any, addresses: Mapping[str, int], stream: int) -> None:
+    def launch_prologue(self, device: int, grid: int, addresses: Mapping[str, int], stream: int) -> None:
+        assert set(addresses) <= {param.name for param in self.plan.params if param.type == "pointer"}
+        assert self.plan.prologue is not None and min(addresses.values()) > 0
+        self.packed.append((grid, dict(addresses)))
+
+    def launch(self, signature: Any, addresses: Mapping[str, int], stream: int, *, prologue: bool = True) -> None:
         for param in self.plan.params:
             if param.type in ("pointer", "tensor_map") and param.name != "parts":
                 assert addresses[param.name.removesuffix("_map")] > 0
         self.launches.append(dict(addresses))
+        self.prologues.append(prologue)
 
 
 @pytest.fixture
@@ -529,13 +537,91 @@ def test_packets_are_of_one_call(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
     order, kept = kernel.row_order(a), []
-    kernel._loaded.launch = lambda signature, addresses, stream: kept.append(addresses["packets"])
+    kernel._loaded.launch = lambda signature, addresses, stream, prologue: kept.append(addresses["packets"])
     allocate, held = torch.empty, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", lambda *shape, **more: held.append(allocate(*shape, **more)) or held[-1])
         for _ in range(2):
             kernel(a, dense(48, 128), row_order=order, out=dense(48, 128))
     assert len(set(kept)) == 2 and {tensor.numel() for tensor in held} == {order.rounds.shape[0] * (24 * 512 + 96)}
+
+
+def test_a_is_packed_once_where_calls_are_given_it(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    order = kernel.row_order(a)
+    packed = kernel.pack(a, order)
+    assert packed.dtype == torch.uint8 and packed.shape == (order.rounds.shape[0] * (24 * 512 + 96),)
+    addresses = {"a": a.values(), "packets": packed, "rounds": order.rounds, "entries": order.entries}
+    assert kernel._loaded.packed == [(order.rounds.shape[0], {name: t.data_ptr() for name, t in addresses.items()})]
+    kernel(a, dense(48, 128), row_order=order, packed=packed)
+    kernel(a, dense(2, 48, 128), row_order=order, packed=packed)
+    assert {launch["packets"] for launch in kernel._loaded.launches} == {packed.data_ptr()}
+    assert kernel._loaded.prologues == [False] * 3 and len(kernel._loaded.packed) == 1
+
+
+def test_a_batch_packs_a_once(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    kernel(a, dense(3, 48, 128), row_order=kernel.row_order(a))
+    assert kernel._loaded.prologues == [True, False, False]
+    assert len({launch["packets"] for launch in kernel._loaded.launches}) == 1
+    copying = make(size=16, b_layout="column_major")  # which copies each B
+    copying(matrix([0, 1], [0], size=16), dense(3, 128, 48).mT)
+    assert copying._loaded.prologues == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda packed: [packed], r"packed: is list, expected what pack\(a, row_order\) returns"),
+        (
+            lambda packed: packed[:-1],
+            r"packed: is torch.uint8 \(24767,\) on cpu, expected torch.uint8 \(24768,\) on cpu",
+        ),
+        (lambda packed: packed.view(torch.int8), r"packed: is torch.int8 \(24768,\) on cpu"),
+        (lambda packed: packed.to("meta"), r"packed: is torch.uint8 \(24768,\) on meta"),
+        (lambda packed: packed.repeat(2)[::2], r"packed: has strides \(2,\), expected a contiguous tensor"),
+        (lambda packed: packed.repeat(2)[1:24769], r"packed: starts at address 0x\w+, which is not a multiple of 16"),
+        (lambda packed: packed ^ 1, r"packed: is not what pack\(a, row_order\) returns: A's values are others"),
+    ],
+)
+def test_what_is_wrong_with_packed(make: Make, monkeypatch: pytest.MonkeyPatch, change: Any, message: str) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    order = kernel.row_order(a)
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # nothing writes it here
+    packed = kernel.pack(a, order)
+    kernel(a, dense(48, 128), row_order=order, packed=packed, validate=True)
+    with pytest.raises(ArgumentError, match=message):
+        kernel(a, dense(48, 128), row_order=order, packed=change(packed), validate=True)
+    assert len(kernel._loaded.launches) == 1
+
+
+def test_what_cannot_be_packed(make: Make) -> None:
+    kernel, plain = make(**GATHERED), make(size=16)
+    a = matrix([0, 1], [0], size=16)
+    order = kernel.row_order(a)
+    with pytest.raises(ArgumentError, match=r"^a: is not packed for bsr_spmm_\w+: its tiles do not gather block rows"):
+        plain.pack(a, order)
+    with pytest.raises(ArgumentError, match=r"^packed: is not an argument of bsr_spmm_\w+: its tiles do not gather"):
+        plain(a, dense(48, 128), packed=kernel.pack(a, order))
+    with pytest.raises(ArgumentError, match=r"^a: has blocks of \(32, 32\), this kernel takes \(16, 16\)"):
+        kernel.pack(matrix([0, 1], [0], size=32), order)
+    with pytest.raises(ArgumentError, match=r"^row_order: is of a matrix of 1 x 3 blocks of which 1 are stored"):
+        kernel.pack(matrix([0, 1, 2], [0, 0], size=16), order)
+    with pytest.raises(ArgumentError, match=r"^row_order: is missing"):
+        kernel.pack(a, None)
+    assert len(kernel._loaded.packed) == 1 and not plain._loaded.launches
+
+
+def test_nothing_is_packed_where_nothing_is_stored(make: Make) -> None:
+    kernel = make(**GATHERED)
+    a = matrix([0, 0, 0], [], size=16)
+    order = kernel.row_order(a)
+    packed = kernel.pack(a, order)
+    assert packed.shape == (0,) and not kernel._loaded.packed
+    assert not kernel(a, dense(48, 128), row_order=order, packed=packed, validate=True).any()
 
 
 @pytest.mark.parametrize(

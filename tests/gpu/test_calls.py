@@ -333,10 +333,20 @@ def test_groups_of_block_rows_are_for_any_values_and_columns(block: int) -> None
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         kernel(a, b[:, :200], row_order=order, out=captured)
+    packed = kernel.pack(a, order)
+    assert torch.equal(kernel(a, b, row_order=order, packed=packed, validate=True), kernel(a, b, row_order=order))
+    batch = b.view(2, 20 * block, 3000).repeat(1, 2, 1)
+    for more in ({}, {"packed": packed}):
+        for found, each in zip(kernel(a, batch, row_order=order, **more), batch, strict=True):
+            assert torch.equal(found, kernel(a, each, row_order=order))
     a.values().copy_(torch.randn_like(a.values()))  # each call packs A anew
     graph.replay()
     check(captured, 200)
     check(kernel(a, b[:, :200], row_order=order), 200)
+    with pytest.raises(ArgumentError, match=r"packed: is not what pack\(a, row_order\) returns"):
+        kernel(a, b, row_order=order, packed=packed, validate=True)
+    packed.copy_(kernel.pack(a, order))
+    check(kernel(a, b, row_order=order, packed=packed, validate=True), 3000)
     elsewhere = a.to_dense().roll(block, 1).to_sparse_bsr((block, block))  # as many blocks in each row
     with pytest.raises(ArgumentError, match=r"row_order: is not what row_order\(a\) returns"):
         kernel(a, b, row_order=kernel.row_order(elsewhere, 200), validate=True)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from measured import REBIND, rebind
+from records import OURS, absent_peers, best_peer
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,6 @@ from runtime.measurement import Call, median_milliseconds
 from runtime.verification.run import driver_version
 
 Fields = dict[str, Any]
-OURS = "ours"
 TOLERANCE = 1e-2  # of the largest element of a part; a correct fp16 result is within about 2e-3
 OWN_STYLE = {"color": "#1b7f5c", "linewidth": 2.5}
 
@@ -55,6 +55,8 @@ class Row(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def peers(self) -> tuple[str, ...]: ...
     @property
     def groups(self) -> tuple[str, ...]: ...
     @property
@@ -138,12 +140,6 @@ def environment(packages: Sequence[str]) -> Fields:
     return {"device": torch.cuda.get_device_name(), "driver": driver_version(), "versions": versions}
 
 
-def best_peer(record: Fields) -> str | None:
-    """Return the fastest peer of a row, if any ran."""
-    tflops = {label: result["tflops"] for label, result in record["results"].items() if label != OURS}
-    return max(tflops, key=lambda label: tflops[label], default=None)
-
-
 def target(record: Fields) -> str:
     """Return what a row set out to reach: TFLOPS, or how often those of the best peer."""
     if record.get("target_ratio"):
@@ -179,9 +175,9 @@ def show(report: Fields, remarks: Sequence[str] = ()) -> None:
     lines = list(remarks)
     for record in report["rows"]:
         lines += [f"{record['name']}: {label} has no time: {why}" for label, why in record["failed"].items()]
-    for label, names in (("peers not installed", "not_installed"), ("rows not run", "not_run")):
-        if report.get(names):
-            lines.append(f"{label}: {', '.join(report[names])}")
+    lines += [f"peer not installed: {name}, for {', '.join(rows)}" for name, rows in absent_peers(report).items()]
+    if report.get("not_run"):
+        lines.append(f"rows not run: {', '.join(report['not_run'])}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
@@ -304,11 +300,12 @@ def measure(
     begun = time.monotonic()
     absent = [name for name in options.peers if not peers[name].installed]
     present = [name for name in options.peers if name not in absent]
-    report: Fields = {**begin, "rows": [], "not_installed": absent, "not_run": [row.name for row in rows]}
+    report: Fields = {**begin, "rows": [], "not_run": [row.name for row in rows]}
     for row in rows:
         if options.budget is not None and time.monotonic() - begun > options.budget:
             break
-        report["rows"].append(run_row(row, present, options.quick))
+        missed = [name for name in absent if name in row.peers]
+        report["rows"].append({**run_row(row, present, options.quick), "not_installed": missed})
         report["not_run"].remove(row.name)
         print(" ".join(cells(report["rows"][-1])), flush=True)
         if options.json:
@@ -331,9 +328,7 @@ def merged(reports: Sequence[Fields]) -> Fields:
             _check_same(package, [versions.setdefault(package, version), version])
     rows = {record["name"]: record for report in reports for record in report["rows"]}
     left = {name: None for report in reports for name in report.get("not_run", ()) if name not in rows}
-    absent = {name: None for report in reports for name in report.get("not_installed", ())}
-    merged_rows = {"rows": list(rows.values()), "not_installed": list(absent), "not_run": list(left)}
-    return {**reports[0], "versions": versions, **merged_rows}
+    return {**reports[0], "versions": versions, "rows": list(rows.values()), "not_run": list(left)}
 
 
 def _check_same(what: str, found: Sequence[Any]) -> None:

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from records import OURS, absent_peers, best_peer
+
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.receipts import MeasurementRecord, Receipt, Standing, receipt_path, source_sha256, state
@@ -25,7 +27,6 @@ ATTENTION = MEASURED / "attention_h200.json"
 BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
-OURS = "ours"
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 DASH = "-"
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
@@ -179,7 +180,8 @@ def full_table(report: Mapping[str, Any]) -> str:
         without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
     if report.get("not_run"):
         without.append(f"- not run: {', '.join(f'`{name}`' for name in report['not_run'])}")
-    without += [f"- peer not installed: `{name}`" for name in report.get("not_installed", ())]
+    for name, missed in absent_peers(report).items():
+        without.append(f"- peer not installed: `{name}`, for {', '.join(f'`{row}`' for row in missed)}")
     text = (
         f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians, each row of one run "
         "([how they are taken](measuring.md)); error against float64, of the largest element."
@@ -240,12 +242,6 @@ def bsr_workload(record: Mapping[str, Any]) -> str:
     block = f"{spec['block']['rows']}x{spec['block']['cols']}"
     packed = ", packed beforehand" if record.get("packed") else ""
     return f"M{record.get('height', size)} K{k} N{n}, {record['row_blocks']} blocks {block} a row{of}{pattern}{packed}"
-
-
-def best_peer(record: Mapping[str, Any]) -> str | None:
-    """Return the fastest peer of a row, if any ran."""
-    tflops = {label: result["tflops"] for label, result in record["results"].items() if label != OURS}
-    return max(tflops, key=lambda label: tflops[label], default=None)
 
 
 def speed(record: Mapping[str, Any]) -> str:

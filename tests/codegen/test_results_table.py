@@ -26,7 +26,9 @@ def load_script(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as when it is run
+        spec.loader.exec_module(module)
     return module
 
 
@@ -190,7 +192,8 @@ def test_workloads_of_bsr_products() -> None:
 
 def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
     failed = record("b", groups=["short"], results={}, failed={"FA4": "ImportError: no"}, heads=64, kv_heads=8)
-    text = script.full_table(report(record("a"), failed, not_run=["c", "d"], not_installed=["fa3"]))
+    failed["not_installed"] = ["fa3"]
+    text = script.full_table(report(record("a"), failed, not_run=["c", "d"]))
     found = rows(text)
     assert found["a"] == [
         "`h100_topk32`",
@@ -205,7 +208,7 @@ def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
     assert text.splitlines()[-3:] == [
         "- `b`: FA4 has no time: ImportError: no",
         "- not run: `c`, `d`",
-        "- peer not installed: `fa3`",
+        "- peer not installed: `fa3`, for `b`",
     ]
     assert "has no time" not in script.full_table(report(record("a")))
 

@@ -183,6 +183,7 @@ def flashinfer(problem: Problem) -> dict[str, Call]:
         num_kv_heads=1,
         head_dim=head_dim,
         q_data_type=problem.q.dtype,
+        o_data_type=problem.q.dtype,
     )
     q, k, v = (t.reshape(-1, 1, head_dim) for t in (problem.q, problem.k, problem.v))
     return {"FlashInfer": lambda: wrapper.run(q, k, v).view(problem.q.shape)}

@@ -97,6 +97,7 @@ def main() -> None:
         positional, named = arguments_of(kernel.spec)
         if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
             named["row_order"] = kernel.row_order(positional[0])
+            kernel(*positional, **named, packed=kernel.pack(positional[0], named["row_order"]))
         kernel(*positional, **named)
         torch.cuda.synchronize()
         sys.stdout.write(f"{name}: ran\n")

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from measured import REBIND, rebind
-from records import OURS, absent_peers, best_peer
+from records import OURS, absent_peers, best_peer, failures
 from rich.console import Console
 from rich.table import Table
 
@@ -173,8 +173,8 @@ def show(report: Fields, remarks: Sequence[str] = ()) -> None:
     console = Console(width=None if Console().is_terminal else 120, highlight=False)
     console.print(table)
     lines = list(remarks)
-    for record in report["rows"]:
-        lines += [f"{record['name']}: {label} has no time: {why}" for label, why in record["failed"].items()]
+    for (label, why), rows in failures(report).items():
+        lines.append(f"{', '.join(rows)}: {label} has no time: {why}")
     lines += [f"peer not installed: {name}, for {', '.join(rows)}" for name, rows in absent_peers(report).items()]
     if report.get("not_run"):
         lines.append(f"rows not run: {', '.join(report['not_run'])}")

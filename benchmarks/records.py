@@ -14,6 +14,15 @@ def best_peer(record: Mapping[str, Any]) -> str | None:
     return max(tflops, key=lambda label: tflops[label], default=None)
 
 
+def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
+    """Return the names of the rows in which a call has no time, by its label and the reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in report["rows"]:
+        for label, why in record["failed"].items():
+            found.setdefault((label, why), []).append(record["name"])
+    return found
+
+
 def absent_peers(report: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the rows that a peer was asked for and not installed, by its name."""
     found: dict[str, list[str]] = {}

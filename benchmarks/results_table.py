@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from records import OURS, absent_peers, best_peer
+from records import OURS, absent_peers, best_peer, failures
 
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
@@ -177,7 +177,8 @@ def full_table(report: Mapping[str, Any]) -> str:
         stem = shipped_stem(record)
         names = [row_name(record), f"`{stem}`" if stem else DASH]
         rows.append(line([*names, workload(record), *times, told or DASH, ratio(own, best)]))
-        without += [f"- `{record['name']}`: {label} has no time: {why}" for label, why in record["failed"].items()]
+    for (label, why), missed in failures(report).items():
+        without.append(f"- {', '.join(f'`{row}`' for row in missed)}: {label} has no time: {why}")
     if report.get("not_run"):
         without.append(f"- not run: {', '.join(f'`{name}`' for name in report['not_run'])}")
     for name, missed in absent_peers(report).items():

@@ -209,7 +209,9 @@ def plot_rows(report: Fields, records: list[Fields], path: Path, subject: str) -
     places = range(len(records))
     axes.barh([place + 0.2 for place in places], own, height=0.38, label="this project", color="#1b7f5c")
     axes.barh([place - 0.2 for place in places], best, height=0.38, label="best peer", color="#b5b5b5")
-    targets = [record["target_tflops"] for record in records]
+    # A target may be so many times what the best peer has.
+    ratios = [(record.get("target_ratio") or 0) * tflops for record, tflops in zip(records, best, strict=True)]
+    targets = [record["target_tflops"] or ratio or None for record, ratio in zip(records, ratios, strict=True)]
     axes.plot(targets, [place + 0.2 for place in places], "|", markersize=14, color="black", label="target")
     for place, record in zip(places, records, strict=True):
         axes.text(4, place - 0.2, best_peer(record) or "no peer", va="center", fontsize=7)

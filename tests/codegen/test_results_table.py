@@ -188,6 +188,7 @@ def test_workloads_of_bsr_products() -> None:
     power_law = told("h100_bsr_spmm_b32", pattern="power_law")
     assert power_law == "M8192 K8192 N1024, 16 blocks 32x32 a row on average, power law"
     assert told("h100_bsr_spmm_b64", pattern="clustered").endswith("a row, clustered")
+    assert told("h100_bsr_spmm_b16_gathered", packed=True).endswith("16 blocks 16x16 a row, packed beforehand")
 
 
 def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:

@@ -17,8 +17,15 @@ from codegen.plans.gathered import (
 )
 from codegen.plans.row_chunks import RowCut, blocks_of_step
 from codegen.spec import BsrSpmmSpec
-from runtime.arguments import check_address, check_shape, check_tensor
-from runtime.bsr import check_indices, check_layout, check_prepared, check_row_pointers, check_structure
+from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_tensor
+from runtime.bsr import (
+    check_indices,
+    check_layout,
+    check_prepared,
+    check_row_pointers,
+    check_structure,
+    check_values,
+)
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel
 from runtime.row_chunks import RowChunks, cut_rows
@@ -123,9 +130,11 @@ class RowOrders:
         return torch.empty(self._packed_bytes(order), dtype=torch.uint8, device=device)
 
     def pack(self, a: torch.Tensor, row_order: Any) -> torch.Tensor:
-        """Pack A, whose structure and values are checked, as ``BsrSpmmKernel.pack`` describes it."""
+        """Pack A, whose structure is checked, as ``BsrSpmmKernel.pack`` describes it."""
         if not self._gathers:
             raise ArgumentError("a", f"is not packed for {self._stem}: its tiles do not gather block rows")
+        check_values("a", a, TORCH_DTYPES[self._spec.dtype])
+        check_address("a.values()", a.values().data_ptr())
         order = self._grouped(a, row_order, False)
         # Zeros, as packets may end with bytes that nothing is written to: the same A is the same bytes.
         packets = torch.zeros(self._packed_bytes(order), dtype=torch.uint8, device=a.device)

@@ -611,7 +611,18 @@ def test_what_cannot_be_packed(make: Make) -> None:
         kernel.pack(matrix([0, 1, 2], [0, 0], size=16), order)
     with pytest.raises(ArgumentError, match=r"^row_order: is missing"):
         kernel.pack(a, None)
-    assert len(kernel._loaded.packed) == 1 and not plain._loaded.launches
+    packed, other = kernel.pack(a, order), a.to(torch.bfloat16)
+    call = {"row_order": order, "packed": packed}
+    for given in (
+        lambda: kernel.pack(other, order),
+        lambda: kernel(other, dense(48, 128), **call),
+        lambda: kernel(other, dense(48, 128), **call, validate=True),  # nothing is packed to compare it
+    ):
+        with pytest.raises(ArgumentError, match=r"^a: is torch.bfloat16, this kernel takes torch.float16"):
+            given()
+    with pytest.raises(ArgumentError, match=r"^a\.values\(\): starts at address 0x"):
+        kernel.pack(shifted_values(a), order)
+    assert len(kernel._loaded.packed) == 2 and not plain._loaded.launches
 
 
 def test_nothing_is_packed_where_nothing_is_stored(make: Make) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS
+from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, round_columns
 
 CPU = torch.device("cpu")  # named with each new tensor, as torch's default may be another device
 # The score of a row that may join a group, in fifths of a block: 1 for each block that meets a column of the group,
@@ -25,8 +25,6 @@ SHARED, SHORTER = 5, 2
 # exact in float32: the result does not depend on the order in which they are added.
 LAG, STEP, LEAST_WEIGHT, MOST_WEIGHT = 0.125, 256, 1 / 16, 1024
 TAKEN = -(2**62)  # score of a row that is in a group already
-# A round has as few columns that this many rounds fit the ring: one is multiplied while the next ones come.
-ROUNDS_IN_RING = 3
 BATCH = 1 << 19  # elements of (groups, slots, columns) that are worked on at once: what fits in a core's cache
 
 
@@ -131,7 +129,7 @@ def gather_rows(
     listed, column_of_listed = _number_listings(row, col, block_columns + 1)
     rows = _form_groups(lengths, listed, column_of_listed.shape[0], slots, groups)
     needs = _find_needs(rows, row, listed, column_of_listed)
-    most = min(ROUND_COLUMNS, max(1, ring_columns // ROUNDS_IN_RING))
+    most = round_columns(ring_columns)
     batches = [_plan_batch(needs, first, end, slots, most) for first, end in _batches(needs.starts, slots)]
     plan = _Rounds(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
     starts = _starts(plan.counts)

@@ -36,7 +36,8 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
 CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
 PACK_THREADS = 256
 RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
-ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round, at most
+ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round that its record has room for
+ROUNDS_IN_RING = 3  # that fit the ring at least: one is multiplied while the next ones come
 RECORDS = 4  # of rounds, that a producer warp asks for before it needs them
 COUNT_BITS = 8  # of a record's last word; the place in the ring is above them
 TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
@@ -66,6 +67,11 @@ def packet_bytes(spec: BsrSpmmSpec) -> int:
 def ring_columns(spec: BsrSpmmSpec) -> int:
     """Return for how many block columns the ring has room for their rows of B: all that is left of shared memory."""
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
+
+
+def round_columns(ring_columns: int) -> int:
+    """Return how many block columns to put into a round at most, where so many have room in the ring."""
+    return min(ROUND_COLUMNS, max(1, ring_columns // ROUNDS_IN_RING))
 
 
 def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:

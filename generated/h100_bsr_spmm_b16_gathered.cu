@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 481820cf2843dc3218664393a2921ae7f7437087e67bb7e0f54b314a94b22a8e
+// seal: sha256 d480c3039218d31aec864c562c993fff377d7699f60ec555ba3c7800a480d777
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -18,7 +18,8 @@
 // descriptor in uniform registers for each block, and putting it there costs more than is gained.
 //
 // Who does what
-//   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use
+//   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
+//     reads A, rounds and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   the first kConsumerWarps warps  consumers. Each keeps the products of its block rows in registers
 //   the last kProducerWarps warps   producers. They share the copies of a round
 //

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7ae69f2ffdab8be55cb3cba9946410c0568533b0db382959f74e0bc750f24277
+// seal: sha256 3d9ebf826fac7deb592aa56597ff1485be3771ef552de60649de0e3d4a7bfd46
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -18,7 +18,8 @@
 // instructions on the same accumulators, and only where they read B differs.
 //
 // Who does what
-//   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use
+//   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
+//     reads A, rounds and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, and keeps their products in registers
 //   the last warpgroup producer. Its four warps share the copies of a round
 //

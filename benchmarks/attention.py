@@ -145,7 +145,7 @@ def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Field
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
 SELF_ORDERED = {"share_kv": True, "order_queries": True}
 SHARED = topk(128, 32, 64, 64, share_kv=True)
-LONG_SHARED = {**SHARED, "paced": True}  # the L2 does not hold K and V of a head of 128 K keys
+PACED = {"paced": True}  # the L2 does not hold K and V of a head of 128 K keys
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
 FLEX = ("flex", "flex_tuned")
 FLASHINFER = ("flashinfer", "flashinfer_cake")
@@ -156,14 +156,14 @@ MAIN_ROWS = (
     Row("topk16", topk(128, 16, 128, 128), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
     Row("topk32", topk(128, 32, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k"), quick=True),
     Row("topk64", topk(128, 64, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
-    Row("topk32_128k", topk(128, 32, 128, 128), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
+    Row("topk32_128k", topk(128, 32, 128, 128, **PACED), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
     Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
     Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
     Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
     Row("topk16_b64", topk(128, 16, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 580),
     Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, quick=True),
     Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
-    Row("topk32_b64_128k", LONG_SHARED, 8, 131072, LIST_PEERS, 560),
+    Row("topk32_b64_128k", {**SHARED, **PACED}, 8, 131072, LIST_PEERS, 560),
     Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440),
     Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, kv_heads=8),

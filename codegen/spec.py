@@ -209,7 +209,7 @@ class AttentionSpec(SpecBase):
     paced: bool = Field(
         default=False,
         description="whether thread blocks that are ahead wait for the others, so that all ask for keys near one "
-        "another, which pays where the L2 does not hold K and V of a head; with share_kv only",
+        "another, which pays where the L2 does not hold K and V of a head and lists are sorted; topk on sm_90a only",
     )
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
@@ -539,8 +539,8 @@ def parse_spec(data: object) -> Spec:
         raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
     if isinstance(spec, AttentionSpec) and spec.order_queries and spec.paced:
         raise SpecError("order_queries", "is true; with paced there is no kernel that finds an order: leave one out")
-    if isinstance(spec, AttentionSpec) and spec.paced and not spec.share_kv:
-        raise SpecError("paced", "is true; there are kernels with it only with share_kv: leave it out")
+    if isinstance(spec, AttentionSpec) and spec.paced and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
+        raise SpecError("paced", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
         more = " with share_kv" if spec.share_kv else f" with key_parts {spec.key_parts}" if spec.key_parts > 1 else ""
         that = f"{spec.pattern.kind} on {spec.arch}{more}"

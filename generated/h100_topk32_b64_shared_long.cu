@@ -3,8 +3,8 @@
 //     codegen render specs/h100_topk32_b64_shared_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: b72bed779c9ef93f459cc4f84164048861092b447eafc6c311797295cd6e8d72
-// templates: attention/load_order.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d13a39c596c1376694c6b20510126335530cb440430d2ea30a6bc527665a7964
+// templates: attention/load_order.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 1263d42fa887310bc9d0636e798fdb6b911cb1ed0277215e9fe5f05194246c79
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -63,7 +63,6 @@ constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
-constexpr int kPaceMarks = 6;  // marks that a thread block makes in a tile
 constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
 constexpr int kStreams = 3;  // streams of a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
@@ -131,7 +130,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* progress;  // marks of all thread blocks, then thread blocks that have ended: 0 between launches
+  int* progress;  // tiles that thread blocks began, then thread blocks that have ended: 0 between launches
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -696,31 +695,28 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 }
 
 // Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
-// then few enough for the L2. Each makes kPaceMarks marks a tile, spread over its loads, which are fewer where lists
-// have more in common; one that is ahead of what all have marked, on average, by more than half a mark waits. No result
-// depends on it, so a tile waits kPaceTries times at most: for thread blocks that do not run yet, it would be in vain.
+// then few enough for the L2. Each marks where it begins a whole tile; one that is ahead of what all have marked, on
+// average, by more than a quarter of a tile waits. No result depends on it, so a tile waits kPaceTries times at most:
+// for thread blocks that do not run yet, it would be in vain.
 struct Pace {
-  int loads = 1, share = 0, marks = 0, tries = 0;
+  int marks = 0;  // of this thread block
+  int all = 0;    // of all of them, when it made its last one
 
-  __device__ __forceinline__ void begin_tile(int number) {
-    loads = number;
-    share = 0;
-    tries = kPaceTries;
+  __device__ __forceinline__ void mark(const Params& p) {
+    ++marks;
+    all = atomicAdd(p.progress, 1) + 1;
   }
-  __device__ __forceinline__ void count_load(const Params& p) {
-    share += kPaceMarks;  // in units of 1 / loads of a mark; a tile has at least as many loads as marks
-    if (share < loads) return;
-    share -= loads;
-    const int blocks = gridDim.x, enough = marks++ * blocks + blocks / 2;
-    for (int all = atomicAdd(p.progress, 1) + 1; all < enough && tries > 0; --tries) {
+  __device__ __forceinline__ void wait(const Params& p) {
+    const int blocks = gridDim.x, enough = marks * blocks - blocks / 4;
+    for (int tries = kPaceTries; all < enough && tries > 0; --tries) {
       __nanosleep(64);
       all = *static_cast<volatile int*>(p.progress);
     }
   }
-  // Nobody waits for a thread block that has ended: it may lack the marks of a tile, and makes them. The last one to
-  // end leaves the counters at 0 for the next launch.
+  // Nobody waits for a thread block that has ended: it may have had a tile less, and marks it. The last one to end
+  // leaves the counters at 0 for the next launch.
   __device__ __forceinline__ void end(const Params& p) {
-    atomicAdd(p.progress, kPaceMarks);
+    atomicAdd(p.progress, 1);
     __threadfence();
     if (atomicAdd(p.progress + 1, 1) == gridDim.x - 1) {
       p.progress[0] = 0;
@@ -747,7 +743,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
     const int number = numbers[position.stage];
-    pace.begin_tile(number);
+    if (is_k) {
+      pace.mark(p);
+      pace.wait(p);
+    }
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
       const uint32 load = loads[position.stage * kEntries + i];
@@ -755,7 +754,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       const uint32 full = full_barriers + 8 * (load % kBarrierRange);
       mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
       if (is_k) slots[place.stage] = slot_of(p, block, false);
-      if (is_k) pace.count_load(p);
       mbarrier_arrive_expect_tx(full, kKvBytes);
       load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
       place.advance();

@@ -195,15 +195,19 @@ class AttentionKernel:
         held: dict[str, torch.Tensor] = {}
         if self._takes_counters:
             held["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS)
-        if self._is_paced:
-            held["progress"] = counters(device, stream, SCHEDULER_COUNTERS)
         needed = signature.extra
+        if self._is_paced:  # a stream has one set of counters: those of divided tiles come behind these
+            held["progress"] = counters(device, stream, SCHEDULER_COUNTERS + needed.counters)
         if needed.order_bytes:
             held["query_order"] = scratch(device, stream, needed.order_bytes)
         if self._split is not None:
             addresses |= {"shares_done": 0, "parts": 0}
             if needed.counters:
-                held["shares_done"] = counters(device, stream, needed.counters)
+                held["shares_done"] = (
+                    held["progress"][SCHEDULER_COUNTERS:]
+                    if self._is_paced
+                    else counters(device, stream, needed.counters)
+                )
                 held["parts"] = scratch(device, stream, needed.part_bytes)
         addresses |= {name: tensor.data_ptr() for name, tensor in held.items()}
         self._loaded.launch(signature, addresses, stream)

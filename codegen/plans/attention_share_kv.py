@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from codegen.patterns.topk import TopK
-from codegen.plan import Constant, Param, SharedLayout, pointer, require
+from codegen.plan import Constant, SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
@@ -14,8 +14,6 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
-PACE_LOADS = 16  # of a list's entries for each mark of a thread block; docs/ladder-attention.md has others
-PACE_TRIES = 32  # keeps a thread block from waiting for long for others that are not there
 
 
 def check_share_kv(spec: AttentionSpec) -> None:
@@ -56,23 +54,6 @@ def order_constants(streams: int) -> list[Constant]:
     ]
 
 
-def pace_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
-    """Return the constants of ``paced``."""
-    if not spec.paced:
-        return []
-    marks = max(1, streams * list_length(spec) // PACE_LOADS)  # no more than a tile has loads
-    return [
-        Constant("kPaceMarks", marks, "marks that a thread block makes in a tile"),
-        Constant("kPaceTries", PACE_TRIES, "how often a tile looks whether the other thread blocks have come closer"),
-    ]
-
-
-def pace_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of ``paced``."""
-    doc = "marks of all thread blocks, then thread blocks that have ended: 0 between launches"
-    return [pointer("progress", "int", doc, writes=True)] if spec.paced else []
-
-
 def q_places(number: int) -> list[Constant]:
     """Return the constant of the places of Q, where it stays in shared memory."""
     return [Constant("kQPlaces", number, "places for Q of each warpgroup")]
@@ -108,11 +89,9 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     if spec.order_queries:
         found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
         order = [("query order", found)]
-    pace = [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")]
     return [
         ("shared", "key blocks that several lists of a tile have are loaded once"),
         *order,
-        *(pace if spec.paced else []),
     ]
 
 

@@ -20,6 +20,7 @@ from codegen.plan import (
 )
 from codegen.plans.attention_key_parts import add_parts, check_key_parts, computing, part_constants, what_streams_are
 from codegen.plans.attention_order import order_params
+from codegen.plans.attention_pace import check_pace, pace_constants, pace_params, pace_summary
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -36,8 +37,6 @@ from codegen.plans.attention_share_kv import (
     check_share_kv,
     flight_owner,
     order_constants,
-    pace_constants,
-    pace_params,
     producers,
     q_places,
     shared_summary,
@@ -92,6 +91,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     rows = Rows.of(spec)
     parts = spec.key_parts
     streams, consumers = max(rows.streams, parts), m // WARPGROUP_ROWS * parts
+    check_pace(spec, streams)
     columns = SWIZZLE // dtype.bytes
     groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
     q_rows, q_owner = (WARPGROUP_ROWS, "warpgroup's Q") if spec.share_kv else (m, "Q tile")
@@ -131,7 +131,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
         *query_order_constants(spec, streams),
-        *pace_constants(spec, streams),
+        *pace_constants(spec),
         Constant("kStreams", streams, f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
         Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
         Constant("kConsumerWarpgroups", consumers, computing(spec)),
@@ -224,6 +224,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
             *shared_summary(spec),
+            *pace_summary(spec),
             (
                 "grid",
                 f"{('one thread block', 'two thread blocks')[resident - 1]} per SM, looping over tiles (persistent)",

@@ -110,22 +110,13 @@ def test_a_call_wants_an_order_that_fits() -> None:
         kernel._check_values(q, q, (lists, twice))
 
 
-def test_these_options_need_tiles_that_share() -> None:
+def test_it_needs_tiles_that_share() -> None:
     fields = find_spec("h100_topk32_b64").spec.model_dump(mode="json", by_alias=True)
-    for option in ("query_order", "paced"):
-        with pytest.raises(SpecError) as caught:
-            parse_spec({**fields, option: True})
-        assert caught.value.field == option
+    with pytest.raises(SpecError) as caught:
+        parse_spec({**fields, "query_order": True})
+    assert caught.value.field == "query_order"
     plain = find_spec("h100_topk32_b64_shared").spec
     assert "query_order" not in plain.canonical_json() and plain.hash != find_spec(NAME).spec.hash
-
-
-@pytest.mark.parametrize(("k", "m", "marks"), [(32, 192, 6), (32, 128, 4), (1, 192, 1), (100, 192, 18)])
-def test_a_tile_has_no_more_marks_than_loads(k: int, m: int, marks: int) -> None:
-    fields = find_spec("h100_topk32_b64_shared_long").spec.model_dump(mode="json", by_alias=True)
-    named = find_spec({**fields, "pattern": {**fields["pattern"], "k": k}, "tile": {"m": m, "n": 64}, "stages": 3})
-    (found,) = (constant.value for constant in plan_for(named).constants if constant.name == "kPaceMarks")
-    assert found == marks <= k  # a list of k entries: at least as many loads
 
 
 def test_the_length_of_keys_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:

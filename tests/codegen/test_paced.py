@@ -1,0 +1,68 @@
+"""`paced`: for which specs there is a kernel, and where its counters lie."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from codegen.errors import SpecError  # noqa: E402
+from codegen.library import find_spec  # noqa: E402
+from codegen.plans import plan_for  # noqa: E402
+from codegen.render import render  # noqa: E402
+from codegen.spec import parse_spec  # noqa: E402
+from runtime import attention  # noqa: E402
+from runtime.attention import AttentionKernel  # noqa: E402
+
+LONG = "h100_topk32_long"
+
+
+def fields(name: str, **changes: Any) -> dict[str, Any]:
+    return {**find_spec(name).spec.model_dump(mode="json", by_alias=True), **changes}
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("h100_dense", "paced: is true; dense on sm_90a has no kernel with it"),
+        ("h100_block_lists", "paced: is true; block_lists on sm_90a has no kernel with it"),
+        ("l4_topk32", "paced: is true; topk on sm_89 has no kernel with it"),
+        ("h100_topk32_b64", "paced: is true; with 2 lists, or parts of one, in a tile"),
+    ],
+)
+def test_it_is_for_sorted_lists_of_one_length(name: str, refused: str) -> None:
+    with pytest.raises(SpecError, match=refused):
+        plan_for(find_spec(fields(name, paced=True)))
+
+
+def test_it_changes_the_kernel_and_what_explain_says_of_it() -> None:
+    plain, paced = (find_spec(fields("h100_topk32", paced=value)) for value in (False, True))
+    assert plain.spec.hash == find_spec("h100_topk32").spec.hash != paced.spec.hash == find_spec(LONG).spec.hash
+    assert "struct Pace" in render(paced) and "struct Pace" not in render(plain)
+    assert "pace" in dict(plan_for(paced).summary) and "pace" not in dict(plan_for(plain).summary)
+    assert "paced" not in parse_spec(fields("h100_topk32")).canonical_json()
+
+
+@pytest.mark.parametrize("split_tail", [True, False])
+def test_only_whole_tiles_are_marked(split_tail: bool) -> None:
+    source = render(find_spec(fields(LONG, split_tail=split_tail)))
+    assert ("i == 0 && piece.end == 0) pace.mark" in source) is split_tail
+    assert source.count("pace.mark(p)") == source.count("pace.wait(p)") == source.count("pace.end(p)") == 1
+
+
+def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, int] = {}
+    kept = torch.zeros(64, dtype=torch.int32)
+    monkeypatch.setattr(attention, "counters", lambda device, stream, number: kept[:number])
+    monkeypatch.setattr(attention, "scratch", lambda device, stream, size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    named = find_spec(LONG)
+    loaded = SimpleNamespace(launch=lambda signature, addresses, stream: given.update(addresses))
+    kernel = AttentionKernel(SimpleNamespace(named=named, plan=plan_for(named)), loaded)  # type: ignore[arg-type]
+    extra = SimpleNamespace(order_bytes=0, counters=16, part_bytes=4)
+    kernel._launch(SimpleNamespace(extra=extra), {}, torch.device("cuda", 0))  # type: ignore[arg-type]
+    assert given["progress"] == kept.data_ptr()
+    assert given["shares_done"] == given["progress"] + 4 * attention.SCHEDULER_COUNTERS

@@ -400,7 +400,7 @@ def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> 
 @pytest.mark.parametrize(("name", "block"), [("h100_topk32_b64_shared_long", 64), ("h100_topk32_long", 128)])
 def test_paced_launches_of_several_streams_and_a_graph_go_on_without_each_other(name: str, block: int) -> None:
     kernel = load_kernel(name)
-    blocks = 16384 // block  # of 128 queries: 512 tiles, so that some are divided
+    blocks = 16384 // block
     q, k, v = (torch.randn(1, 4, 16384, 128, device="cuda", dtype=torch.float16) for _ in range(3))
     lists = torch.randint(0, blocks, (1, 4, blocks, 32), device="cuda", dtype=torch.int32).sort(-1).values
     expected, _ = kernel(q, k, v, lists)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: b72bed779c9ef93f459cc4f84164048861092b447eafc6c311797295cd6e8d72
 // templates: attention/load_order.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1263d42fa887310bc9d0636e798fdb6b911cb1ed0277215e9fe5f05194246c79
+// seal: sha256 d6d7c5d4d319260f50f021f46906d32087ffa2f733f6e7cfab886f6b37eb5378
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -63,6 +63,7 @@ constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
+constexpr int kPaceShare = 8;  // a thread block may be a tile / kPaceShare ahead of the average
 constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
 constexpr int kStreams = 3;  // streams of a tile, each with its own list
 constexpr int kStreamRows = 64;  // query rows of a stream
@@ -696,7 +697,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
 // then few enough for the L2. Each marks where it begins a whole tile; one that is ahead of what all have marked, on
-// average, by more than a quarter of a tile waits. No result depends on it, so a tile waits kPaceTries times at most:
+// average, by more than a tile / kPaceShare waits. No result depends on it, so a tile waits kPaceTries times at most:
 // for thread blocks that do not run yet, it would be in vain.
 struct Pace {
   int marks = 0;  // of this thread block
@@ -707,7 +708,7 @@ struct Pace {
     all = atomicAdd(p.progress, 1) + 1;
   }
   __device__ __forceinline__ void wait(const Params& p) {
-    const int blocks = gridDim.x, enough = marks * blocks - blocks / 4;
+    const int blocks = gridDim.x, enough = marks * blocks - blocks / kPaceShare;
     for (int tries = kPaceTries; all < enough && tries > 0; --tries) {
       __nanosleep(64);
       all = *static_cast<volatile int*>(p.progress);

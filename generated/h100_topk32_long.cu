@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 981befe4a1fcafb3b5379ca15d31dda34676b4b870a86e644cea5471c397c7e8
 // templates: attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 20cd231421b7175547dadfe78402756121739adae0d98d4cac5e8cdee27e5942
+// seal: sha256 d102901c0ae1243ff2ae4f3626640f85fea6568dac58f9e5f88c813c7357bf45
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -55,6 +55,7 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kPaceShare = 8;  // a thread block may be a tile / kPaceShare ahead of the average
 constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
 constexpr int kStreams = 1;  // streams of a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 128;  // query rows of a stream
@@ -557,7 +558,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
 // then few enough for the L2. Each marks where it begins a whole tile; one that is ahead of what all have marked, on
-// average, by more than a quarter of a tile waits. No result depends on it, so a tile waits kPaceTries times at most:
+// average, by more than a tile / kPaceShare waits. No result depends on it, so a tile waits kPaceTries times at most:
 // for thread blocks that do not run yet, it would be in vain.
 struct Pace {
   int marks = 0;  // of this thread block
@@ -568,7 +569,7 @@ struct Pace {
     all = atomicAdd(p.progress, 1) + 1;
   }
   __device__ __forceinline__ void wait(const Params& p) {
-    const int blocks = gridDim.x, enough = marks * blocks - blocks / 4;
+    const int blocks = gridDim.x, enough = marks * blocks - blocks / kPaceShare;
     for (int tries = kPaceTries; all < enough && tries > 0; --tries) {
       __nanosleep(64);
       all = *static_cast<volatile int*>(p.progress);

@@ -397,11 +397,24 @@ def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> 
 
 
 @HOPPER
-@pytest.mark.parametrize(("name", "block"), [("h100_topk32_b64_shared_long", 64), ("h100_topk32_long", 128)])
-def test_paced_launches_of_several_streams_and_a_graph_go_on_without_each_other(name: str, block: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "block", "divides"),
+    [
+        ("h100_topk32_b64_shared_long", 64, False),
+        ("h100_topk32_long", 128, False),
+        ("h100_topk32_long", 128, True),  # counters of divided tiles lie behind those of the pace
+    ],
+)
+def test_paced_launches_of_several_streams_and_a_graph_go_on_without_each_other(
+    name: str, block: int, divides: bool
+) -> None:
     kernel = load_kernel(name)
-    blocks = 16384 // block
-    q, k, v = (torch.randn(1, 4, 16384, 128, device="cuda", dtype=torch.float16) for _ in range(3))
+    slots = torch.cuda.get_device_properties(0).multi_processor_count
+    length = 128 * (slots + 1 if divides else slots)  # of 4 heads: whole rounds of tiles of 128, or 4 tiles more
+    blocks = length // block
+    split = kernel.compiled.plan.split
+    assert (split is not None and split.divide(4 * blocks, 32, slots) != (0, 0)) is divides
+    q, k, v = (torch.randn(1, 4, length, 128, device="cuda", dtype=torch.float16) for _ in range(3))
     lists = torch.randint(0, blocks, (1, 4, blocks, 32), device="cuda", dtype=torch.int32).sort(-1).values
     expected, _ = kernel(q, k, v, lists)
     torch.cuda.synchronize()

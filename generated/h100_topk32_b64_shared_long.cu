@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: b72bed779c9ef93f459cc4f84164048861092b447eafc6c311797295cd6e8d72
 // templates: attention/load_order.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d6d7c5d4d319260f50f021f46906d32087ffa2f733f6e7cfab886f6b37eb5378
+// seal: sha256 4e501a2ecfd17f744d953667984db403b73ab2c5f86db8ef03db9151af9af11a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -35,6 +35,9 @@
 // loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
 // for the other ring.
 //
+// A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
+// shared memory in each step.
+//
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
 // Cooperative: the consumers run side by side, with no order between them.
@@ -63,6 +66,7 @@ constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
+constexpr int kQSlices = 5;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
 constexpr int kPaceShare = 8;  // a thread block may be a tile / kPaceShare ahead of the average
 constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
 constexpr int kStreams = 3;  // streams of a tile, each with its own list
@@ -122,8 +126,8 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (64 columns, kv_len, groups, kv_heads, batch): box 64 x 64 x 2 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 2 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
@@ -195,6 +199,16 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
+// cp.async.bulk.tensor.5d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_5d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
+}
+
 // cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
@@ -252,6 +266,37 @@ constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
@@ -682,17 +727,10 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
+// Copies one step of K or V to shared memory: one load of kLoadKeys keys, all column groups by one copy.
 __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
     const int (&blocks)[kStepBlocks], int kv_head, int batch) {
-#pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
-  }
+  tma_load_5d(to, map, full, 0, blocks[0] * kLoadKeys, 0, kv_head, batch);
 }
 
 // Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
@@ -765,16 +803,32 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (is_k) pace.end(p);
 }
 
+// Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kQSlices; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
+    uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    if (k < kQSlices) {
+      wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
+    } else {
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+    }
   }
   wgmma_commit();
   keep_in_place(s);
@@ -1013,7 +1067,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
     mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
     const int q_place = q_parity % kQPlaces;
-    const uint32 q = q_descriptors + (q_place * kStreams * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (q_place * kStreams * kQBytes >> 4);
+    uint32 q[kQSlices][4];
+    load_queries(q, base + queries_offset(q_place, warpgroup), 0);
     mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
     const uint32* steps = orders + position.stage * kEntries;
 
@@ -1022,7 +1078,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     Load k(steps), next(steps + min(1, kTopK - 1));
     mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
     StepSlots step(slots, k.stage, warp_leader);
-    issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
+    issue_scores(s, q, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
     wgmma_wait<0>();
     keep_in_place(s);
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
@@ -1041,7 +1097,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k = next;
       mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
       step = StepSlots(slots, k.stage, warp_leader);
-      issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
+      issue_scores(s, q, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
       mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
       issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
       next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then

@@ -14,6 +14,8 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
+LONG_TILE = 64  # entries of a list from which it pays that tiles begin with Q on its way to registers
+SLICE_REGISTERS = 4  # of a thread, for 64 rows x 16 columns of Q
 
 
 def check_share_kv(spec: AttentionSpec) -> None:
@@ -43,6 +45,22 @@ def list_length(spec: AttentionSpec) -> int:
     """Return the entries of a list."""
     assert isinstance(spec.pattern, TopK)
     return spec.pattern.k
+
+
+def has_long_tiles(spec: AttentionSpec) -> bool:
+    """Return whether a tile's steps outweigh its beginning: more can be done there to make them cheaper."""
+    return spec.share_kv and (spec.paced or list_length(spec) >= LONG_TILE)
+
+
+def q_slices(spec: AttentionSpec, registers: int) -> int:
+    """Return how many slices of 16 columns of Q are kept in registers where there is no room for all."""
+    return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // 16 - 1)) if has_long_tiles(spec) else 0
+
+
+def q_slice_constants(slices: int) -> list[Constant]:
+    """Return the constant of the part of Q that is in registers."""
+    comment = "slices of 16 columns of Q that are in registers; the others stay in shared memory"
+    return [Constant("kQSlices", slices, comment)] if slices else []
 
 
 def order_constants(streams: int) -> list[Constant]:

@@ -33,12 +33,16 @@ from codegen.plans.attention_params import (
 from codegen.plans.attention_query_order import query_order_constants, query_order_params, query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.plans.attention_share_kv import (
+    SLICE_REGISTERS,
     add_orders,
     check_share_kv,
     flight_owner,
+    has_long_tiles,
     order_constants,
     producers,
     q_places,
+    q_slice_constants,
+    q_slices,
     shared_summary,
     stream_owns,
 )
@@ -111,7 +115,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         shared = _shared(spec, rings, part_floats)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
-    accumulators += queries // 2 if q_in_registers else 0
+    room = REGISTER_SPLITS[consumers][-1][1] - accumulators - REGISTER_OVERHEAD[consumers]
+    slices = 0 if q_in_registers else q_slices(spec, room)
+    accumulators += queries // 2 if q_in_registers else slices * SLICE_REGISTERS
+    # All column groups of K or V by one copy.
+    whole_keys = has_long_tiles(spec) and groups > 1 and d % columns == 0
+    kv_box = (columns, n // step_blocks, *((groups,) if whole_keys else ()), 1, 1)
     resident = 2 if consumers == 1 and 2 * (shared.size + KIB) <= arch.shared_memory_per_sm else 1
     registers, split = _registers(consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
@@ -130,6 +139,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             else [Constant("kTileStages", tile_stages, TILE_RING[tile_stages])]
         ),
         *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
+        *q_slice_constants(slices),
         *query_order_constants(spec, streams),
         *pace_constants(spec),
         Constant("kStreams", streams, f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
@@ -157,7 +167,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     ]
     params = [
         tensor_map("q_map", f"Q ({rows.dims}, batch)"),
-        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
+        tensor_map(
+            "k_map",
+            f"K ({f'{columns} columns, kv_len, groups' if whole_keys else 'head_dim, kv_len'}, kv_heads, batch)",
+        ),
         tensor_map("v_map", "V, as K"),
         tensor_map("o_map", "O, as Q"),
         *lse_params(spec),
@@ -186,8 +199,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={
             "q_map": TensorMap((columns, *rows.box(WARPGROUP_ROWS if spec.share_kv else rows.box_queries)), SWIZZLE),
-            "k_map": TensorMap((columns, n // step_blocks, 1, 1), SWIZZLE),
-            "v_map": TensorMap((columns, n // step_blocks, 1, 1), SWIZZLE),
+            "k_map": TensorMap(kv_box, SWIZZLE),
+            "v_map": TensorMap(kv_box, SWIZZLE),
             "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
         },
         constants=tuple(constants),
@@ -205,6 +218,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,
             "q_in_registers": q_in_registers,
+            "q_slices": slices,
+            "whole_keys": whole_keys,
             "block_steps": block_steps,
             "step_blocks": step_blocks,
             "splits": spec.split_tail,

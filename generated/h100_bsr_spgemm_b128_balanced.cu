@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
 // templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d7795565a0fa0403ee48a61fc267b4883846410d72b25cfd92edec8b61b139f
+// seal: sha256 5946abf7d209aaf2b7e1567bb3e495ae98135c9a0a30fd1b393928fd9bff589d
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
@@ -359,12 +359,12 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// What the search warp passes to the producer: the products of one chunk.
+// What the search warp passes to the producer: the products of one batch.
 struct List {
   int2 products[32];  // block of A, block of B
   int count;          // of products, or kNoMoreTiles
   int tile;           // what they add to
-  int ends_tile;      // whether this is the tile's last chunk
+  int ends_tile;      // whether this is the tile's last batch
 };
 static_assert(kListOffset + sizeof(List) <= kListBarriersOffset, "the list fits its place in shared memory");
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9d20f5bdb3ae7dc739a4df7f0626863c0dc0a7cb2956bb7f1b2f889cfacf7f66
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 42cc7e29a1620e63739c6df8110cb5792d1a7c0c2e8ff2c0e49ecebf8a6a91fb
+// seal: sha256 8c807c18430a21779b3255ac0d43de23500e220996add366493b74f410ba82e9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -54,7 +54,7 @@ struct alignas(64) TensorMap {
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kPackedHeads = 8;  // query heads of a pack: row = query * kPackedHeads + head
 constexpr int kTileQueries = 16;  // queries of a tile
-constexpr int kWarpgroupQueries = 8;  // queries of a warpgroup; its other rows are padding
+constexpr int kWarpgroupQueries = 8;  // queries of a warpgroup
 constexpr int kQBoxes = 1;  // copies that fill a column group of Q, one warpgroup's rows apart
 constexpr int kQLoadBytes = 32768;  // bytes that the copies of a Q tile bring
 constexpr int kBlockQueries = 64;  // queries that share a list

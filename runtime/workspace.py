@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 SCHEDULER_COUNTERS = 2  # tiles handed out, thread blocks that ended
 COUNTER_BYTES = 4
+PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, which is a stream of its own in each thread
 
-_counters: dict[tuple[int, int], torch.Tensor] = {}
-_scratch: dict[tuple[int, int], torch.Tensor] = {}
+_counters: dict[tuple[int, int, int], torch.Tensor] = {}
+_scratch: dict[tuple[int, int, int], torch.Tensor] = {}
+
+
+def owner(device: torch.device, stream: int) -> tuple[int, int, int]:
+    """Return what a stream is known by: its device, its handle and, where the handle does not say all, the thread."""
+    return device.index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
 
 
 def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
@@ -20,7 +28,7 @@ def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(number, dtype=torch.int32, device=device)
-    key = (device.index, stream)
+    key = owner(device, stream)
     found = _counters.get(key)
     if found is None or found.numel() < number:
         found = _counters[key] = torch.zeros(number, dtype=torch.int32, device=device)
@@ -34,7 +42,7 @@ def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.empty(size, dtype=torch.uint8, device=device)
-    key = (device.index, stream)
+    key = owner(device, stream)
     found = _scratch.get(key)
     if found is None or found.numel() < size:
         found = _scratch[key] = torch.empty(size, dtype=torch.uint8, device=device)

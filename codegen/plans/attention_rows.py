@@ -74,10 +74,11 @@ class Rows:
         """Return the constants of packed rows."""
         load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
         listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
+        padding = "" if self.warpgroup_queries * self.heads == WARPGROUP_ROWS else "; its other rows are padding"
         return [
             Constant("kPackedHeads", self.heads, "query heads of a pack: row = query * kPackedHeads + head"),
             Constant("kTileQueries", self.tile_queries, "queries of a tile"),
-            Constant("kWarpgroupQueries", self.warpgroup_queries, "queries of a warpgroup; its other rows are padding"),
+            Constant("kWarpgroupQueries", self.warpgroup_queries, f"queries of a warpgroup{padding}"),
             Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one warpgroup's rows apart"),
             Constant("kQLoadBytes", load_bytes, "bytes that the copies of a Q tile bring"),
             *listed,

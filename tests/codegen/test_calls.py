@@ -8,6 +8,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -128,10 +129,21 @@ def test_tiles_of_a_last_round_are_divided(kernel: Any) -> None:
     assert field(call, block, "shares") == (32,) and field(call, block, "tiles") == (4,)
     assert grid == divided[1] > 4
     counters, part_bytes = plan.split.workspace(*divided)
-    kept = workspace._counters[None, stream], workspace._scratch[None, stream]  # type: ignore[index]
+    of_stream = workspace.owner(torch.device("cpu"), stream)
+    kept = workspace._counters[of_stream], workspace._scratch[of_stream]
     assert kept[0].numel() >= counters and kept[1].numel() >= part_bytes
     assert field(call, block, "shares_done") == (kept[0].data_ptr(),)
     assert field(call, block, "parts") == (kept[1].data_ptr(),)
+
+
+def test_threads_share_the_counters_of_a_stream_unless_its_handle_is_a_stream_in_each_thread(kernel: Any) -> None:
+    device = torch.device("cpu")
+    for stream in (7, 2):  # 2 is cudaStreamPerThread
+        mine = workspace.counters(device, stream, 4)
+        with ThreadPoolExecutor(1) as other:
+            theirs = other.submit(workspace.counters, device, stream, 4).result()
+        assert (mine is theirs) is (stream == 7)
+        assert workspace.counters(device, stream, 4) is mine
 
 
 def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:

@@ -92,27 +92,45 @@ def check_extent(name: str, tensor: torch.Tensor, limit: int) -> None:
         )
 
 
-def check_address(name: str, address: int) -> None:
+def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's strides for a kernel that works out addresses itself: 0 where a dimension has one element.
+
+    Such strides are not checked, as no element depends on them. But a kernel's rows and columns beyond the last one
+    have addresses too, which must be aligned, although nothing is read there.
+    """
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def check_address(name: str, address: int, alignment: int = TMA_ALIGNMENT) -> None:
     """Check the alignment of a tensor's first element.
 
     Raises:
         ArgumentError: with the address.
     """
-    if address % TMA_ALIGNMENT:
-        raise ArgumentError(name, f"starts at address {address:#x}, which is not a multiple of {TMA_ALIGNMENT} bytes")
+    if address % alignment:
+        raise ArgumentError(name, f"starts at address {address:#x}, which is not a multiple of {alignment} bytes")
 
 
 def check_output(name: str, tensor: torch.Tensor) -> None:
     """Check that no two elements of an output share memory.
 
     Raises:
-        ArgumentError: for an expanded dimension.
+        ArgumentError: for an expanded dimension, and where rows reach into the next ones.
     """
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride == 0:
             raise ArgumentError(
                 name, f"is expanded in dimension {dim}: its elements share memory, so it cannot be written"
             )
+    reach = 0  # of the last element along the dimensions with smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise ArgumentError(
+                name,
+                f"has shape {tuple(tensor.shape)} and strides {tensor.stride()}: its elements may share memory, so it "
+                "cannot be written",
+            )
+        reach += (size - 1) * stride
 
 
 def check_overlap(name: str, tensor: torch.Tensor, output_name: str, output: torch.Tensor) -> None:

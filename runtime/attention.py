@@ -26,6 +26,7 @@ from runtime.arguments import (
     check_strides,
     check_tensor,
     shape_words,
+    used_strides,
 )
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
@@ -305,8 +306,8 @@ class AttentionKernel:
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self.compiled.plan.tensor_maps:
             for name, tensor in tensors.items():
-                for dim, axis in enumerate(("batch", "head", "row")):
-                    values[f"{name}_{axis}_stride"] = tensor.stride(dim)
+                for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
+                    values[f"{name}_{axis}_stride"] = stride
         return self._loaded.signature(
             q.device.index,
             max(int(values["tiles"]), int(values.get("split_blocks", 0))),

@@ -22,6 +22,7 @@ from runtime.arguments import (
     check_shape,
     check_strides,
     check_tensor,
+    used_strides,
 )
 from runtime.bsr import (
     INDEX_WORDS,
@@ -32,6 +33,7 @@ from runtime.bsr import (
     check_layout,
     check_out,
     check_prepared,
+    check_row_pointers,
     check_structure,
     check_values,
 )
@@ -49,6 +51,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
 }
 """What each activation of an epilogue is in torch."""
+
+
+ENTRY_BYTES = 8  # of a TransposedIndex, which kernels read as one
 
 
 class TransposedIndex(NamedTuple):
@@ -156,7 +161,7 @@ class BsrSpmmKernel:
         if self.takes_row_order or self.spec.transpose_a:
             check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
         row_order = self._orders.take(a, b, row_order, validate)
-        index = self._transposed(a, index)
+        index = self._transposed(a, index, validate)
         self._orders.check_packed(a, row_order, packed, validate)
         options = _Options(c, beta, bias, row_order, index, packed, packed is None, out, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
@@ -226,7 +231,7 @@ class BsrSpmmKernel:
         starts = torch.searchsorted(col[order], wanted, out_int32=True)
         return TransposedIndex(starts, torch.stack([order, rows[order]], 1).to(torch.int32))
 
-    def _transposed(self, a: torch.Tensor, index: Any) -> TransposedIndex | None:
+    def _transposed(self, a: torch.Tensor, index: Any, validate: bool) -> TransposedIndex | None:
         """Return the index that the kernel takes; None for kernels that take none."""
         if not self.spec.transpose_a:
             if index is not None:
@@ -234,11 +239,14 @@ class BsrSpmmKernel:
                 raise ArgumentError("index", f"is not an argument of {stem}: its spec does not transpose A")
             return None
         if index is None:
+            if validate:  # before its row pointers say how much is written where
+                check_row_pointers("a", a)
             return self.transposed_index(a)
         if not isinstance(index, TransposedIndex):
             raise ArgumentError("index", f"is {type(index).__name__}, expected what transposed_index(a) returns")
         shapes = ((a.shape[1] // self.spec.block.cols + 1,), (a.values().shape[0], 2))
         check_prepared("index", index._asdict(), shapes, a.device)
+        check_address("index.entries", index.entries.data_ptr(), ENTRY_BYTES)
         return index
 
     def _rows(self, a: torch.Tensor) -> int:
@@ -431,8 +439,8 @@ class BsrSpmmKernel:
             "chunk_blocks": 0 if cut is None else cut.limit,
             "n": columns,
             "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,
-            "b_row_stride": b.stride(0),
-            "b_column_stride": b.stride(1),
+            "b_row_stride": used_strides(b)[0],
+            "b_column_stride": used_strides(b)[1],
             "c_row_stride": stride,
             "copy_rows": copy_rows,
             "whole_rows": whole_rows(self.spec, depth, columns, b.stride(0)),

@@ -22,6 +22,9 @@ _ABI = {
     "f32": (4, 4, "<f"),
 }
 _thread = threading.local()
+# Held while a call's parameters are written and its kernels go to the driver: a signature's block is used by all its
+# calls, and a prologue and the kernel that it is for must follow each other, whatever other threads launch meanwhile.
+_launching = threading.Lock()
 _MAPS_KEPT = 256  # tensor maps remembered for one signature: the caching allocator hands out few addresses
 
 
@@ -103,7 +106,6 @@ class Signature:
         extra: what the operator wants to find again at the next call of this signature.
         arguments: the driver's list of kernel arguments: the block's address.
         config: how the driver launches a kernel that may overlap with the one before it; the stream is each launch's.
-        lock: held from writing the block until the driver has copied it.
     """
 
     device: int
@@ -115,7 +117,6 @@ class Signature:
     arguments: ctypes.Array[ctypes.c_void_p]
     prologue_grid: int = 0
     config: Any = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
@@ -286,7 +287,7 @@ class LoadedKernel:
             prologue: whether the plan's prologue goes before, if it has one.
         """
         make_context_current(signature.device)
-        with signature.lock:
+        with _launching:
             for name, place, encoder in signature.maps:
                 place[:] = encoder.at(addresses[name])
             for name, pointer in signature.pointers:
@@ -320,7 +321,8 @@ class LoadedKernel:
         for name, address in addresses.items():
             ctypes.c_uint64.from_buffer(block, self.layout.offsets[name]).value = address
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        self._launch_prologue(self.plan.prologue, grid, ctypes.addressof(arguments), stream)
+        with _launching:
+            self._launch_prologue(self.plan.prologue, grid, ctypes.addressof(arguments), stream)
 
     def _launch_prologue(self, prologue: Prologue, grid: int, arguments: int, stream: int) -> None:
         (status,) = self._launch(

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from codegen.spec import TileCopySpec
-from runtime.arguments import TORCH_DTYPES, check_address, check_output, check_shape, check_strides, check_tensor
+from runtime.arguments import (
+    TORCH_DTYPES,
+    check_address,
+    check_output,
+    check_shape,
+    check_strides,
+    check_tensor,
+    used_strides,
+)
 from runtime.bsr import SIGNATURES_KEPT, call_key
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
@@ -86,7 +94,7 @@ class TileCopyKernel:
         if tiles >= MOST_TILES:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {MOST_TILES} tiles or more")
         known: dict[str, int | float] = {
-            "in_row_stride": x.stride(0),
+            "in_row_stride": used_strides(x)[0],
             "out_row_stride": stride,
             "rows": rows,
             "columns": columns,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,6 +29,16 @@ def test_counters_are_zero_and_those_of_their_stream() -> None:
     assert workspace.counters(CPU, 7, 10).data_ptr() == first.data_ptr()
     assert workspace.counters(CPU, 7, 2).data_ptr() == first.data_ptr()
     assert workspace.counters(CPU, 8, 10).data_ptr() != first.data_ptr()
+
+
+def test_threads_share_those_of_a_stream_unless_its_handle_is_another_stream_in_each_thread() -> None:
+    for stream in (7, 2):  # 2 is cudaStreamPerThread
+        for find in (workspace.counters, workspace.scratch):
+            mine = find(CPU, stream, 4)
+            with ThreadPoolExecutor(1) as other:
+                theirs = other.submit(find, CPU, stream, 4).result()
+            assert (mine is theirs) is (stream == 7)
+            assert find(CPU, stream, 4) is mine
 
 
 def test_more_counters_than_before_are_zero_too() -> None:

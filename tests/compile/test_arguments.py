@@ -85,8 +85,12 @@ def test_a_tensor_may_extend_as_far_as_offsets_reach() -> None:
 def test_an_output_must_not_share_memory_with_itself() -> None:
     check_output("out", half(2, 8))
     check_output("out", half(1, 8).expand(1, 8))
+    check_output("out", half(4, 2, 24)[:, :, :8].transpose(0, 1))
     with pytest.raises(ArgumentError, match="out: is expanded in dimension 0"):
         check_output("out", half(1, 8).expand(2, 8))
+    for shape, strides in (((3, 16), (8, 1)), ((2, 3, 8), (16, 8, 1))):
+        with pytest.raises(ArgumentError, match=r"out: has shape .* and strides .*: its elements may share memory"):
+            check_output("out", half(64).as_strided(shape, strides))
 
 
 def test_shapes_are_told_whole() -> None:

@@ -222,6 +222,9 @@ def test_kernels_without_tensor_maps_know_how_far_columns_of_b_are_apart(make: M
     (signature,), launches = kernel._loaded.signatures, kernel._loaded.launches
     assert signature["numbers"]["b_column_stride"] == 256 and "b_row_stride" not in signature["numbers"]
     assert [launch["b"] for launch in launches] == [b[0].data_ptr(), b[1].data_ptr()]
+    # A column beyond the only one must lie where copies may begin, though nothing is read there.
+    kernel(matrix([0, 1, 1, 3], [2, 0, 1], size=64), dense(192)[:, None])
+    assert kernel._loaded.signatures[-1]["numbers"]["b_column_stride"] == 0
 
 
 def test_columns_of_b_where_a_is_transposed(make: Make) -> None:
@@ -707,6 +710,8 @@ INDEX = bsr_spmm.TransposedIndex(torch.zeros(4, dtype=torch.int32), torch.zeros(
         (True, {"index": INDEX._replace(column_starts=torch.zeros(5).int())}, r"index\.column_starts: is .*\(4,\)"),
         (True, {"index": INDEX._replace(entries=torch.zeros(3, 2))}, r"index\.entries: is torch\.float32 \(3, 2\)"),
         (True, {"index": INDEX._replace(entries=torch.zeros(2, 3).int().T)}, r"index\.entries: has strides \(1, 3\)"),
+        (True, {"index": INDEX._replace(entries=torch.zeros(7).int()[1:].view(3, 2))},
+            r"index\.entries: starts at address .* not a multiple of 8 bytes"),
         (True, {"b": dense(128, 128)}, r"b: has shape \(128, 128\), expected \(M 192, N\)"),
         (True, {"a": torch.sparse_bsr_tensor(torch.zeros(2, 4).long(), torch.zeros(2, 0).long(),
             dense(2, 0, 64, 64), size=(2, 192, 192), check_invariants=False)}, "a: has 3 dimensions"),
@@ -716,6 +721,14 @@ def test_what_is_wrong_with_an_index(make: Make, transposed: bool, change: dict[
     kernel = make(**({"transpose_a": True} if transposed else {}))
     with pytest.raises(ArgumentError, match=message):
         kernel(**({"a": A, "b": dense(192, 128)} | change))
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize("crow", [[0, 1, 1, 5], [0, 1, 1, 2], [1, 1, 1, 3], [0, 2, 1, 3]])
+def test_row_pointers_are_validated_before_blocks_are_listed_by_column(make: Make, crow: list[int]) -> None:
+    kernel = make(transpose_a=True)
+    with pytest.raises(ArgumentError, match=r"a\.crow_indices\(\): must rise from 0 to the number of stored blocks, 3"):
+        kernel(matrix(crow, [2, 0, 1]), dense(192, 128), validate=True)
     assert not kernel._loaded.launches
 
 

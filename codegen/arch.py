@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB = 1024
+WARP = 32  # threads
+PARTITIONS = 4  # of an SM
+REGISTER_UNIT = 8  # a thread's registers are handed out in multiples of this
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,21 @@ class Arch:
     registers_per_thread: int
     warps_per_sm: int
     combinations: tuple[Combination, ...]
+
+    def registers_for(self, threads: int, blocks: int) -> int:
+        """Return the most registers of a thread if ``blocks`` thread blocks of ``threads`` are to share an SM.
+
+        An SM has four partitions, each with a quarter of the registers, between which warps are dealt out.
+        """
+        warps = -(-threads * blocks // (WARP * PARTITIONS))  # of the partition that has most
+        each = self.registers_per_sm // PARTITIONS // (WARP * warps)
+        return min(self.registers_per_thread, each // REGISTER_UNIT * REGISTER_UNIT)
+
+    def blocks_for(self, threads: int, registers: int) -> int:
+        """Return how many thread blocks of ``threads`` with ``registers`` a thread fit the registers of an SM."""
+        each = -(-min(registers, self.registers_per_thread) // REGISTER_UNIT) * REGISTER_UNIT
+        warps = PARTITIONS * (self.registers_per_sm // PARTITIONS // (WARP * each))
+        return warps * WARP // threads
 
     @property
     def virtual(self) -> str:

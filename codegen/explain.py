@@ -11,7 +11,6 @@ from codegen.plan import Plan
 from codegen.spec import AttentionSpec
 
 SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA C++ Programming Guide, 8.0 and later)
-REGISTER_UNIT = 8  # a thread's registers are handed out in multiples of this
 
 
 def blocks_by_shared_memory(plan: Plan) -> int:
@@ -30,8 +29,7 @@ def blocks_by_registers(plan: Plan) -> int:
     Warps that hand registers over all start with the same number.
     """
     each = plan.registers.needed if plan.spec.schedule == "multistage" else launch_registers(plan)
-    each = -(-each // REGISTER_UNIT) * REGISTER_UNIT
-    return plan.arch.registers_per_sm // (plan.threads * each)
+    return plan.arch.blocks_for(plan.threads, each)
 
 
 def occupancy(plan: Plan) -> str:
@@ -48,8 +46,7 @@ def occupancy(plan: Plan) -> str:
 
 def launch_registers(plan: Plan) -> int:
     """Return the most registers a thread can start with if ``plan.blocks_per_sm`` blocks are to fit an SM."""
-    share = plan.arch.registers_per_sm // (plan.threads * plan.blocks_per_sm)
-    return min(plan.arch.registers_per_thread, share // REGISTER_UNIT * REGISTER_UNIT)
+    return plan.arch.registers_for(plan.threads, plan.blocks_per_sm)
 
 
 def explain(plan: Plan) -> RenderableType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -13,8 +15,10 @@ def write_if_changed(path: Path, text: str) -> bool:
     nothing.
 
     Raises:
-        OSError: when the folder cannot be written.
+        OSError: when the folder cannot be written, or the path is one; it names ``path``.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     data = text.encode("utf-8")
     if path.is_file() and path.read_bytes() == data:
         return False
@@ -23,6 +27,9 @@ def write_if_changed(path: Path, text: str) -> bool:
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
+    except OSError as error:  # names the file that was asked for, of whose stand-in nobody knows
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return True

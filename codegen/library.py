@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap, CommentedSeq, CommentedSet, TaggedScalar
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from codegen.errors import SpecError
@@ -28,19 +28,38 @@ SPECS = ROOT / "specs"
 GENERATED = ROOT / "generated"
 
 
-# A kernel's name is a symbol of its source: these have a meaning there.
+# A kernel's name is a symbol of its source: these have a meaning there. Names that only some sources have a use for are
+# found by render.
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
+co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+double dynamic_cast else enum explicit export extern false float for friend goto if inline int long main mutable
+namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires
+return short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try
+typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+# What NVRTC knows without an include or by cuda_fp16.h, cuda_bf16.h and mma.h, and a word of PTX.
+_CUDA_NAMES = """
+CUuuid MAJOR_VERSION MINOR_VERSION NULL PATCH_LEVEL WARP_SZ abs assert blockDim blockIdx clock64 clock_t dim3 free
+gridDim half half2 labs libraryPropertyType llabs llmax llmin malloc max min nv_bfloat16 nv_bfloat162 nv_half nv_half2
+nvcuda printf ptrdiff_t size_t std threadIdx ullmax ullmin umax umin va_arg va_copy va_end va_list va_start warpSize
+wmma
+"""
+_FUNCTIONS = """
+acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv
+erfcx erfinv exp exp10 exp2 expm1 fabs fdim fdivide floor fma fmax fmin fmod frexp hypot ilogb j0 j1 jn ldexp lgamma
+llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv
+pow rcbrt remainder remquo rhypot rint rnorm rnorm3d rnorm4d round rsqrt scalbln scalbn sin sincos sincospi sinh sinpi
+sqrt tan tanh tgamma trunc y0 y1 yn
+"""
 CPP_WORDS = frozenset(
-    " ".join(
-        (
-            "alignas alignof asm auto bool break case catch char class const consteval constexpr constinit continue",
-            "decltype default delete do double else enum explicit export extern false float for friend goto if inline",
-            "int long main mutable namespace new noexcept nullptr operator private protected public register requires",
-            "return short signed sizeof static static_assert struct switch template this throw true try typedef typeid",
-            "typename union unsigned using virtual void volatile wchar_t while wmma",
-        )
-    ).split()
+    (_KEYWORDS + _CUDA_NAMES + _FUNCTIONS).split() + [f"{name}f" for name in _FUNCTIONS.split()]  # for floats
 )
-CONSTANT = re.compile("k[A-Z].*")
+RESERVED = re.compile(r"k[A-Z].*|_([A-Z_].*)?|(cuda[A-Z]|CUDA|CU_|NV_).*")
+"""Our constants, what C++ keeps for the compiler (``_`` alone is PTX's), and the names of CUDA's own headers."""
+MOST_VALUES = 2000
+"""Of a spec file, which has some dozens. More than the levels that Python descends: a cycle is told as one."""
+INTEGER_BITS = 63
 
 
 @dataclass(frozen=True)
@@ -146,31 +165,28 @@ def read_spec(path: Path) -> NamedSpec:
     origin = _origin(path) if path.resolve().is_relative_to(ROOT) else str(path)  # as messages name it
     if not (path.stem.isidentifier() and path.stem.isascii()):
         raise SpecError("", f"{path.stem!r} names the kernel, so it must be a C identifier", origin)
-    if path.stem in CPP_WORDS or CONSTANT.fullmatch(path.stem):
-        raise SpecError("", f"{path.stem!r} names the kernel, but has a meaning in CUDA C++ or in the source", origin)
+    if path.stem in CPP_WORDS or RESERVED.fullmatch(path.stem):
+        raise taken(path.stem).at(origin)
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise SpecError("", f"cannot be read: {error.strerror or error}", origin) from None
     except UnicodeDecodeError as error:
         raise SpecError("", f"is not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})", origin) from None
-    lines: dict[str, int] = {}
+    tree = _tree(text, origin)
+    copy = _PlainCopy()
     try:
-        plain = _plain(YAML(typ="rt", pure=True).load(text), "", lines)
-    except MarkedYAMLError as error:
-        line = f"{origin}:{error.problem_mark.line + 1}" if error.problem_mark else origin
-        problem = str(error.problem or "is not YAML")
-        reason = f"{error.context} {problem}" if problem.startswith("but ") else problem
-        raise SpecError("", reason.splitlines()[0], line) from None
+        spec = parse_spec(copy.of(tree))
     except RecursionError:
         raise SpecError("", "is nested too deeply", origin) from None
-    except (YAMLError, ValueError) as error:
-        raise SpecError("", f"is not YAML: {str(error).splitlines()[0]}", origin) from None
-    try:
-        spec = parse_spec(plain)
     except SpecError as error:
-        raise error.at(_location(origin, lines, error.field)) from None
-    return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=lines)
+        raise error.at(_location(origin, copy.lines, error.field)) from None
+    return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=copy.lines)
+
+
+def taken(stem: str) -> SpecError:
+    """Return the error of a kernel's name that its source cannot have."""
+    return SpecError("", f"{stem!r} names the kernel, but has a meaning in CUDA C++ or in the source")
 
 
 def _origin(path: Path) -> str:
@@ -181,21 +197,86 @@ def _origin(path: Path) -> str:
         return path.name  # however it was typed
 
 
-def _plain(node: Any, prefix: str, lines: dict[str, int]) -> Any:
-    """Return the YAML tree as plain Python, noting the line of every field."""
-    if isinstance(node, CommentedMap):
+def _tree(text: str, origin: str) -> Any:
+    """Return what a YAML parser makes of a spec file.
+
+    Raises:
+        SpecError: for a text that is not YAML.
+    """
+    try:
+        return YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        line = f"{origin}:{error.problem_mark.line + 1}" if error.problem_mark else origin
+        problem = str(error.problem or "is not YAML")
+        reason = f"{error.context} {problem}" if problem.startswith("but ") else problem
+        raise SpecError("", reason.splitlines()[0], line) from None
+    except RecursionError:
+        raise SpecError("", "is nested too deeply", origin) from None
+    except TypeError:  # a mapping or a list within a name: there is no hash of it
+        raise SpecError("", "has a mapping or a list in the name of a field, which is a word", origin) from None
+    except (YAMLError, ValueError) as error:
+        raise SpecError("", f"is not YAML: {str(error).splitlines()[0]}", origin) from None
+
+
+class _PlainCopy:
+    """Copies a YAML tree as plain Python.
+
+    Attributes:
+        lines: line of each field, by dotted name.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
+        self._values = 0
+
+    def of(self, node: Any, name: str = "") -> Any:
+        """Return the copy of a node; ``name`` is its field's.
+
+        Raises:
+            SpecError: for more values than a spec has (an alias is copied wherever it is used, so a few lines can be
+                gigabytes), a number that no field could hold, or a name that is none.
+        """
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise SpecError("", f"has more than {MOST_VALUES} values, where those of an alias count at each use")
+        if isinstance(node, CommentedMap):
+            return self._mapping(node, name)
+        if isinstance(node, CommentedSeq | CommentedSet):
+            return [self.of(value, _joined(name, i)) for i, value in enumerate(node)]
+        plain = _scalar(node)
+        if isinstance(plain, int) and plain.bit_length() > INTEGER_BITS:
+            raise SpecError(name, f"is an integer of {plain.bit_length()} bits; at most {INTEGER_BITS} are allowed")
+        return plain
+
+    def _mapping(self, node: CommentedMap, name: str) -> dict[Any, Any]:
         out = {}
         for key, value in node.items():
-            name = f"{prefix}{key}"
+            plain = _scalar(key)
+            field = _joined(name, plain)
             if node.lc.data and key in node.lc.data:  # a merged key has no place of its own
-                lines[name] = node.lc.key(key)[0] + 1
-            out[key] = _plain(value, f"{name}.", lines)
+                self.lines[field] = node.lc.key(key)[0] + 1
+            if isinstance(plain, list | dict):
+                raise SpecError(field, "is a mapping or a list; the name of a field is a word")
+            out[plain] = self.of(value, field)
         return out
-    if isinstance(node, CommentedSeq):
-        return [_plain(value, f"{prefix}{i}.", lines) for i, value in enumerate(node)]
+
+
+def _joined(name: str, part: object) -> str:
+    """Return the dotted name of a part of a field."""
+    return f"{name}.{part}" if name else str(part)
+
+
+def _scalar(node: Any) -> Any:
+    """Return a YAML scalar, or a name that is none, as plain Python."""
+    if isinstance(node, TaggedScalar):
+        return str(node.value)  # !!str 128; tags of other types were read as those
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)
+    if isinstance(node, tuple):
+        return [_scalar(part) for part in node]
+    if isinstance(node, Mapping):
+        return {_scalar(key): _scalar(value) for key, value in node.items()}
     return node
 
 

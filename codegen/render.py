@@ -10,7 +10,7 @@ from functools import cache
 import jinja2
 from jinja2.bccache import Bucket
 
-from codegen.library import TEMPLATES, NamedSpec
+from codegen.library import TEMPLATES, NamedSpec, taken
 from codegen.plan import Plan
 from codegen.plans import plan_for
 
@@ -78,9 +78,13 @@ def render(named: NamedSpec) -> str:
         The source, with its banner and seal; ends in one newline.
 
     Raises:
-        SpecError: when the spec cannot work on its architecture.
+        SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.
     """
-    return render_plan(plan_for(named), named.origin)
+    source = render_plan(plan_for(named), named.origin)
+    code = re.sub(r"//[^\n]*", "", source)
+    if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # its definition; labels of inline PTX are in the way too
+        raise named.located(taken(named.stem))
+    return source
 
 
 def render_plan(plan: Plan, origin: str = "") -> str:

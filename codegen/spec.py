@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from codegen.arch import ARCHS, Combination
+from codegen.arch import ARCHS, KIB, Combination
 from codegen.errors import SpecError
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import Frozen, Integral
@@ -101,6 +101,7 @@ class SpecBase(Frozen):
 
 COMBINED = ("mma", "copy", "schedule")
 GATHERED_ROWS = 384  # of a tile of many small block rows
+SAMPLED_STAGING = 4 * KIB  # bytes of C on their way from a tile of a sampled product with small blocks, at least
 
 
 def _combination(data: Mapping[str, Any], op: str) -> Combination | None:
@@ -240,7 +241,10 @@ class AttentionSpec(SpecBase):
         kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
         splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
         shares = data.get("share_kv") is True
-        stages = 4 if shares else 1 if hopper and _fills_memory(data, block, tile) else 2
+        if shares:  # two query blocks, the fewest, take two stages
+            stages = 2 if block.get("kv") == 128 and data.get("head_dim") != 64 else 4
+        else:
+            stages = 1 if hopper and _fills_memory(data, block, tile) else 2
         defaults = {"tile": tile, "stages": stages, "split_tail": splits and not shares and not parts}
         if parts:
             defaults["tile"], defaults["stages"] = _parts_tile(data, block)
@@ -250,7 +254,8 @@ class AttentionSpec(SpecBase):
         elif not hopper:
             rows = _given_tile(data).get("m", tile["m"])
             # O of 32 rows of a wider head would not fit a thread's registers.
-            defaults["warp_rows"] = 32 if rows in (128, 256) and data.get("head_dim") in (64, 96, 128) else 16
+            high = (64, 128, 256) if _copies_few_rows(data, block) else (128, 256)
+            defaults["warp_rows"] = 32 if rows in high and data.get("head_dim") in (64, 96, 128) else 16
         return _fill(dict(data), "attention", defaults)
 
     @property
@@ -299,18 +304,42 @@ def _parts_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> tuple[dict
     return {"m": 128 if high else 64, "n": n}, 4 if step <= 64 * 64 else 2 if step <= 64 * 128 else 1
 
 
+def _load_part(data: Mapping[str, Any], block: Mapping[str, Any]) -> int:
+    """Return the largest power of two that divides the keys of a load on sm_89, a block or a step: 16 at least."""
+    given = [size for size in (_given_tile(data).get("n", 32), block.get("kv")) if isinstance(size, int)]
+    keys = min(given, default=32)
+    return max(16, keys & -keys)
+
+
+def _copies_few_rows(data: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
+    """Return whether more than two warps would copy more rows at a time than a load has: rows of 192 bytes."""
+    return data.get("head_dim") == 96 and _load_part(data, block) == 16
+
+
+def _hides_pairs(pattern: object) -> bool:
+    """Return whether a pattern hides some pairs of a block, as its ``masks_pairs`` says once it is read."""
+    kind, mask = (pattern.get("kind"), pattern.get("mask")) if isinstance(pattern, Mapping) else (None, None)
+    return mask == "causal" if kind == "block_lists" else kind not in ("dense", "topk")
+
+
 def _ada_tile(data: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tile of a spec for another architecture that has none: two thread blocks fit 100 KB."""
-    head_dim, heads = data.get("head_dim"), data.get("packed_heads", 1)
+    head_dim, heads, warp_rows = data.get("head_dim"), data.get("packed_heads", 1), data.get("warp_rows")
     wide = head_dim in (192, 256)
     largest = 64 if wide else 128
-    if head_dim == 96 and block.get("kv") == 16:
-        largest = 32  # more warps would copy more rows of 192 bytes at a time than such a block has
+    if _copies_few_rows(data, block):
+        largest = 64 if heads == 64 else 32  # the heads of a query stay together
+    elif warp_rows == 16 and not wide:  # a warp copies 8 rows of 192 bytes at a time, or 4, and all no more than a load
+        largest = min(largest, 16 * _load_part(data, block) // (8 if head_dim == 96 else 4))
     queries = block.get("q")
     rows = queries * heads if isinstance(queries, int) and isinstance(heads, int) else largest
     given = _given_tile(data).get("m")
     m = given if isinstance(given, int) else min(rows, largest)
-    return {"m": m, "n": 64 if head_dim == 64 or (m < 128 and not wide) else 32}
+    n = 64 if head_dim == 64 or (m < 128 and not wide) else 32
+    # Warps of 32 rows have no registers for more scores beside O of 128 elements, where pairs are hidden or a step has
+    # several loads.
+    several = block.get("kv") in (16, 32) or _hides_pairs(data.get("pattern"))
+    return {"m": m, "n": 32 if warp_rows == 32 and head_dim == 128 and several else n}
 
 
 def _wmma_tile(head_dim: object, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,6 +357,31 @@ def _may_be_wide(data: Mapping[str, Any]) -> bool:
     """Return whether the tile of a spec for blocks of 64 rows is 512 columns wide where it has none."""
     plain = data.get("cluster", 1) == 1 and data.get("b_layout", "row_major") == "row_major"
     return plain and not any(data.get(option) for option in NARROW_64)
+
+
+def _resident(data: Mapping[str, Any]) -> int:
+    """Return the thread blocks that are to share an SM."""
+    given = data.get("blocks_per_sm", 1)
+    return given if isinstance(given, int) and given in (2, 3) else 1
+
+
+def _fitting_stages(data: Mapping[str, Any], tile: Mapping[str, Any], most: int, staged: int) -> int:
+    """Return how many stages of a tile with small blocks there are where none are given: two at least.
+
+    Args:
+        data: the spec.
+        tile: its tile.
+        most: stages that suffice.
+        staged: bytes of C that are on their way out.
+    """
+    sizes = [tile["m"], tile["n"], tile["k"]]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return most  # what is wrong is told elsewhere
+    m, n, k = map(int, sizes)
+    hopper = ARCHS["sm_90a"]
+    room = min(hopper.shared_memory_per_block, hopper.shared_memory_per_sm // _resident(data) - KIB)
+    room -= staged + KIB  # and barriers, and what they guard
+    return max(2, min(most, room // (2 * k * (m + n))))
 
 
 class BsrSpmmSpec(SpecBase):
@@ -402,6 +456,17 @@ class BsrSpmmSpec(SpecBase):
             tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
             if gathered:
                 tile["n"], stages, data = 128, 3, {"cluster": 2, **data}
+            else:
+                if _resident(data) > 1:
+                    tile["n"] = 8192 // rows  # they share the registers of an SM
+                    # Those of a scheduler are missing then, or the memory of what is added.
+                    added = data.get("accumulate") is True and (rows, block.get("cols")) == (16, 32)
+                    if _resident(data) == 3 and (data.get("balanced") is True or added):
+                        tile["n"] //= 2
+                whole = {**tile, **given}
+                width = whole["n"] if isinstance(whole["n"], int) else 0
+                staged = 2 * rows * (width if data.get("accumulate") is True else min(width, 256))
+                stages = _fitting_stages(data, whole, stages, staged)
         elif rows == 64 and _may_be_wide(data) and (given.get("n", 512), given.get("k", 32)) == (512, 32):
             # Bound by loads too.
             tile, stages = {"m": rows, "n": 512, "k": 32}, stages if {"n", "k"} & set(given) else 5
@@ -441,7 +506,10 @@ class BsrSddmmSpec(SpecBase):
             # Bound by loads: two thread blocks, which wait at different times, or wide tiles of larger copies.
             assert isinstance(block, Mapping)
             cols, stages = block.get("cols", rows), 3
-            if cols == 32:
+            if _resident(data) > 1:
+                tile["n"] = 128 if rows == 32 and _resident(data) == 3 else 256
+                stages = _fitting_stages(data, {**tile, **_given_tile(data)}, stages, SAMPLED_STAGING)
+            elif cols == 32:
                 tile["n"] = 512
             elif not {"tile", "stages", "blocks_per_sm"} & set(data):
                 data = {**data, "blocks_per_sm": 2}

@@ -332,11 +332,11 @@ class AttentionKernel:
         """
         maps, mapped = self.compiled.plan.tensor_maps, dict(tensors)
         if maps and len(maps["q_map"].box) == 5:
-            sizes = (-1, self.spec.packed_heads)
-            mapped |= {name: tensors[name].unflatten(1, sizes).transpose(2, 3) for name in ("q", "o")}
+            packs = (-1, self.spec.packed_heads)
+            mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
         if maps and len(maps["k_map"].box) == 5:
-            sizes = (-1, maps["k_map"].box[0])
-            mapped |= {name: tensors[name].unflatten(3, sizes).transpose(2, 3) for name in ("k", "v")}
+            groups = (-1, maps["k_map"].box[0])
+            mapped |= {name: tensors[name].unflatten(3, groups).transpose(2, 3) for name in ("k", "v")}
         return mapped
 
     def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

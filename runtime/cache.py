@@ -6,9 +6,11 @@ checked at each read, and one lock for each key, so that many processes compile 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,12 @@ import platformdirs
 from cuda.core.utils import FileStreamProgramCache
 from filelock import FileLock
 
-from codegen.errors import CodegenError
 from runtime.errors import CacheError
 
 SCHEMA = "1"
 MAGIC = "codegen-kernel"
 _LENGTH_BYTES = 8
+_CLOCK_TICK = 0.02  # seconds within which a file system may give files the same time
 DEFAULT_MAX_BYTES = 512 << 20
 
 
@@ -102,8 +104,8 @@ class KernelCache:
 
     Args:
         folder: where; by default ``CODEGEN_CACHE_DIR``, else the user's cache folder.
-        max_bytes: least recently used entries go when the cache grows beyond this; by default
-            ``CODEGEN_CACHE_MAX_BYTES``, else 512 MiB.
+        max_bytes: least recently used entries go when the cache grows beyond this, but never the one just written; by
+            default ``CODEGEN_CACHE_MAX_BYTES``, else 512 MiB.
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int | None = None) -> None:
@@ -116,54 +118,82 @@ class KernelCache:
         Raises:
             CacheError: when the entry is missing and the folder cannot be written.
         """
-        try:
-            store = self._store()
-            entry = self._read(store, key)
+        with self._usable():
+            entry = self._read(key)
             if entry is not None:
                 return entry, True
             locks = self.folder / "locks"
             locks.mkdir(exist_ok=True)
             with FileLock(locks / f"{key}.lock"):
-                entry = self._read(store, key)
+                entry = self._read(key)
                 if entry is not None:
                     return entry, True
                 entry = build()
-                store[key.encode()] = entry.pack()
+                self._write(key, entry.pack())
                 return entry, False
-        except CodegenError:
-            raise
+
+    def file_of(self, code: bytes) -> Path | None:
+        """Return the file that holds ``code``.
+
+        Raises:
+            CacheError: when the folder cannot be read.
+        """
+        return next((path for path, entry in self.entries() if entry is not None and entry.code == code), None)
+
+    def entries(self) -> Iterator[tuple[Path, Entry | None]]:
+        """Yield each stored file with its entry, or with None when it is corrupt.
+
+        Raises:
+            CacheError: when the folder cannot be read, or is none; one that is not there has no entries.
+        """
+        for path in self._files():
+            yield path, Entry.unpack(path.read_bytes())
+
+    def clear(self) -> int:
+        """Remove every entry and return how many there were.
+
+        Raises:
+            CacheError: when the folder cannot be read or written, or is none.
+        """
+        with self._usable():
+            count = len(self._files())
+            if count:
+                self._store(self.max_bytes).clear()
+            for lock in (self.folder / "locks").glob("*.lock"):
+                lock.unlink(missing_ok=True)
+        return count
+
+    def _files(self) -> list[Path]:
+        entries = self.folder / "entries"
+        with self._usable(), contextlib.suppress(FileNotFoundError):
+            next(entries.iterdir(), None)  # rglob finds nothing where it may not look
+        return sorted(path for path in entries.rglob("*") if path.is_file())
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Turn an error of the file system into one that says what to do."""
+        try:
+            yield
         except OSError as error:
             raise CacheError(
                 f"the kernel cache {self.folder} cannot be used ({error.strerror or error}); "
                 "set CODEGEN_CACHE_DIR to a folder that can be written"
             ) from None
 
-    def file_of(self, code: bytes) -> Path | None:
-        """Return the file that holds ``code``."""
-        return next((path for path, entry in self.entries() if entry is not None and entry.code == code), None)
+    def _store(self, max_bytes: int) -> FileStreamProgramCache:
+        return FileStreamProgramCache(self.folder, max_size_bytes=max_bytes)
 
-    def entries(self) -> Iterator[tuple[Path, Entry | None]]:
-        """Yield each stored file with its entry, or with None when it is corrupt."""
-        for path in sorted((self.folder / "entries").rglob("*")):
-            if path.is_file():
-                yield path, Entry.unpack(path.read_bytes())
-
-    def clear(self) -> int:
-        """Remove every entry and return how many there were."""
-        count = sum(1 for _ in self.entries())
-        if count:
-            self._store().clear()
-        for lock in (self.folder / "locks").glob("*.lock"):
-            lock.unlink(missing_ok=True)
-        return count
-
-    def _store(self) -> FileStreamProgramCache:
-        return FileStreamProgramCache(self.folder, max_size_bytes=self.max_bytes)
-
-    @staticmethod
-    def _read(store: FileStreamProgramCache, key: str) -> Entry | None:
-        data = store.get(key.encode())
+    def _read(self, key: str) -> Entry | None:
+        data = self._store(self.max_bytes).get(key.encode())
         return None if data is None else Entry.unpack(bytes(data))
+
+    def _write(self, key: str, data: bytes) -> None:
+        # The store would drop an entry beyond the limit at once, and it would be built anew at each call.
+        store = self._store(max(self.max_bytes, len(data)))
+        store[key.encode()] = data
+        if store.get(key.encode()) is None:  # it was no newer than the others, by the file system's clock
+            time.sleep(_CLOCK_TICK)
+            store[key.encode()] = data
 
 
 def default_folder() -> Path:
@@ -176,6 +206,6 @@ def _max_bytes_from_environment() -> int:
     given = os.environ.get("CODEGEN_CACHE_MAX_BYTES")
     if given is None:
         return DEFAULT_MAX_BYTES
-    if not given.isdigit() or int(given) == 0:
+    if not given.isdecimal() or int(given) == 0:  # ² is a digit, but not a number
         raise CacheError(f"CODEGEN_CACHE_MAX_BYTES is {given!r}; a positive number of bytes is expected")
     return int(given)

@@ -52,24 +52,25 @@ def compile_command(
       codegen compile --all --check
     """
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    for title in ("kernel", "arch", "regs", "spill B", "shared KB", *INSTRUCTIONS, "from"):
+    for title in ("kernel", "arch", "regs", "spill B", "stack", "shared KB", *INSTRUCTIONS, "from"):
         table.add_column(title, justify="left" if title in ("kernel", "arch", "from") else "right")
-    notes, differences = [], []
+    made, differences = [], []
     for named in chosen(specs, every):
         compiled = compile_spec(named)
+        made.append(compiled)
         used = usage(compiled)
         counts = [str(used.instructions[name]) for name in INSTRUCTIONS]
-        row = [named.stem, named.spec.arch, used.registers, used.spill_bytes, f"{used.dynamic_shared_bytes / 1024:.1f}"]
+        memory = [used.spill_bytes, used.stack_bytes, f"{used.dynamic_shared_bytes / 1024:.1f}"]
+        row = [named.stem, named.spec.arch, used.registers, *memory]
         table.add_row(*map(str, row), *counts, "cache" if compiled.was_cached else "NVRTC")
-        notes.append(f"{named.stem}: source {source_place(named)}, cubin {KernelCache().file_of(compiled.code)}")
         if check:
             differences += receipt_differences(compiled)
     console = Console()
     if not console.is_terminal:
         console.width = 200
     console.print(table)
-    for note in notes:
-        typer.echo(note)
+    for compiled in made:  # after all of them: an entry may have had to go for a later one
+        typer.echo(f"{compiled.named.stem}: source {source_place(compiled.named)}, cubin {cubin_place(compiled)}")
     for difference in differences:
         typer.echo(difference, err=True)
     if differences:
@@ -88,6 +89,13 @@ def source_place(named: NamedSpec) -> str:
     if path.is_file() and path.read_bytes() == render(named).encode():
         return str(path)
     return f"not written (codegen render {shlex.quote(named.place or named.stem)})"
+
+
+def cubin_place(compiled: Compiled) -> str:
+    """Return where a cubin lies in the cache, if it is still there."""
+    cache = KernelCache()
+    path = cache.file_of(compiled.code)
+    return str(path or f"no longer in the cache, which keeps at most {cache.max_bytes} bytes (CODEGEN_CACHE_MAX_BYTES)")
 
 
 def receipt_differences(compiled: Compiled, folder: Path | None = None, *, strict: bool = False) -> list[str]:

@@ -24,6 +24,11 @@ def stream_doc(listed: bool) -> str:
     return "queries of a tile" + (": they share a list of key blocks" if listed else ", over one range of keys")
 
 
+def asks_heads(spec: AttentionSpec) -> bool:
+    """Return whether a kernel for sm_90a asks which head a row of packed ones is of; others always do."""
+    return spec.arch != "sm_90a" or spec.pattern.masks_pairs or spec.sink or spec.lse
+
+
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the log-sum-exp, if the spec asks for it."""
     heads = "heads * kPackedHeads" if spec.packed_heads > 1 else "heads"
@@ -42,7 +47,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
     return [
         i32("q_len", "queries of a head"),
         i32("kv_len", "keys of a head"),
-        *(_pack_sizes() if spec.packed_heads > 1 else _head_sizes()),
+        *(_pack_sizes(spec) if spec.packed_heads > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
         f32("scale_log2", "scale * log2(e)"),
     ]
@@ -96,9 +101,9 @@ def _head_sizes() -> list[Param]:
     ]
 
 
-def _pack_sizes() -> list[Param]:
+def _pack_sizes(spec: AttentionSpec) -> list[Param]:
     return [
-        i32("heads", "packs of kPackedHeads query heads"),
+        i32("heads", f"packs of {'kPackedHeads' if asks_heads(spec) else spec.packed_heads} query heads"),
         i32("heads_per_kv_head", "packs that share one K/V head"),
         i32("query_tiles", "tiles of kTileQueries queries of a pack"),
     ]

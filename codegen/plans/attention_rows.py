@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from codegen.patterns.base import Block
 from codegen.plan import Constant
+from codegen.plans.attention_params import asks_heads
 from codegen.spec import AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -26,6 +27,7 @@ class Rows:
         warpgroup_queries: queries of a warpgroup.
         boxes: copies that a column group of Q takes: one, or where there is padding one a stream.
         packed: whether rows are anything but consecutive queries of one head.
+        asks_heads: whether the kernel asks which of its heads a row is of.
     """
 
     heads: int
@@ -34,6 +36,7 @@ class Rows:
     warpgroup_queries: int
     boxes: int
     packed: bool
+    asks_heads: bool
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Rows:
@@ -49,6 +52,7 @@ class Rows:
             warpgroup_queries=min(block_rows, WARPGROUP_ROWS) // heads,
             boxes=streams if padded else 1,
             packed=heads > 1 or padded,
+            asks_heads=asks_heads(spec),
         )
 
     @property
@@ -75,8 +79,9 @@ class Rows:
         load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
         listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
         padding = "" if self.warpgroup_queries * self.heads == WARPGROUP_ROWS else "; its other rows are padding"
+        heads = Constant("kPackedHeads", self.heads, "query heads of a pack: row = query * kPackedHeads + head")
         return [
-            Constant("kPackedHeads", self.heads, "query heads of a pack: row = query * kPackedHeads + head"),
+            *([heads] if self.asks_heads else []),
             Constant("kTileQueries", self.tile_queries, "queries of a tile"),
             Constant("kWarpgroupQueries", self.warpgroup_queries, f"queries of a warpgroup{padding}"),
             Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one warpgroup's rows apart"),

@@ -14,6 +14,7 @@ ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is 
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
+NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys do not fit beside three query blocks
 LONG_TILE = 64  # entries of a list from which it pays that tiles begin with Q on its way to registers
 SLICE_REGISTERS = 4  # of a thread, for 64 rows x 16 columns of Q
 
@@ -28,12 +29,16 @@ def check_share_kv(spec: AttentionSpec) -> None:
     assert block is not None  # the pattern is topk
     given = f"is {spec.schedule}; with share_kv and tile.m {m} warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
+    # Before the tile: what it is, if it is left out, follows the head.
+    require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv: 64, 96, 128")
     require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with share_kv: 1")
     require(block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv: {WARPGROUP_ROWS}")
     allowed = " or ".join(map(str, rows))
     require(m in rows, "tile.m", f"is {m}; with share_kv a tile is two or three query blocks: {allowed}")
     require(spec.tile.n == block.kv, "tile.n", f"is {spec.tile.n}; with share_kv a step is a listed block: {block.kv}")
-    require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv: 64, 96, 128")
+    few = f"is {m}; of steps of {block.kv} keys with head_dim {spec.head_dim} two stages fit, for two query blocks"
+    fits = m == rows[0] or block.kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
+    require(fits, "tile.m", f"{few}: {rows[0]}")
     length = list_length(spec)
     require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv: 1 to {LONGEST_LIST}")
     least = m // WARPGROUP_ROWS  # the template says why

@@ -42,6 +42,7 @@ KEYS = range(32, 129, 16)
 BLOCKS = (16, 32, 64, 128)
 QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
 NARROW_HEAD = 64  # elements
+WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
 LONG_ROW = 2048  # keys
 BITS = "unsigned short"  # what an element is to the kernel
@@ -72,12 +73,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     line_bytes = BANK_BYTES if row_bytes % BANK_BYTES == 0 else BANK_BYTES // 2
     line_chunks = line_bytes // CHUNK
     pass_rows = threads // line_chunks
-    require(
-        load_keys % pass_rows == 0,
-        "tile.m",
-        f"is {m}; {warps} warps copy {pass_rows} rows of {d} elements at a time, which the {load_keys} keys of a step "
-        "or a listed block are no multiple of; use a smaller tile.m or warp_rows 32",
-    )
+    _check_copies(spec, load_keys, line_chunks)
     q_bytes, slot_bytes = m * row_bytes, n * row_bytes
 
     scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, d // 2))
@@ -90,16 +86,15 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     accumulators = kept if q_in_registers else kept - queries
     regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes)
     shared_bytes = max(region.offset + region.bytes for region in regions)
-    needed = -(-(accumulators + overhead) // 8) * 8  # the hardware hands them out in eights
     blocks_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + RESERVED),
-            arch.registers_per_sm // (threads * needed),
+            arch.blocks_for(threads, accumulators + overhead),
             arch.warps_per_sm // warps,
         ),
     )
-    limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
+    limit = arch.registers_for(threads, blocks_per_sm)
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
@@ -198,20 +193,49 @@ def _check_tile(spec: AttentionSpec) -> None:
     """Refuse a tile that the kernel is not written for."""
     name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     heads = spec.packed_heads
-    require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")
-    require(m % heads == 0, "tile.m", f"is {m}; the rows of a query stay together: packed_heads is {heads}")
-    require(n in KEYS, "tile.n", f"is {n}; allowed on {name}: 32 to 128, multiples of 16")
-    require(m >= spec.warp_rows, "warp_rows", f"is {spec.warp_rows}; tile.m has only {m} rows")
-    require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
-    if block is not None:
+    if block is not None:  # before the tile: what it is, if it is left out, follows the block
         sizes = tuple(size for size in QUERY_BLOCKS if size * heads >= TILE_ROWS)
         packed = f" with packed_heads {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
+    require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")
+    require(m % heads == 0, "tile.m", f"is {m}; the rows of a query stay together: packed_heads is {heads}")
+    require(n in KEYS, "tile.n", f"is {n}; allowed on {name}: 32 to 128, multiples of 16")
+    high = f"is {spec.warp_rows}; O of so many rows of {spec.head_dim} elements does not fit a thread's registers: 16"
+    require(_may_be_high(spec) or spec.warp_rows == TILE_ROWS, "warp_rows", high)
+    require(m >= spec.warp_rows, "warp_rows", f"is {spec.warp_rows}; tile.m has only {m} rows")
+    require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
+    if block is not None:
         rows = f", {block.q * heads} rows" if heads > 1 else ""
         reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}{rows}"
         require(block.q * heads % m == 0, "tile.m", reason)
         reason = f"is {n}; a step is one listed block, an equal part of one, or several: pattern.block.kv is {block.kv}"
         require(block.kv % n == 0 or n % block.kv == 0, "tile.n", reason)
+
+
+def _may_be_high(spec: AttentionSpec) -> bool:
+    """Return whether a warp may have 32 rows."""
+    return spec.head_dim <= WIDEST_OF_HIGH_WARPS
+
+
+def _check_copies(spec: AttentionSpec, load_keys: int, line_chunks: int) -> None:
+    """Refuse a tile whose threads copy more rows at a time than a step or a listed block has, or no equal part."""
+    m, warp_rows = spec.tile.m, spec.warp_rows
+
+    def pass_rows(rows: int, of_warp: int) -> int:
+        return rows // of_warp * WARP // line_chunks
+
+    def fits(rows: int, of_warp: int) -> bool:
+        return rows % spec.packed_heads == 0 and rows >= of_warp and load_keys % pass_rows(rows, of_warp) == 0
+
+    smaller = _list(tuple(rows for rows in ROWS if rows < m and fits(rows, warp_rows)))
+    higher = _may_be_high(spec) and warp_rows == TILE_ROWS and fits(m, 2 * TILE_ROWS)
+    instead = " or ".join([f"tile.m {smaller}"] * bool(smaller) + [f"warp_rows {2 * TILE_ROWS}"] * higher)
+    reason = (
+        f"{m // warp_rows} warps copy {pass_rows(m, warp_rows)} rows of {spec.head_dim} elements at a time, which the "
+        f"{load_keys} keys of a step or a listed block are no multiple of; use {instead or 'another tile.n'}"
+    )
+    field, given = ("tile.m", m) if smaller or not higher else ("warp_rows", warp_rows)
+    require(fits(m, warp_rows), field, f"is {given}; {reason}")
 
 
 def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:

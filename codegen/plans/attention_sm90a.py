@@ -52,7 +52,7 @@ from codegen.split import Split
 WARPGROUP = 128  # threads
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
-# where shared memory holds one only, every thread starts with as many as it can have.
+# where there is room for one only, every thread starts with as many as it can have.
 REGISTER_SPLITS = {1: ((40, 216), (32, 224)), 2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
 # 24 beside heads of 128 and steps of 96 keys were too few, and it spilled in the main loop.
@@ -121,7 +121,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # All column groups of K or V by one copy.
     whole_keys = has_long_tiles(spec) and groups > 1 and d % columns == 0
     kv_box = (columns, n // step_blocks, *((groups,) if whole_keys else ()), 1, 1)
-    resident = 2 if consumers == 1 and 2 * (shared.size + KIB) <= arch.shared_memory_per_sm else 1
+    # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
+    fit_registers = accumulators + REGISTER_OVERHEAD[consumers] <= REGISTER_SPLITS[consumers][-1][1]
+    fit_memory = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
+    resident = 2 if consumers == 1 and fit_memory and fit_registers else 1
     registers, split = _registers(consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
 
@@ -214,6 +217,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             # One of several streams may have no step: its warpgroups would have to pass on turns that they do not take.
             "first_turns": spec.schedule == "ping_pong" and streams == 1,
             "packed": rows.packed,
+            "packed_heads": "kPackedHeads" if rows.asks_heads else rows.heads,
             "partial": block is not None and (rows.packed or block.q > rows.stream_queries),
             "tile_stages": tile_stages,
             "shares_staging": shares_staging,

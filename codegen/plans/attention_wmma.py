@@ -82,11 +82,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + RESERVED),
-            arch.registers_per_sm // (threads * (held + overhead)),
+            arch.blocks_for(threads, held + overhead),
             arch.warps_per_sm // warps,
         ),
     )
-    limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
+    limit = arch.registers_for(threads, blocks_per_sm)
     registers = Registers(accumulators=held, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 

@@ -127,7 +127,7 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
         SpecError: where registers or shared memory do not suffice for them; each thread block costs 1 KB of its own.
     """
     arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
-    limit = min(SMALL_BLOCK_REGISTERS, arch.registers_per_sm // (threads * resident) // 8 * 8)
+    limit = min(SMALL_BLOCK_REGISTERS, arch.registers_for(threads, resident))
     registers = Registers(accumulators=accumulators, overhead=40, limit=limit)
     check_budget(spec, shared, registers)
     require(

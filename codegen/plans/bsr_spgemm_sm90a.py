@@ -33,9 +33,7 @@ from codegen.plans.bsr_parts import (
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
-REGISTERS_KEPT = 224  # of a thread, at most
-OVERHEAD = 40  # registers beside the accumulators
-BALANCED_OVERHEAD = 32  # a second warp that does not compute leaves fewer to each thread, and 32 are enough
+OVERHEAD = 32  # registers beside the accumulators
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
 LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
 SCHEDULER = "tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches"
@@ -71,16 +69,14 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, then empty", align=8)
     shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
-    registers = Registers(
-        accumulators=accumulators, overhead=BALANCED_OVERHEAD if spec.balanced else OVERHEAD, limit=REGISTERS_KEPT
-    )
-    check_budget(spec, shared.size, registers)
-
     # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
     threads = consumers * WARPGROUP + 32 * other_warps
-    blocks_per_sm = min(
-        arch.shared_memory_per_sm // (shared.size + KIB), arch.registers_per_sm // (threads * registers.needed)
+    fitting = min(arch.shared_memory_per_sm // (shared.size + KIB), arch.blocks_for(threads, accumulators + OVERHEAD))
+    blocks_per_sm = max(1, fitting)
+    registers = Registers(
+        accumulators=accumulators, overhead=OVERHEAD, limit=arch.registers_for(threads, blocks_per_sm)
     )
+    check_budget(spec, shared.size, registers)
     searches = ", and one that searches" if spec.balanced else ""
     constants = (
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),

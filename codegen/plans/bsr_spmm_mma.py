@@ -64,11 +64,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + KIB),
-            arch.registers_per_sm // (threads * min(held + OVERHEAD_REGISTERS, arch.registers_per_thread)),
+            arch.blocks_for(threads, held + OVERHEAD_REGISTERS),
             arch.warps_per_sm // warps,
         ),
     )
-    limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
+    limit = arch.registers_for(threads, blocks_per_sm)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 

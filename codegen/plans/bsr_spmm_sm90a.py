@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, TensorMap, check_budget, require
 from codegen.plans.balance import order_constants, order_params, order_summary, producers
@@ -42,8 +41,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = group_columns(spec)
     rows, cols = spec.block.rows, spec.block.cols
-    require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {ARCHS[spec.arch].name}: 16, 32, 64, 128")
-    require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is {rows}: 64, 128")
+    require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {spec.arch} with wgmma: 16, 32, 64, 128")
+    require(cols in (64, 128), "block.cols", f"is {cols}; allowed with wgmma where block.rows is {rows}: 64, 128")
     high = f"a tile is one block row high, or two of 64: block.rows is {rows}"
     require(m == rows, "tile.m", f"is {m}; {high}")
     widths = WIDTHS[rows]

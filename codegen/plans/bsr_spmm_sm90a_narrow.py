@@ -46,7 +46,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    require(cols in SIZES, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
+    require(cols in SIZES, "block.cols", f"is {cols}; allowed with wgmma where block.rows is {rows}: 16, 32")
     require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
     widths = ", ".join(str(width) for width in WIDTHS)
     require(n in WIDTHS, "tile.n", f"is {n}; allowed where block.rows is {rows}: {widths}")

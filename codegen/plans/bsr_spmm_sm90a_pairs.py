@@ -35,7 +35,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     n, k = spec.tile.n, spec.tile.k
     columns = group_columns(spec)
     cols = spec.block.cols
-    require(cols in (64, 128), "block.cols", f"is {cols}; allowed where block.rows is 64: 64, 128")
+    require(cols in (64, 128), "block.cols", f"is {cols}; allowed with wgmma where block.rows is 64: 64, 128")
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")

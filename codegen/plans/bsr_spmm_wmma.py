@@ -77,11 +77,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + KIB),
-            arch.registers_per_sm // (threads * (held + OVERHEAD_REGISTERS)),
+            arch.blocks_for(threads, held + OVERHEAD_REGISTERS),
             arch.warps_per_sm // warps,
         ),
     )
-    limit = min(arch.registers_per_thread, arch.registers_per_sm // (threads * blocks_per_sm) // 8 * 8)
+    limit = arch.registers_for(threads, blocks_per_sm)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
@@ -195,7 +195,10 @@ def _check(spec: BsrSpmmSpec) -> None:
     # Every thread makes the same number of copies of B.
     elements = 32 * _warps(m) * COPY_BYTES // DTYPES[spec.dtype].bytes
     depths = [k for k in (16, 32, 64, 112) if block.cols % k == n * k % elements == 0]
-    allowed = ", ".join(map(str, depths)) or "none; use larger blocks or a wider tile"
+    # Of 64 columns, tiles of 64 rows and more need steps of 32 or 64, which divide neither 16 nor 112.
+    reason = f"is {n}; allowed with block.rows {m} and block.cols {block.cols}: 128"
+    require(bool(depths), "tile.n", reason)
+    allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with block.cols {block.cols} and a tile of {m} x {n}: {allowed}")
     if spec.copy_ != "ld_global":
         require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

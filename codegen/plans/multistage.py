@@ -97,11 +97,11 @@ class Tiles:
             min(
                 MOST_BLOCKS,
                 arch.shared_memory_per_sm // (shared_bytes + KIB),
-                arch.registers_per_sm // (self.threads * min(held + OVERHEAD_REGISTERS, arch.registers_per_thread)),
+                arch.blocks_for(self.threads, held + OVERHEAD_REGISTERS),
                 arch.warps_per_sm // self.warps,
             ),
         )
-        limit = min(arch.registers_per_thread, arch.registers_per_sm // (self.threads * blocks) // 8 * 8)
+        limit = arch.registers_for(self.threads, blocks)
         return blocks, Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
 
     def constants(self) -> tuple[Constant, ...]:

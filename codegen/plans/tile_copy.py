@@ -51,11 +51,11 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
         1,
         min(
             arch.shared_memory_per_sm // (shared.size + KIB),
-            arch.registers_per_sm // (THREADS * (held + OVERHEAD_REGISTERS)),
+            arch.blocks_for(THREADS, held + OVERHEAD_REGISTERS),
             arch.warps_per_sm * 32 // THREADS,
         ),
     )
-    limit = min(arch.registers_per_thread, arch.registers_per_sm // (THREADS * blocks_per_sm) // 8 * 8)
+    limit = arch.registers_for(THREADS, blocks_per_sm)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared.size, registers)
 

@@ -139,6 +139,19 @@ def test_unwritable_folder(run: Run) -> None:
     assert refused(run("schema", "--out", "file/out.json")) == "file: File exists"
 
 
+def test_folder_in_the_place_of_a_file(run: Run) -> None:
+    assert refused(run("schema", "--out", "")) == ".: Is a directory"
+    Path("out/h100_dense.cu").mkdir(parents=True)
+    assert refused(run("schema", "--out", "out")) == "out: Is a directory"
+    assert refused(run("render", "h100_dense", "--out", "out")) == "out/h100_dense.cu: Is a directory"
+
+
+def test_name_that_the_source_needs(run: Run) -> None:
+    Path("Params.yaml").write_text(OWN_SPEC)
+    assert refused(run("render", "Params.yaml")).startswith("Params.yaml: 'Params' names the kernel, but has a meaning")
+    assert not Path("Params.cu").exists()
+
+
 def test_check(run: Run, generated: Path) -> None:
     assert run("check") == (0, "every file is up to date\n", "")
     path = generated / "h100_dense.cu"

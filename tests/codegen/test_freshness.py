@@ -151,6 +151,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, Path(), Path("/")):
+        with pytest.raises(IsADirectoryError) as caught:
+            write_if_changed(path, "text")
+        assert caught.value.filename == str(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, data: bytes) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(files.Path, "write_bytes", fail)
+    with pytest.raises(PermissionError) as caught:
+        write_if_changed(tmp_path / "x.cu", "text")
+    assert caught.value.filename == str(tmp_path / "x.cu")
+
+
+def test_a_name_that_is_too_long_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)  # the temporary file's is longer
+    with pytest.raises(OSError, match="File name too long") as caught:
+        write_if_changed(path, "text")
+    assert caught.value.filename == str(path)
+
+
 def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch()

@@ -471,6 +471,29 @@ def test_query_blocks_that_fill_too_few_rows(attention: dict[str, Any], block_q:
         plan_of(attention)
 
 
+@pytest.mark.parametrize(
+    "change", [{"packed_heads": 8}, {"pattern": {"kind": "topk", "k": 8, "block": {"q": 16, "kv": 64}}}]
+)
+@pytest.mark.parametrize("asks", [{"lse": True}, {"sink": True}, {"pattern": {"kind": "causal"}}, {}])
+def test_packed_heads_have_a_name_where_the_kernel_asks_for_them(
+    attention: dict[str, Any], change: dict[str, Any], asks: dict[str, Any]
+) -> None:
+    del attention["tile"], attention["split_tail"]
+    plan = plan_of(attention | {"lse": False} | change | asks | {"packed_heads": change.get("packed_heads", 1)})
+    source = render_plan(plan)
+    code = re.sub(r"//.*", "", source)
+    for constant in plan.constants:
+        assert len(re.findall(rf"\b{constant.name}\b", code)) > 1, constant.name
+    assert ("kPackedHeads" in source) == ("kPackedHeads" in code)
+
+
+@pytest.mark.parametrize(("n", "stages", "resident"), [(240, 1, 1), (240, 2, 1), (224, 1, 1), (208, 1, 2), (128, 1, 2)])
+def test_thread_blocks_of_one_warpgroup_share_an_sm_where_registers_suffice(n: int, stages: int, resident: int) -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}
+    plan = plan_of({**fields, "tile": {"m": 64, "n": n}, "stages": stages})
+    assert plan.blocks_per_sm == resident
+
+
 def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
     plan = plan_of(attention | {"packed_heads": 1})
     assert plan.tensor_maps["q_map"].box == (64, 128, 1, 1)
@@ -1139,6 +1162,60 @@ def test_thread_blocks_of_small_blocks_share_an_sm_as_asked(stages: int, residen
     assert (plan.spec.hash == plan_of(fields).spec.hash) == (resident == 1)
 
 
+@pytest.mark.parametrize("more", [{}, {"accumulate": True}, {"balanced": True}, {"b_layout": "column_major"}])
+@pytest.mark.parametrize("resident", [2, 3])
+@pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
+def test_left_out_tiles_and_stages_leave_room_for_other_thread_blocks(
+    rows: int, cols: int, resident: int, more: dict[str, Any]
+) -> None:
+    fields = {"arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "blocks_per_sm": resident}
+    for op, options in (("bsr_spmm", more), ("bsr_sddmm", {})):
+        plan = plan_of({"op": op, **fields, **options})
+        assert plan.blocks_per_sm == resident <= min(blocks_by_shared_memory(plan), blocks_by_registers(plan))
+        assert plan.spec.stages >= 2
+        plan_of({"op": op, **fields, **options, "tile": {"n": 128}})
+
+
+@pytest.mark.parametrize(("tile", "stages"), [({"k": 64}, 3), ({"n": 1024}, 6), ({"n": 256, "k": 64}, 6)])
+def test_left_out_stages_follow_the_tile_of_small_blocks(tile: dict[str, int], stages: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}}
+    assert plan_of(fields | {"tile": tile}).spec.stages == stages
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "field", "reason"),
+    [
+        (256, 64, "block.rows", "is 256; allowed on sm_90a with wgmma: 16, 32, 64, 128"),
+        (64, 16, "block.cols", "is 16; allowed with wgmma where block.rows is 64: 64, 128"),
+        (32, 64, "block.cols", "is 64; allowed with wgmma where block.rows is 32: 16, 32"),
+    ],
+)
+def test_blocks_that_other_instructions_have_kernels_for(rows: int, cols: int, field: str, reason: str) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}}
+    with pytest.raises(SpecError) as caught:
+        plan_of(fields)
+    assert (caught.value.field, caught.value.reason) == (field, reason)
+    plan_of(fields | {"mma": "wmma"})
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("cols", [16, 32, 64, 112, 128])
+@pytest.mark.parametrize("n", [64, 128])
+def test_steps_of_products_by_wmma_are_those_of_the_document(rows: int, cols: int, n: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "mma": "wmma", "block": {"rows": rows, "cols": cols}, "stages": 2}
+    few = rows >= 64 and n == 64
+    steps = [k for k in ((32, 64) if few else (16, 32, 64, 112)) if cols % k == 0]
+    assert bool(steps) != (few and cols in (16, 112))
+    for k in (16, 32, 64, 112):
+        spec = fields | {"tile": {"m": rows, "n": n, "k": k}}
+        if k in steps:
+            plan_of(spec)
+        else:
+            reason = rf"tile\.k: is {k}; allowed with" if steps else r"tile\.n: is 64; allowed with .*: 128$"
+            with pytest.raises(SpecError, match=reason):
+                plan_of(spec)
+
+
 def ada(head_dim: int, pattern: dict[str, Any], m: int, n: int, warp_rows: int = 16, **options: Any) -> dict[str, Any]:
     """A spec of attention on sm_89."""
     fields = {"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": pattern, "tile": {"m": m, "n": n}}
@@ -1206,7 +1283,9 @@ def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int
         ("tile.n", ada(64, DENSE, 64, 256)),
         ("tile.n", ada(64, listed(64, 64), 64, 48)),
         ("warp_rows", ada(64, DENSE, 16, 64, 32)),
-        ("tile", ada(256, DENSE, 64, 32, 32)),
+        ("warp_rows", ada(192, DENSE, 64, 32, 32)),  # no tile has the registers
+        ("warp_rows", ada(256, DENSE, 32, 32, 32)),
+        ("tile", ada(128, DENSE, 64, 128, 32)),
         ("stages", ada(64, DENSE, 64, 64, stages=1)),
         ("stages", ada(256, DENSE, 64, 64, stages=3)),
         ("pattern.block.q", ada(64, listed(8, 64), 64, 64)),
@@ -1220,6 +1299,80 @@ def test_tiles_that_sm_89_has_no_kernel_for(field: str, spec: dict[str, Any]) ->
         plan_of(spec)
     assert caught.value.field == field
     assert "is " in caught.value.reason or "need" in caught.value.reason
+
+
+def plain_ada(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A spec of attention on sm_89 that leaves the tile out."""
+    return {"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": pattern, **fields}
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "reason"),
+    [
+        (plain_ada(64, listed(8, 64)), "pattern.block.q", "is 8; allowed on sm_89: 16, 32, 64, 128"),
+        (
+            plain_ada(64, listed(1, 64), packed_heads=8),
+            "pattern.block.q",
+            "is 1; allowed on sm_89 with packed_heads 8: 2, 4, 8, 16, 32, 64, 128",
+        ),
+        (
+            plain_ada(256, DENSE, warp_rows=32),
+            "warp_rows",
+            "is 32; O of so many rows of 256 elements does not fit a thread's registers: 16",
+        ),
+        (
+            plain_ada(96, listed(1, 16), packed_heads=64, warp_rows=16),
+            "warp_rows",
+            "is 16; 4 warps copy 32 rows of 96 elements at a time, which the 16 keys of a step or a listed block are "
+            "no multiple of; use warp_rows 32",
+        ),
+    ],
+)
+def test_a_field_that_was_given_is_to_blame_on_sm_89(spec: dict[str, Any], field: str, reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(spec)
+    assert (caught.value.field, caught.value.reason) == (field, reason)
+
+
+@pytest.mark.parametrize(
+    ("spec", "instead"),
+    [
+        (ada(192, DENSE, 256, 112), "tile.m 16, 32, 64"),
+        (ada(64, listed(128, 16), 128, 64), "tile.m 16, 32, 64 or warp_rows 32"),
+        (ada(64, DENSE, 256, 32), "tile.m 16, 32, 64, 128 or warp_rows 32"),
+        (ada(96, DENSE, 128, 48), "tile.m 16, 32"),
+        (ada(96, DENSE, 128, 48, 32), "tile.m 32, 64"),
+        (ada(96, DENSE, 128, 48, 32, packed_heads=64), "tile.m 64"),
+        (ada(96, DENSE, 128, 48, packed_heads=64), "another tile.n"),
+    ],
+)
+def test_what_to_use_instead_helps(spec: dict[str, Any], instead: str) -> None:
+    with pytest.raises(SpecError, match=r"^tile\.m: is \d+; \d+ warps copy .* rows of .* elements at a time") as caught:
+        plan_of(spec)
+    assert caught.value.reason.endswith(f"; use {instead}")
+    for sizes in re.findall(r"tile\.m ([\d, ]*\d)", instead):
+        for m in map(int, sizes.split(", ")):
+            plan_of(spec | {"tile": spec["tile"] | {"m": m}})
+    if "warp_rows" in instead:
+        plan_of(spec | {"warp_rows": 32})
+
+
+@pytest.mark.parametrize("q", [1, 2, 16, 128])
+def test_a_left_out_tile_has_all_heads_of_a_query(q: int) -> None:
+    plan = plan_of(plain_ada(96, listed(q, 16), packed_heads=64))
+    assert isinstance(plan.spec, AttentionSpec)
+    assert (plan.spec.tile.m, plan.spec.warp_rows, plan.tile_queries) == (64, 32, 1)
+
+
+@pytest.mark.parametrize("kv", [16, 32, 64, 128])
+@pytest.mark.parametrize("q", [32, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("warp_rows", [16, 32])
+def test_a_left_out_tile_follows_the_rows_of_a_warp(head_dim: int, q: int, kv: int, warp_rows: int) -> None:
+    masked = {"kind": "block_lists", "block": {"q": q, "kv": kv}, "mask": "causal"}
+    for pattern in (listed(q, kv), masked, DENSE, {"kind": "causal"}):
+        plan_of(plain_ada(head_dim, pattern, warp_rows=warp_rows))
+    plan_of(plain_ada(head_dim, {"kind": "causal"}, warp_rows=warp_rows, tile={"m": 32}))
 
 
 def wmma(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codegen.errors import SpecError
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
 from codegen.render import SEAL, environment, render, render_plan, seal_is_intact
@@ -164,6 +165,28 @@ def test_symbol(named: NamedSpec) -> None:
     start = rf'extern "C" __global__ void {cluster}__launch_bounds__\(kThreads, \d+\)'
     kernels = re.findall(rf"{start}\s+(\w+)\(", render(named))
     assert kernels == [named.stem]
+
+
+@every_spec
+def test_the_name_of_a_kernel_is_in_its_source_once(named: NamedSpec) -> None:
+    assert len(re.findall(rf"\b{named.stem}\b", CODE.sub("", render(named)))) == 1
+
+
+# A type, a type of every source, a function of CUDA, one of the source and a label of inline PTX.
+@pytest.mark.parametrize("stem", ["Tile", "int64", "atomicAdd", "consume", "DONE"])
+def test_a_name_that_the_source_needs_is_refused(named: NamedSpec, stem: str) -> None:
+    for other in (dataclasses.replace(named, stem=stem), dataclasses.replace(named, stem=stem, path=None, origin="")):
+        with pytest.raises(SpecError) as caught:
+            render(other)
+        place = "specs/h100_topk32.yaml: " if other.origin else ""
+        assert str(caught.value) == (
+            f"{place}{stem!r} names the kernel, but has a meaning in CUDA C++ or in the source"
+        )
+
+
+@pytest.mark.parametrize("stem", ["Til", "Tiles", "int64_", "shipped"])
+def test_a_name_that_only_comments_have_or_none_is_fine(named: NamedSpec, stem: str) -> None:
+    assert f" {stem}(" in render(dataclasses.replace(named, stem=stem))
 
 
 @every_spec

@@ -367,5 +367,32 @@ def test_stages_left_out_suffice_for_both_tiles() -> None:
         plan_for(find_spec(spec))
 
 
+@pytest.mark.parametrize(("head_dim", "stages"), [(64, 4), (96, 2), (128, 2)])
+def test_stages_left_out_fit_with_blocks_of_128_keys(head_dim: int, stages: int) -> None:
+    pattern = {"kind": "topk", "k": 128, "block": {"q": 64, "kv": 128}}
+    plain = {name: value for name, value in FIELDS.items() if name not in ("stages", "tile", "schedule")}
+    plan = plan_for(find_spec({**plain, "pattern": pattern, "head_dim": head_dim}))
+    assert plan.spec.stages == stages
+    assert plan.spec.tile.model_dump() == {"m": 128, "n": 128}
+
+
+@pytest.mark.parametrize("head_dim", [192, 256])
+def test_a_head_that_is_too_wide_is_to_blame_for_what_follows_it(head_dim: int) -> None:
+    pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 128}}
+    plain = {name: value for name, value in FIELDS.items() if name not in ("stages", "tile", "schedule")}
+    with pytest.raises(SpecError, match=rf"^head_dim: is {head_dim}; allowed with share_kv: 64, 96, 128$"):
+        plan_for(find_spec({**plain, "pattern": pattern, "head_dim": head_dim}))
+
+
+@pytest.mark.parametrize("head_dim", [96, 128])
+def test_three_query_blocks_do_not_fit_beside_steps_of_128_keys(head_dim: int) -> None:
+    pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 128}}
+    plain = {name: value for name, value in FIELDS.items() if name not in ("stages", "tile")}
+    fields = {**plain, "pattern": pattern, "tile": {"m": 192}}
+    with pytest.raises(SpecError, match=r"^tile\.m: is 192; of steps of 128 keys .*: 128$"):
+        plan_for(find_spec({**fields, "head_dim": head_dim}))
+    assert plan_for(find_spec({**fields, "head_dim": 64})).spec.stages == 4
+
+
 def test_the_longest_lists_fit_shared_memory() -> None:
     plan_for(find_spec({**FIELDS, "pattern": {**FIELDS["pattern"], "k": 128}}))

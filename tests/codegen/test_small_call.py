@@ -25,6 +25,14 @@ def script() -> ModuleType:
     return module
 
 
+def test_without_a_gpu_it_is_one_line(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(script.sys, "argv", ["small_call.py", "h100_topk32"])
+    with pytest.raises(SystemExit) as caught:
+        script.main()
+    assert caught.value.code == "error: a call needs a GPU, and torch sees none; nothing was run"
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
 def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedSpec) -> None:

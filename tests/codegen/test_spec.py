@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import pickle
@@ -498,6 +499,28 @@ def blocks_of(op: str, rows: int, **more: Any) -> Fields:
 def test_left_out_tile_and_stages(fields: Fields, tile: tuple[int, int], stages: int) -> None:
     spec = parse_spec(fields)
     assert ((spec.tile.m, spec.tile.n), spec.stages) == (tile, stages)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 1.5, [16], {"a": 1}, True, -4])
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_defaults_of_a_spec_with_a_wrong_value_are_of_no_account(arch: str, wrong: object) -> None:
+    """Defaults follow fields that are not checked yet."""
+    listed = {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}
+    heads = {"op": "attention", "arch": arch, "head_dim": 96, "pattern": listed, "tile": {"n": 64}}
+    block = {"rows": 16, "cols": 32}
+    for fields, names in (
+        (heads, ("head_dim", "pattern.block.q", "pattern.block.kv", "tile.n", "packed_heads", "warp_rows", "share_kv")),
+        (blocks_of("bsr_spmm", 16, arch=arch, block=block, tile={"n": 256}), ("block.cols", "tile.n", "accumulate")),
+        (blocks_of("bsr_sddmm", 16, arch=arch, block=block, tile={"n": 256}), ("block.cols", "tile.n")),
+    ):
+        more = {"blocks_per_sm": 3} if fields["op"] != "attention" else {}
+        for name in (*names, *more):
+            data = with_field(copy.deepcopy({**fields, **more}), name, wrong)
+            if name in ("share_kv", "accumulate") and wrong is True:
+                continue
+            with pytest.raises(SpecError) as caught:
+                plan_for(find_spec(data))
+            assert caught.value.field in (name, "share_kv", "blocks_per_sm", "accumulate"), data
 
 
 def test_errors_travel_between_processes() -> None:

@@ -14,6 +14,10 @@ from codegen.library import find_spec, read_spec
 Write = Callable[..., Path]
 HEAD = "op: attention\narch: sm_90a\nhead_dim: 128\n"
 DENSE = HEAD + "pattern: {kind: dense}\n"
+MANY = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 6)
+)
+"""Half a million values, were every alias copied."""
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,29 @@ DENSE = HEAD + "pattern: {kind: dense}\n"
         pytest.param("op: *nothing\n", "kernel.yaml:1: found undefined alias", id="alias"),
         pytest.param("&a [*a]\n", "kernel.yaml: is nested too deeply", id="cycle"),
         pytest.param("[" * 500, "kernel.yaml: is nested too deeply", id="deep"),
+        pytest.param(MANY, "kernel.yaml: has more than 2000 values", id="aliases-of-aliases"),
+        pytest.param(f"op: [{'x, ' * 2000}]\n", "kernel.yaml: has more than 2000 values", id="many"),
+        pytest.param(
+            DENSE.replace("128", "9" * 26),
+            "kernel.yaml:3: head_dim: is an integer of 87 bits; at most 63 are allowed",
+            id="large-integer",
+        ),
+        pytest.param(
+            DENSE.replace("128", "0x" + "f" * 5000), "kernel.yaml:3: head_dim: is an integer of 20000 bits", id="huge"
+        ),
+        pytest.param(
+            DENSE.replace("128", "!!str 128"), "kernel.yaml:3: head_dim: is '128'; allowed: 64, ", id="tagged-string"
+        ),
+        pytest.param(DENSE.replace("128", "!size 128"), "kernel.yaml:3: head_dim: is '128'; allowed: 64, ", id="tag"),
+        pytest.param(HEAD + "pattern: !!set {x, y}\n", "kernel.yaml:4: pattern: is ['x', 'y']; ", id="set"),
+        pytest.param(DENSE + "!!str warps: 4\n", "kernel.yaml:5: warps: is not a field", id="tagged-key"),
+        pytest.param(
+            DENSE + "{a: 1}: 2\n", "kernel.yaml:5: {'a': 1}: is a mapping or a list; the name of a", id="mapping-as-key"
+        ),
+        pytest.param(DENSE + "[1, x]: 2\n", "kernel.yaml:5: [1, 'x']: is a mapping or a list", id="list-as-key"),
+        pytest.param(
+            DENSE + "? {a: [1]}\n: 2\n", "kernel.yaml: has a mapping or a list in the name of a field", id="key-in-key"
+        ),
         pytest.param(DENSE + "---\nop: x\n", "kernel.yaml:5: expected a single document", id="two-documents"),
         pytest.param(DENSE + "\x00", "kernel.yaml: is not YAML: unacceptable character", id="nul"),
         pytest.param("", "kernel.yaml: a spec is a mapping of fields, this is NoneType", id="empty"),
@@ -91,6 +118,25 @@ def test_file_name_must_name_a_kernel(write_yaml: Write, name: str) -> None:
         read_spec(write_yaml(DENSE, name))
 
 
+KEYWORDS = "int and or not xor bitand compl or_eq char16_t co_await const_cast thread_local"
+CUDA = "threadIdx blockIdx warpSize dim3 std size_t NULL min max printf assert half log2 log2f fmaxf wmma cudaSuccess"
+RESERVED = "_ __x _Bool kRows CUDA_R_16F NV_IF_TARGET WARP_SZ"
+
+
+@pytest.mark.parametrize("name", f"{KEYWORDS} {CUDA} {RESERVED}".split())
+def test_file_name_must_mean_nothing_else(write_yaml: Write, name: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_spec(write_yaml(DENSE, f"{name}.yaml"))
+    assert str(caught.value) == (
+        f"{name}.yaml: {name!r} names the kernel, but has a meaning in CUDA C++ or in the source"
+    )
+
+
+@pytest.mark.parametrize("name", ["kernel", "_x", "kernel_", "ints", "cuda_dense", "a__b", "logs2", "K"])
+def test_other_file_names_are_fine(write_yaml: Write, name: str) -> None:
+    assert read_spec(write_yaml(DENSE, f"{name}.yaml")).stem == name
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -101,6 +147,8 @@ def test_file_name_must_name_a_kernel(write_yaml: Write, name: str) -> None:
         HEAD + "pattern:\n  kind: dense\n",
         HEAD.replace("128", "&d 128") + "pattern: {kind: dense}\ntile: {m: *d, n: *d}\n",
         HEAD + "pattern: {<<: {kind: dense}}\n",
+        "&op op: attention\narch: sm_90a\nhead_dim: 128\npattern: &p {<<: [{kind: dense}]}\n",
+        DENSE.replace("128", "!!int 128"),
     ],
 )
 def test_spelling_does_not_matter(write_yaml: Write, text: str) -> None:

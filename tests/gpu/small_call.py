@@ -91,6 +91,8 @@ def _bsr(
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("error: a call needs a GPU, and torch sees none; nothing was run")
     warnings.simplefilter("ignore")
     for name in sys.argv[1:]:
         kernel = load_kernel(name, forward_compatible=True)

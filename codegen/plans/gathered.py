@@ -7,6 +7,7 @@ which order it meets the columns of A, is worked out once for a matrix (:mod:`ru
 from __future__ import annotations
 
 from codegen.arch import ARCHS
+from codegen.defaults import GATHERED_ROWS
 from codegen.dtypes import DTYPES
 from codegen.plan import (
     Constant,
@@ -22,7 +23,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
-from codegen.spec import GATHERED_ROWS, BsrSpmmSpec
+from codegen.spec import BsrSpmmSpec
 
 BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
 BLOCK_COLUMNS = (16, 32)

@@ -128,7 +128,10 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
     """
     arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
     limit = min(SMALL_BLOCK_REGISTERS, arch.registers_for(threads, resident))
-    registers = Registers(accumulators=accumulators, overhead=40, limit=limit)
+    # What is added takes some beside a scheduler's, or where addresses are those of high, narrow blocks.
+    narrow = (spec.block.rows, spec.block.cols) == (32, 16)
+    adds = isinstance(spec, BsrSpmmSpec) and spec.accumulate and (spec.balanced or narrow)
+    registers = Registers(accumulators=accumulators, overhead=40 if adds else 32, limit=limit)
     check_budget(spec, shared, registers)
     require(
         resident * (shared + KIB) <= arch.shared_memory_per_sm,

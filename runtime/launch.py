@@ -22,9 +22,7 @@ _ABI = {
     "f32": (4, 4, "<f"),
 }
 _thread = threading.local()
-# Held while a call's parameters are written and its kernels go to the driver: a signature's block is used by all its
-# calls, and a prologue and the kernel that it is for must follow each other, whatever other threads launch meanwhile.
-_launching = threading.Lock()
+_launching: dict[int, threading.Lock] = {}  # by device
 _MAPS_KEPT = 256  # tensor maps remembered for one signature: the caching allocator hands out few addresses
 
 
@@ -287,7 +285,7 @@ class LoadedKernel:
             prologue: whether the plan's prologue goes before, if it has one.
         """
         make_context_current(signature.device)
-        with _launching:
+        with _lock_of(signature.device):
             for name, place, encoder in signature.maps:
                 place[:] = encoder.at(addresses[name])
             for name, pointer in signature.pointers:
@@ -321,7 +319,7 @@ class LoadedKernel:
         for name, address in addresses.items():
             ctypes.c_uint64.from_buffer(block, self.layout.offsets[name]).value = address
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        with _launching:
+        with _lock_of(device):
             self._launch_prologue(self.plan.prologue, grid, ctypes.addressof(arguments), stream)
 
     def _launch_prologue(self, prologue: Prologue, grid: int, arguments: int, stream: int) -> None:
@@ -329,6 +327,15 @@ class LoadedKernel:
             self._prologue, grid, 1, 1, prologue.threads, 1, 1, prologue.shared_bytes, stream, arguments, 0
         )
         _check_launch(prologue.symbol, status)
+
+
+def _lock_of(device: int) -> threading.Lock:
+    """Return the lock that is held while a call's parameters are written and its kernels go to the driver.
+
+    A signature's block is used by all its calls, and a prologue and the kernel that it is for must follow each other,
+    whatever other threads launch meanwhile. A driver whose queue is full waits: not for other devices.
+    """
+    return _launching.get(device) or _launching.setdefault(device, threading.Lock())
 
 
 def _check_launch(symbol: str, status: Any) -> None:

@@ -229,9 +229,9 @@ def _bsr_spmm(data: Fields) -> dict[str, Any]:
         else:
             if _resident(data) > 1:
                 tile["n"] = 8192 // rows  # they share the registers of an SM
-                # Those of a scheduler are missing then, or the memory of what is added.
-                added = data.get("accumulate") is True and (rows, block.get("cols")) == (16, 32)
-                if _resident(data) == 3 and (data.get("balanced") is True or added):
+                # What is added takes some beside a scheduler's, or memory beside large blocks of A.
+                beside = data.get("balanced") is True or (rows, cols) == (16, 32)
+                if _resident(data) == 3 and data.get("accumulate") is True and beside:
                     tile["n"] //= 2
             whole = {**tile, **given}
             width = whole["n"] if isinstance(whole["n"], int) else 0

@@ -211,7 +211,7 @@ ORDERED_ROWS = tuple(
     )
     for name, more in (("as_they_come", {}), ("ordered", {"query_order": True}))
     for row in MAIN_ROWS
-    if row.name in ("topk16_b64", "topk32_b64", "topk64_b64")
+    if row.name in ("topk16_b64", "topk32_b64", "topk64_b64") or (row.name, name) == ("topk32_b64_128k", "ordered")
 )
 OVERLAP_ROWS = tuple(
     Row(name, SHARED, 16, 32768, ("not_shared", *LIST_PEERS), groups=("overlap",), overlap=overlap)

@@ -66,14 +66,17 @@ class TensorMap:
     Attributes:
         box: elements of one copy, innermost dimension first.
         swizzle: bytes of the shared-memory swizzle (128, 64, 32) or 0.
+        promotion: bytes that the L2 reads from device memory at a time, 256 or 128 (CUDA driver API, "CUtensorMapL2promotion").
     """
 
     box: tuple[int, ...]
     swizzle: int
+    promotion: int = 256
 
     def describe(self) -> str:
-        """Return both in words, as sources have them."""
-        return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}"
+        """Return all in words, as sources have them; what most maps have is left out."""
+        reads = f", L2 promotion {self.promotion}" if self.promotion != 256 else ""
+        return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}{reads}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
 // templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5946abf7d209aaf2b7e1567bb3e495ae98135c9a0a30fd1b393928fd9bff589d
+// seal: sha256 42ebaa5ccd922188d6f32779a485c0cfc2e075717df87782b88600c98ce35586
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
@@ -101,8 +101,8 @@ constexpr int kNoMoreTiles = -1;
 // Launch: 320 threads a block, 115036 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM; tiles are handed out, short ones last.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
-  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128, L2 promotion 128
+  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128, L2 promotion 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* a_crow_indices;  // first block of each block row of A, and one more
   const int* a_col_indices;  // block column of each block of A

@@ -121,6 +121,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # All column groups of K or V by one copy.
     whole_keys = has_long_tiles(spec) and groups > 1 and d % columns == 0
     kv_box = (columns, n // step_blocks, *((groups,) if whole_keys else ()), 1, 1)
+    # Where much comes from device memory, 128 bytes at a time are 0.5% faster: step 81 of docs/ladder-attention.md.
+    kv_promotion = 128 if spec.share_kv and spec.paced else 256
     # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
     fit_registers = accumulators + REGISTER_OVERHEAD[consumers] <= REGISTER_SPLITS[consumers][-1][1]
     fit_memory = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
@@ -202,8 +204,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={
             "q_map": TensorMap((columns, *rows.box(WARPGROUP_ROWS if spec.share_kv else rows.box_queries)), SWIZZLE),
-            "k_map": TensorMap(kv_box, SWIZZLE),
-            "v_map": TensorMap(kv_box, SWIZZLE),
+            "k_map": TensorMap(kv_box, SWIZZLE, kv_promotion),
+            "v_map": TensorMap(kv_box, SWIZZLE, kv_promotion),
             "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
         },
         constants=tuple(constants),

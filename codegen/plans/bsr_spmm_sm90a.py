@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, TensorMap, check_budget, require
 from codegen.plans.balance import order_constants, order_params, order_summary, producers
@@ -94,6 +96,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
+    # With blocks of 64 2% faster where tiles are handed out, no slower with 128 (docs/ladder-bsr.md).
+    promotion = 128 if spec.balanced else 256
     return Plan(
         spec=spec,
         stem=stem,
@@ -111,8 +115,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             *epilogue_params(spec),
         ),
         tensor_maps={
-            "a_map": TensorMap((k, m // spec.cluster, 1), a_row_bytes),
-            **spmm_b_maps(spec),
+            "a_map": TensorMap((k, m // spec.cluster, 1), a_row_bytes, promotion),
+            **{name: replace(how, promotion=promotion) for name, how in spmm_b_maps(spec).items()},
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
         },

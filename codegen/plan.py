@@ -66,7 +66,8 @@ class TensorMap:
     Attributes:
         box: elements of one copy, innermost dimension first.
         swizzle: bytes of the shared-memory swizzle (128, 64, 32) or 0.
-        promotion: bytes that the L2 reads from device memory at a time, 256 or 128 (CUDA driver API, "CUtensorMapL2promotion").
+        promotion: bytes that the L2 reads from device memory at a time, 256 or 128 (``CUtensorMapL2promotion`` of the
+            CUDA driver API). Results do not depend on it.
     """
 
     box: tuple[int, ...]
@@ -74,9 +75,8 @@ class TensorMap:
     promotion: int = 256
 
     def describe(self) -> str:
-        """Return all in words, as sources have them; what most maps have is left out."""
-        reads = f", L2 promotion {self.promotion}" if self.promotion != 256 else ""
-        return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}{reads}"
+        """Return the box and the swizzle in words, as sources have them."""
+        return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}"
 
 
 @dataclass(frozen=True)
@@ -225,6 +225,11 @@ class Plan:
             "prologue_threads": self.prologue.threads if self.prologue else 0,
             **(self.prologue.further() if self.prologue else {}),
         }
+
+    @property
+    def promoted(self) -> list[str]:
+        """Return the tensor maps for which the L2 reads 128 bytes at a time."""
+        return [name for name, how in self.tensor_maps.items() if how.promotion == 128]
 
     @property
     def grid(self) -> str:

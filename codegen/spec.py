@@ -162,8 +162,8 @@ class AttentionSpec(SpecBase):
     )
     order_queries: bool = Field(
         default=False,
-        description="whether each call first finds out which query blocks form a tile, so that those whose lists "
-        "overlap share what is loaded; with share_kv only",
+        description="whether each call finds out which query blocks form a tile, so that those whose lists overlap "
+        "share what is loaded: before it begins, or, if paced, each thread block of its own; with share_kv only",
     )
     paced: bool = Field(
         default=False,
@@ -322,8 +322,6 @@ def parse_spec(data: object) -> Spec:
         raise SpecError("order_queries", "is true; only tiles that share what is loaded have an order: set share_kv")
     if isinstance(spec, AttentionSpec) and spec.order_queries and spec.query_order:
         raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
-    if isinstance(spec, AttentionSpec) and spec.order_queries and spec.paced:
-        raise SpecError("order_queries", "is true; with paced there is no kernel that finds an order: leave one out")
     if isinstance(spec, AttentionSpec) and spec.paced and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
         raise SpecError("paced", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
     if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:

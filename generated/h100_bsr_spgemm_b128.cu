@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 6eee29562e0d5b9aba84f906d672ccb4b2bef11225d4ab36499bcd891a2b7d39
 // templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6e72a0226bae6b04da13a40f339b8cda34edbdec263d287ca664662746acf50d
+// seal: sha256 a0e6d900b33daa8acfa9cbd89d33ba3ba7a6d1cdbb4d9a27281b81b68dc1c014
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -79,9 +79,10 @@ constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
 
 // Launch: 288 threads a block, 114748 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM, looping over runs of 4 tiles (persistent).
+// a_map, b_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128, L2 promotion 128
-  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128, L2 promotion 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
+  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* a_crow_indices;  // first block of each block row of A, and one more
   const int* a_col_indices;  // block column of each block of A

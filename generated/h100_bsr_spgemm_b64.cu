@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
 // templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 879edf4c3a1362e2b106ea7be302aa23786e10912b8dd67698ece320eb35e416
+// seal: sha256 4dca9719d9536458008476079deacdcfc63c41a48c384cc5e39be525c8fe4d06
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -79,9 +79,10 @@ constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
 
 // Launch: 160 threads a block, 73808 bytes of dynamic shared memory.
 // Grid: 3 thread blocks per SM, looping over runs of 4 tiles (persistent).
+// a_map, b_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128, L2 promotion 128
-  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128, L2 promotion 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* a_crow_indices;  // first block of each block row of A, and one more
   const int* a_col_indices;  // block column of each block of A

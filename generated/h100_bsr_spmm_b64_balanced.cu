@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: 90e520fca36187c2894bc4d501fe024861bca64e13bbcfe73ce284aac67e3a9d
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 466dfff31cc32b6ecc9da8198da5215df7b84dae810c4e80bd45af046ce474e2
+// seal: sha256 d9e930a861d99855d050e872a6f41f32273d0d82c49a93dacab6ee0f3db1014c
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -85,10 +85,11 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 
 // Launch: 384 threads a block, 217504 bytes of dynamic shared memory.
 // Grid: one thread block per SM; tiles are handed out, a few of the longest block rows first.
+// a_map, b_map, b_groups_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 64 x 1, swizzle 64, L2 promotion 128
-  TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128, L2 promotion 128
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128, L2 promotion 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 64 x 1, swizzle 64
+  TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block

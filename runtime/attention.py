@@ -319,7 +319,7 @@ class AttentionKernel:
 
     def _search(self, indices: tuple[Any, ...], query_tiles: int) -> OrderSearch:
         """Return what a call needs to find the order of its query blocks, if it does."""
-        if not self.spec.order_queries:
+        if self.compiled.plan.prologue is None:
             return NO_SEARCH
         streams = int(self.compiled.plan.values["streams"])
         return order_search(*indices[0].shape[:3], query_tiles=query_tiles, streams=streams)

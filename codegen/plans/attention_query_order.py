@@ -15,6 +15,7 @@ ORDER_THREADS = 1024
 WINDOW_ALIGN = 16
 HALVES = 2  # of a thread block: each has a window at a time
 BLOCK_WINDOWS = 4  # of a thread block: few are wanted, as thread blocks of the main kernel wait for their SMs
+POOL_BITS = 32  # of a word, one for each query block of a pool
 EARLY_ENTRIES = 32  # of a list: most likely the order is found before a tile of such lists has been worked on
 
 
@@ -76,7 +77,7 @@ def order_window(streams: int) -> OrderWindow:
 
 def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prologue | None:
     """Return the kernel that finds the order."""
-    if not spec.order_queries:
+    if not spec.order_queries or spec.paced:
         return None
     shared_bytes = HALVES * order_window(streams).bytes
     return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=shared_bytes, overlaps=True)
@@ -86,6 +87,8 @@ def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
     """Return the constants of that kernel."""
     if not spec.order_queries:
         return []
+    if spec.paced:
+        return [Constant("kPoolTiles", POOL_BITS // streams, "tiles of a thread block that may exchange query blocks")]
     window = order_window(streams)
     early = -(-EARLY_ENTRIES // list_length(spec))
     return [
@@ -103,7 +106,7 @@ def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
 
 def query_order_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of the order."""
-    if not spec.order_queries:
+    if not spec.order_queries or spec.paced:
         return []
     return [
         pointer("query_order", "int", "query blocks of each head, those of a tile together: found before", writes=True),

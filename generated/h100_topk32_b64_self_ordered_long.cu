@@ -1,0 +1,1301 @@
+// Generated from specs/h100_topk32_b64_self_ordered_long.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/h100_topk32_b64_self_ordered_long.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 6a49f7b7c401e6b7d1d559b964a385cc29d8ae16241fdf978dacf347d3c732da
+// templates: attention/load_order.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/pool.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 a00d0683ac1e8d1603af6365ed22f82b97544c1b060875665de5fdd4de8465ec
+
+// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+//
+// Who does what
+//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load after load, and warp 1 the V ring. Warp 2 is a tile
+//                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
+//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
+//                    online softmax, O += P V. It asks for its Q itself.
+//   A stream is one of the tile's query blocks, with its list and its warpgroup.
+//   Warp 2 also chooses which query blocks of a thread block form its next tile. How, Pool says.
+//
+// Thread blocks keep side by side, so that the keys that they ask for at a time fit the L2: Pace says how.
+//
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
+// w is warpgroup w + 1 of the thread block.
+//   q_full[w]                      Q of warpgroup w
+//   order_full[i], order_empty[i]  place i of the ring of orders: number of a tile, its query blocks and loads, the
+//                                  steps of each warpgroup
+//   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
+//   v_full[u][j], v_empty[i]       the same of the V ring
+//   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those
+//   for its set: a warpgroup waits for its own loads alone, one after the other, whatever the others do meanwhile.
+//   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
+//   the n users of a load arrives kArrivals / n times a warp.
+//
+// Order of the loads of a tile: in turns, each of which gives each list a step, or two. Turns of one load and of
+// several are spread over the tile, so that it asks for about as much all the time.
+// The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
+// worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
+// loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
+// for the other ring.
+//
+// A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
+// shared memory in each step.
+//
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
+// the matrix products of others.
+// Cooperative: the consumers run side by side, with no order between them.
+//
+// Symbols
+//   step        kTileN keys: one listed key block
+//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   o           output of 64 x kHeadDim, not yet divided by the row sum
+//   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
+//   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kTileM = 192;  // query rows of a tile
+constexpr int kTileN = 64;  // keys of one step
+constexpr int kStages = 4;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of orders
+constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
+constexpr int kQPlaces = 2;  // places for Q of each warpgroup
+constexpr int kQSlices = 5;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
+constexpr int kPoolTiles = 10;  // tiles of a thread block that may exchange query blocks
+constexpr int kPaceShare = 8;  // a thread block may be a tile / kPaceShare ahead of the average
+constexpr int kPaceTries = 32;  // how often a tile looks whether the other thread blocks have come closer
+constexpr int kStreams = 3;  // streams of a tile, each with its own list
+constexpr int kStreamRows = 64;  // query rows of a stream
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 2;  // column groups of a head
+constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
+constexpr int kQBytes = 16384;  // bytes of a warpgroup's Q
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
+constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
+constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kBlockKeys = 64;  // keys of a listed block
+constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kTopK = 32;  // key blocks listed for each query block
+
+// Dynamic shared memory: 232400 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: Q of each warpgroup, 64 rows in column groups of 64, then O
+constexpr int kKOffset = 98304;  // 65536 bytes: K ring
+constexpr int kVOffset = 163840;  // 65536 bytes: V ring
+constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
+constexpr int kSlotsOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
+constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
+constexpr int kStepsOffset = 230728;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
+constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of orders: loads of a tile
+constexpr int kQueriesOffset = 231504;  // 24 bytes: ring of orders: first queries of a tile's query blocks
+constexpr int kTilesOffset = 231528;  // 8 bytes: ring of orders: number of the tile
+constexpr int kBlocksOffset = 231536;  // 384 bytes: lists of the tile that is put in order
+constexpr int kGroupedOffset = 231920;  // 384 bytes: key blocks that this tile loads, by the lists they are for
+constexpr int kSetsOffset = 232304;  // 96 bytes: which lists each entry of them is loaded for
+
+constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
+constexpr int kQFullBarrier = kBarriersOffset;
+constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
+constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
+constexpr int kKFullBarrier = kOrderEmptyBarrier + 8 * kTileStages;
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSets * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
+constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
+constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
+constexpr int kTurnKinds = 2 + kStreams;    // of the turns in which a tile loads
+constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
+constexpr float kNoShift = -1e30f;
+constexpr float kLn2 = 0.693147180559945f;
+
+// Launch: 512 threads a block, 232400 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent).
+// k_map, v_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (64 columns, kv_len, groups, kv_heads, batch): box 64 x 64 x 2 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 2 x 1 x 1, swizzle 128
+  TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  const int* kv_indices;  // key blocks of each query block, any order
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
+  int query_blocks;  // query blocks of a head: rows of the lists
+  int* progress;  // tiles that thread blocks began, then thread blocks that have ended: 0 between launches
+  int q_len;  // queries of a head
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int query_tiles;  // tiles of kTileM queries of a head
+  int tiles;  // batch * heads * query_tiles
+  float scale_log2;  // scale * log2(e)
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive with a count: as many arrivals at once (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.tensor.5d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_5d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
+// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// mul.f16x2: products of two pairs of fp16 (PTX ISA, "mul")
+__device__ __forceinline__ uint32 multiply_pairs(uint32 x, uint32 y) {
+  uint32 pair;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+struct KeyBlocks {
+  int count;        // steps of these queries
+  int entries;      // key blocks listed for them
+  const int* list;  // their numbers
+  int key_blocks;   // key blocks there are
+  int lane_entries;  // 32 entries of the list, one a lane
+  bool backwards = false;  // whether the list is walked through from its end
+
+  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+    const int row = first_query / kStreamRows;
+    list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
+           row * p.kv_indices_row_stride;
+    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    take(0, row < p.query_blocks ? kTopK : 0);
+  }
+  __device__ __forceinline__ void take(int first, int number) {
+    list += first;
+    entries = number;
+    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+    lane_entries = 0;
+  }
+  // The i-th entry of the list: a key block, or the one after the last for an entry out of range.
+  __device__ __forceinline__ int entry(int i) const {
+    const int block = i < entries ? __ldg(list + (backwards ? entries - 1 - i : i)) : -1;
+    return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
+  }
+};
+
+// One tile of work: kStreams query blocks of one head. Which, Pool says; first_query is that of the first one where
+// query blocks are as they come.
+struct Tile {
+  int batch, head, first_query;
+
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 batch_head = number / query_tiles;
+    first_query = number % query_tiles * kTileM;
+    batch = batch_head / p.heads;
+    head = batch_head % p.heads;
+  }
+};
+
+// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
+// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
+// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
+template <int kDepth>
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  RingPosition() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
+  __device__ __forceinline__ void advance() {
+    if (++stage == kDepth) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ RingPosition next() const {
+    RingPosition after = *this;
+    after.advance();
+    return after;
+  }
+};
+
+// A piece of work: a tile.
+struct Piece {
+  int index;  // number of the tile
+};
+
+// All tiles are equally long: each thread block has every gridDim.x-th one.
+__device__ __forceinline__ Piece first_piece(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
+
+__device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
+  return {piece.index + static_cast<int>(gridDim.x)};
+}
+
+// The key blocks of a query block of a piece.
+__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile,
+    int first_query) {
+  KeyBlocks blocks(p, tile.batch, tile.head, first_query);
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  blocks.backwards = piece.index / gridDim.x % 2 == 1;
+  return blocks;
+}
+
+// What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
+// reaches past the last key, as an entry out of range does.
+__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+  const int slot = block * 2 + masked;
+  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+}
+
+// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
+// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+using uint64 = unsigned long long;
+
+// Loads of a tile, or of a part of it, by the set of lists that they are for: in byte u those for set u. No more than
+// kTopK are for one set.
+struct LoadsOfSets {
+  uint64 bytes = 0;
+
+  __device__ __forceinline__ int operator[](int set) const { return static_cast<int>(bytes >> 8 * set & 0xFF); }
+  __device__ __forceinline__ void count(int set) { bytes += 1ull << 8 * set; }
+  __device__ __forceinline__ int all() const {
+    int sum = 0;
+#pragma unroll
+    for (int set = 1; set <= kSets; ++set) sum += (*this)[set];
+    return sum;
+  }
+  // What all lanes of the warp have counted.
+  __device__ __forceinline__ LoadsOfSets of_warp() const {
+    const uint64 high = __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes >> 32));
+    return {high << 32 | __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes))};
+  }
+};
+
+// How many of so many entries of a list equal a key block.
+__device__ __forceinline__ int count_equal(const int* list, int entries, int block) {
+  int equal = 0;
+#pragma unroll 8
+  for (int i = 0; i < entries; ++i) equal += list[i] == block;
+  return equal;
+}
+
+// Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
+// tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
+// whole warp.
+// A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the first one's
+// list, if any, and their rows are not stored.
+__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
+    int first_query, int* blocks, unsigned char* sets) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int list = 0; list < kStreams; ++list) {
+    KeyBlocks listed = key_blocks_of(p, piece, tile, __shfl_sync(0xFFFFFFFF, first_query, list));
+    if (listed.entries == 0) listed = key_blocks_of(p, piece, tile, __shfl_sync(0xFFFFFFFF, first_query, 0));
+    for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
+  }
+  __syncwarp();
+  LoadsOfSets loads;
+#pragma unroll 1
+  for (int list = 0; list < kStreams; ++list) {
+    const int* mine = blocks + list * kTopK;
+#pragma unroll 1
+    for (int first = 0; first < kTopK; first += 32) {
+      const int i = first + lane, block = i < kTopK ? mine[i] : -1 - lane;  // behind the list: like no other
+      const uint32 equal = __match_any_sync(0xFFFFFFFF, block);
+      // Entries of its list that equal this one and come before it.
+      const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
+      int set = 1 << list;
+#pragma unroll
+      for (int j = 1; j < kStreams; ++j) {
+        const int other = list + j < kStreams ? list + j : list + j - kStreams;
+        if (count_equal(blocks + other * kTopK, kTopK, block) > before) set |= 1 << other;
+      }
+      if ((set & ((1 << list) - 1)) != 0) set = 0;
+      if (i < kTopK) {
+        sets[list * kTopK + i] = set;
+        if (set != 0) loads.count(set);
+      }
+    }
+  }
+  __syncwarp();
+  return loads.of_warp();
+}
+
+// Brings the key blocks that a tile loads together by sets, those for one set as the lists have them. The whole warp.
+__device__ __forceinline__ void group_loads(const LoadsOfSets& in_tile, const int* blocks, const unsigned char* sets,
+    int* grouped) {
+  const int lane = threadIdx.x % 32;
+  LoadsOfSets done;
+#pragma unroll 1
+  for (int first = 0; first < kEntries; first += 32) {
+    const int set = first + lane < kEntries ? sets[first + lane] : 0;
+    const uint32 those = __match_any_sync(0xFFFFFFFF, set);  // lanes with loads for the same set
+    int at = done[set] + __popc(those & ((1u << lane) - 1));
+#pragma unroll
+    for (int before = 1; before < kSets; ++before) at += before < set ? in_tile[before] : 0;
+    if (set != 0) grouped[at] = blocks[first + lane];
+    LoadsOfSets mine;
+    if (set != 0) mine.count(set);
+    done.bytes += mine.of_warp().bytes;
+  }
+  __syncwarp();
+}
+
+// Loads before a tile: places, barriers and phases of its own follow from them.
+struct LoadCounts {
+  uint32 all = 0;
+  uint32 of_set = 0;  // in lane u: those for set u
+};
+
+// Turns of a tile: loads that give each list a step, or two. There are several kinds.
+//   0        a load for all lists
+//   1, 2, 3  one for two lists, and one for the third, which is list 0, 1 or 2
+//   4        of what is then left, three loads for one list each, or three for two lists each, which are two steps
+// The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
+// that come at one time the kind with the lower number.
+struct Turns {
+  int of_kind[kTurnKinds];
+  bool pairs_are_left;  // for two lists, not for one
+
+  __device__ __forceinline__ explicit Turns(const LoadsOfSets& in_tile) {
+    of_kind[0] = in_tile[kSets];
+    // Lists are equally long, so what is left are equally many loads for each list, or without each list.
+#pragma unroll
+    for (int third = 0; third < kStreams; ++third) {
+      const int alone = in_tile[1 << third], pairs = in_tile[kSets ^ 1 << third];
+      of_kind[1 + third] = min(alone, pairs);
+      of_kind[1 + kStreams] = max(alone, pairs) - min(alone, pairs);
+      pairs_are_left = pairs > alone;
+    }
+  }
+
+  // Counts, of each kind, the turns that come before turn number `turn` of one kind.
+  __device__ __forceinline__ void count_before(int (&before)[kTurnKinds], int kind, int turn) const {
+    int number = 1;
+#pragma unroll
+    for (int i = 0; i < kTurnKinds; ++i) number = i == kind ? of_kind[i] : number;
+    const float share = 1.0f / number;
+#pragma unroll
+    for (int i = 0; i < kTurnKinds; ++i) {
+      // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
+      // is less than 256 and at least a half of 1 / 128 away from the next whole number.
+      const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
+      before[i] = (static_cast<int>((most + 0.5f) * share) + 1) / 2;
+    }
+  }
+};
+
+// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
+// warp.
+__device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
+    uint32* loads, uint32* steps) {
+  const int lane = threadIdx.x % 32, number = in_tile.all();
+  const Turns turns(in_tile);
+#pragma unroll 1
+  for (int first = 0; first < number; first += 32) {
+    int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
+#pragma unroll
+    for (int i = 1; i <= kSets; ++i) {
+      if (set == 0 && rank < in_tile[i]) set = i;
+      if (set == 0) rank -= in_tile[i];
+    }
+    const uint32 of_set = __shfl_sync(0xFFFFFFFF, before.of_set, set);
+    if (set == 0) continue;
+
+    // Its turn, and its place among the loads of the turn.
+    int kind = 0, turn = rank, place_in_turn = 0;
+    int earlier[kTurnKinds];
+    const bool is_pair = __popc(set) == 2;
+    const int third_list = (is_pair ? kSets ^ set : set) >> 1;  // the one that is alone, or not in the pair
+    if (set != kSets) {
+      const int beside = min(in_tile[set], in_tile[kSets ^ set]);
+      const bool is_left = rank >= beside;
+      kind = is_left ? 1 + kStreams : 1 + third_list;
+      turn = is_left ? rank - beside : rank;
+      // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2.
+      place_in_turn = !is_left ? !is_pair : is_pair ? kStreams - 1 - third_list : third_list;
+    }
+    turns.count_before(earlier, kind, turn);
+    const int twos = earlier[1] + earlier[2] + earlier[3], threes = earlier[4];
+    const int at = earlier[0] + 2 * twos + 3 * threes + place_in_turn;
+    const int step = earlier[0] + twos + (turns.pairs_are_left ? 2 * threes : threes);
+    // Loads for a set can come in turns of two kinds: which of them all it is.
+    int in_order = turn;
+    if (kind == 1 + kStreams) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
+    if (kind > 0 && kind <= kStreams && is_pair == turns.pairs_are_left) in_order += threes;
+    const RingPosition<kStages> place(before.all + at), phase(of_set + in_order);
+    const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
+    // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
+    const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
+    loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
+#pragma unroll
+    for (int list = 0; list < kStreams; ++list) {
+      // Which of the two steps of three pairs it is for this list.
+      const int second = kind == 1 + kStreams && is_pair && third_list < (list == 2 ? 1 : 2);
+      if (set >> list & 1) steps[list * kTopK + step + second] = note;
+    }
+  }
+  before.of_set += lane == 0 || lane > kSets ? 0 : in_tile[lane];
+  before.all += number;
+  return number;
+}
+
+// The query blocks of some tiles of a thread block, in a row and of one head, that are in none of these tiles yet. Each
+// tile takes the first of them, then the one whose list has most in common with that of the first, then the one whose
+// list has most in common with both.
+// The first tile of a thread block has its query blocks as they come: their Q is asked for at once.
+struct Pool {
+  uint32 left = 0;      // bit i * kStreams + j: the j-th query block of the i-th tile
+  int first_block = 0;  // the first query block of the first tile
+
+  // Where the tiles of a thread block follow each other in a head.
+  __device__ __forceinline__ static int stride() { return static_cast<int>(gridDim.x) * kStreams; }
+  __device__ __forceinline__ int query_block(int bit) const {
+    return first_block + bit / kStreams * stride() + bit % kStreams;
+  }
+
+  // Begins with a tile, and those after it.
+  __device__ __forceinline__ void fill(const Params& p, const Piece& piece, const Tile& tile) {
+    first_block = tile.first_query / kStreamRows;
+    const int after = (p.query_blocks - 1 - first_block) / stride();  // tiles of the head
+    const int tiles = piece.index < static_cast<int>(gridDim.x) ? 1 : min(after + 1, kPoolTiles);
+    const int last = p.query_blocks - first_block - (tiles - 1) * stride();  // query blocks from the last tile's on
+    const int number = (tiles - 1) * kStreams + min(last, kStreams);
+    left = number < 32 ? (1u << number) - 1 : 0xFFFFFFFF;
+  }
+
+  // Chooses the query blocks of a tile. Returns the first query of this lane's, past the last query if there is none.
+  // Uses the place of the tile's lists. The whole warp.
+  __device__ __forceinline__ int take(const Params& p, const Piece& piece, const Tile& tile, int* blocks) {
+    const int lane = threadIdx.x % 32;
+    if (left == 0) fill(p, piece, tile);
+    int mine = p.query_blocks;
+#pragma unroll 1
+    for (int number = 0; number < kStreams && left != 0; ++number) {
+      int best = __ffs(left) - 1;
+      if (number > 0 && __popc(left) > kStreams - number) {
+        int most = -1;
+#pragma unroll 1
+        for (uint32 rest = left; rest != 0; rest &= rest - 1) {
+          const int bit = __ffs(rest) - 1;
+          const KeyBlocks listed(p, tile.batch, tile.head, query_block(bit) * kStreamRows);
+          int common = 0;
+          for (int i = lane; i < kTopK; i += 32) {
+            common += count_equal(blocks, number * kTopK, listed.entry(i)) > 0;
+          }
+          common = __reduce_add_sync(0xFFFFFFFF, common);
+          if (common > most) {
+            most = common;
+            best = bit;
+          }
+        }
+      }
+      left &= ~(1u << best);
+      if (lane == number) mine = query_block(best);
+      const KeyBlocks listed(p, tile.batch, tile.head, query_block(best) * kStreamRows);
+      for (int i = lane; i < kTopK; i += 32) blocks[number * kTopK + i] = listed.entry(i);
+      __syncwarp();
+    }
+    return mine * kStreamRows;
+  }
+};
+
+// Producer, one warp: writes down the order of one tile after the other, as soon as there is a place for it.
+__device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shared, uint32 base) {
+  int* blocks = reinterpret_cast<int*>(shared + kBlocksOffset);
+  unsigned char* sets = shared + kSetsOffset;
+  int* grouped = reinterpret_cast<int*>(shared + kGroupedOffset);
+  uint32* loads = reinterpret_cast<uint32*>(shared + kLoadsOffset);
+  uint32* steps = reinterpret_cast<uint32*>(shared + kStepsOffset);
+  int* numbers = reinterpret_cast<int*>(shared + kNumbersOffset);
+  int* queries = reinterpret_cast<int*>(shared + kQueriesOffset);
+  int* tiles = reinterpret_cast<int*>(shared + kTilesOffset);
+  const int lane = threadIdx.x % 32;
+  RingPosition<kTileStages> position;
+  LoadCounts before;
+  Piece piece = first_piece(p);
+  Pool pool;
+  while (true) {
+    const int at = position.stage * kEntries;
+    int first_query = 0;
+    LoadsOfSets in_tile;
+    if (piece.index < p.tiles) {
+      const Tile tile(p, piece.index);
+      first_query = pool.take(p, piece, tile, blocks);
+      in_tile = match_lists(p, piece, tile, first_query, blocks, sets);
+      group_loads(in_tile, blocks, sets, grouped);
+    }
+    mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+    if (piece.index < p.tiles) {
+      const int number = order_loads(before, in_tile, grouped, loads + at, steps + at);
+      if (lane == 0) numbers[position.stage] = number;
+      if (lane < kStreams) queries[position.stage * kStreams + lane] = first_query;
+    }
+    if (lane == 0) tiles[position.stage] = piece.index;
+    // Each lane has written a part of the order, so each arrives.
+    mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);
+    __syncwarp();
+    if (piece.index >= p.tiles) break;
+    position.advance();
+    piece = next_piece(p, piece);
+  }
+}
+
+// Copies one step of K or V to shared memory: one load of kLoadKeys keys, all column groups by one copy.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+  tma_load_5d(to, map, full, 0, blocks[0] * kLoadKeys, 0, kv_head, batch);
+}
+
+// Where an order has the number of its tile.
+__device__ __forceinline__ const int* tile_of(const unsigned char* shared, int stage) {
+  return reinterpret_cast<const int*>(shared + kTilesOffset) + stage;
+}
+
+// Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
+// then few enough for the L2. Each marks where it begins a whole tile; one that is ahead of what all have marked, on
+// average, by more than a tile / kPaceShare waits. No result depends on it, so a tile waits kPaceTries times at most:
+// for thread blocks that do not run yet, it would be in vain.
+struct Pace {
+  int marks = 0;  // of this thread block
+  int all = 0;    // of all of them, when it made its last one
+
+  __device__ __forceinline__ void mark(const Params& p) {
+    ++marks;
+    all = atomicAdd(p.progress, 1) + 1;
+  }
+  __device__ __forceinline__ void wait(const Params& p) {
+    const int blocks = gridDim.x, enough = marks * blocks - blocks / kPaceShare;
+    for (int tries = kPaceTries; all < enough && tries > 0; --tries) {
+      __nanosleep(64);
+      all = *static_cast<volatile int*>(p.progress);
+    }
+  }
+  // Nobody waits for a thread block that has ended: it may have had a tile less, and marks it. The last one to end
+  // leaves the counters at 0 for the next launch.
+  __device__ __forceinline__ void end(const Params& p) {
+    atomicAdd(p.progress, 1);
+    __threadfence();
+    if (atomicAdd(p.progress + 1, 1) == gridDim.x - 1) {
+      p.progress[0] = 0;
+      p.progress[1] = 0;
+    }
+  }
+};
+
+// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
+// one kStages before it, once all that use that one have left it.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
+  const TensorMap* map = is_k ? &p.k_map : &p.v_map;
+  const uint32 ring = base + (is_k ? kKOffset : kVOffset);
+  const uint32 full_barriers = base + (is_k ? kKFullBarrier : kVFullBarrier);
+  const uint32 empty_barriers = base + (is_k ? kKEmptyBarrier : kVEmptyBarrier);
+  const uint32* loads = reinterpret_cast<const uint32*>(shared + kLoadsOffset);
+  const int* numbers = reinterpret_cast<const int*>(shared + kNumbersOffset);
+  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
+  RingPosition<kTileStages> position;
+  RingPosition<kStages> place;
+  Pace pace;
+  while (true) {
+    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
+    const int index = *tile_of(shared, position.stage);
+    if (index >= p.tiles) break;
+    const Tile tile(p, index);
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const int number = numbers[position.stage];
+    if (is_k) {
+      pace.mark(p);
+      pace.wait(p);
+    }
+#pragma unroll 1
+    for (int i = 0; i < number; ++i) {
+      const uint32 load = loads[position.stage * kEntries + i];
+      const int block = load / kBarrierRange;
+      const uint32 full = full_barriers + 8 * (load % kBarrierRange);
+      mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
+      if (is_k) slots[place.stage] = slot_of(p, block, false);
+      mbarrier_arrive_expect_tx(full, kKvBytes);
+      load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
+      place.advance();
+    }
+    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
+    position.advance();
+  }
+  if (is_k) pace.end(p);
+}
+
+// Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kQSlices; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
+// s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
+    uint32 q_descriptor, uint32 k_descriptor) {
+  keep_in_place(s);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    if (k < kQSlices) {
+      wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
+    } else {
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+    }
+  }
+  wgmma_commit();
+  keep_in_place(s);
+}
+
+// o += P V for the keys of one step (asynchronous).
+__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+    uint32 v_descriptor) {
+  keep_in_place(o);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  keep_in_place(o);
+}
+
+// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// back, reads them; for the others they are 0.
+struct StepSlots {
+  int slot[kStepBlocks];
+
+  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
+  }
+  // Whether some key of the step is past the last one: the same in all lanes.
+  __device__ __forceinline__ bool hide_some() const {
+    bool some = false;
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    return __any_sync(0xFFFFFFFF, some);
+  }
+};
+
+// Hides the keys of a step that are past the last one.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots) {
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
+    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int keys = p.kv_len - first_key;
+#pragma unroll
+    for (int j = 0; j < kLoadKeys / 2; ++j) {
+      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
+      bool seen = column < keys;
+      if (!seen) s[i] = kMinusInfinity;
+    }
+  }
+}
+
+// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
+// weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
+// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+
+// P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
+// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
+__device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
+    const float (&shift)[2], float scale_log2) {
+  float odd_sum[2] = {};  // two chains a row: half the latency
+  sum[0] = sum[1] = 0.0f;
+  uint32 bits = 0;
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
+      const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
+      sum[i % 2] += even;
+      odd_sum[i % 2] += odd;
+      prob[k][i] = pack(even, odd);
+      bits |= prob[k][i];
+    }
+  }
+  sum[0] += odd_sum[0];
+  sum[1] += odd_sum[1];
+  return (bits & 0x40004000) == 0;
+}
+
+// A pair moves no shift whose weight is below twice this times what its row had before it. Its
+// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
+__device__ __forceinline__ float headroom(const Params& p, int steps) {
+  const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row
+  return fminf(fraction * fraction, 1.0f);
+}
+
+// Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
+// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
+// more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
+// shifts before must be multiplied by `rescale`.
+__device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2], float (&shift)[2],
+    float (&rescale)[2], const float (&s)[kTileN / 2], float room, float scale_log2) {
+  float maxima[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = s[row * 2], other = s[row * 2 + 1];
+#pragma unroll
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
+      maximum = fmaxf(maximum, s[i]);
+      other = fmaxf(other, s[i + 1]);
+    }
+    maxima[row] = fmaxf(maximum, other);
+  }
+  quad_max(maxima);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float before = shift[row];
+    shift[row] = fmaxf(before, maxima[row] * scale_log2);
+    rescale[row] = ex2(before - shift[row]);
+  }
+  float sum[2];
+  weigh(prob, sum, s, shift, scale_log2);
+  uint32 factors[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    row_sum[row] = row_sum[row] * rescale[row] + sum[row];
+    // The bits of the power of two, 1 at least; (254 << 23) less these are those of its reciprocal.
+    const int power = max(__float_as_int(room * quad_sum(row_sum[row])), 127 << 23) & 255 << 23;
+    const float factor = __int_as_float((254 << 23) - power);
+    shift[row] += (power >> 23) - 127;
+    rescale[row] *= factor;
+    row_sum[row] *= factor;
+    factors[row] = pack(factor, factor);
+  }
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) prob[k][i] = multiply_pairs(prob[k][i], factors[i % 2]);
+  }
+}
+
+// A load of K, and of V, as a warpgroup that uses it sees it.
+struct Load {
+  int stage;     // its place in the rings
+  int full;      // number of its full barrier in each ring
+  int parity;    // of the barrier's phase
+  int arrivals;  // of a warp that leaves the place
+
+  // From the note on a step of a warpgroup.
+  __device__ __forceinline__ explicit Load(const uint32* step) {
+    const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
+    stage = note & 0xFF;
+    full = note >> 8 & 0xFF;
+    parity = note >> 16 & 1;
+    arrivals = note >> 17;
+  }
+};
+
+// Where a warpgroup's Q is, and its O leaves from.
+__device__ __forceinline__ int queries_offset(int place, int warpgroup) {
+  return kQOffset + (place * kStreams + warpgroup) * kQBytes;
+}
+
+// Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
+__device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
+    const Piece& piece, int first_query) {
+  if (piece.index >= p.tiles) return;
+  const Tile tile(p, piece.index);
+  const uint32 full = base + kQFullBarrier + 8 * warpgroup;
+  mbarrier_arrive_expect_tx(full, kQBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(base + queries_offset(place, warpgroup) + group * kQGroupBytes, &p.q_map, full,
+        group * kGroupColumns, first_query, tile.head, tile.batch);
+  }
+}
+
+// Where the order of a tile has the first query of a warpgroup.
+__device__ __forceinline__ const int* query_of(const unsigned char* shared, int stage, int warpgroup) {
+  return reinterpret_cast<const int*>(shared + kQueriesOffset) + stage * kStreams + warpgroup;
+}
+
+// Asks for a warpgroup's Q of the next tile, if there is one, and returns the number of that tile. Waits for its order,
+// which says both, and for the O of the tile before, whose place Q takes. The whole warpgroup; one thread asks.
+__device__ __forceinline__ int request_next(const Params& p, const unsigned char* shared, uint32 base, int place,
+    int warpgroup, const RingPosition<kTileStages>& position, bool sender) {
+  mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
+  const Piece next = {read_by_leader(tile_of(shared, position.stage))};
+  const int first_query = read_by_leader(query_of(shared, position.stage, warpgroup));
+  if (sender && next.index < p.tiles) {
+    tma_store_wait_read<0>();
+    request_queries(p, base, place, warpgroup, next, first_query);
+  }
+  return next.index;
+}
+
+// Stores the LSE of a row of a warpgroup, if it is that of a query.
+__device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const int query = first_query + row;
+  const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
+  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+}
+
+// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
+// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  float sums[2], inverse[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    sums[row] = quad_sum(row_sum[row]);
+    inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
+  }
+
+  // The staging is where this warpgroup's rows of Q are: all its warps must have done with those.
+  const bool sender = threadIdx.x % kWarpgroupThreads == 0;
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  const int row = warp_row + lane % 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 16; ++j) {
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
+    stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
+        pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
+        pack(o[j * 8 + 4] * inverse[0], o[j * 8 + 5] * inverse[0]),
+        pack(o[j * 8 + 6] * inverse[1], o[j * 8 + 7] * inverse[1]));
+  }
+  fence_proxy_async();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (sender) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, first_query, tile.head, tile.batch);
+    }
+    tma_store_commit();
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (shift[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+  }
+}
+
+// Consumer: one warpgroup works on its 64 rows, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
+  const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
+  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
+  const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
+  // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
+  const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
+  const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
+  const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
+  RingPosition<kTileStages> position;
+  int q_parity = 0;
+  // The first tile has its query blocks as they come.
+  if (sender) {
+    const Piece piece = first_piece(p);
+    request_queries(p, base, 0, warpgroup, piece, Tile(p, piece.index).first_query + warpgroup * kStreamRows);
+  }
+
+  Piece piece = first_piece(p);
+  while (piece.index < p.tiles) {
+    const Tile tile(p, piece.index);
+    int next_tile;  // its order says, which comes while this tile is worked on
+    float o[kHeadDim / 2] = {}, s[kTileN / 2];
+    uint32 prob[kTileN / 16][4];
+    float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
+    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
+    const int q_place = q_parity % kQPlaces;
+    const uint32 q_descriptor = q_descriptors + (q_place * kStreams * kQBytes >> 4);
+    uint32 q[kQSlices][4];
+    load_queries(q, base + queries_offset(q_place, warpgroup), 0);
+    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
+    const int first_query = read_by_leader(query_of(shared, position.stage, warpgroup));
+    const uint32* steps = orders + position.stage * kEntries;
+
+    // First step: scores and softmax.
+    const float room = headroom(p, kTopK);
+    Load k(steps), next(steps + min(1, kTopK - 1));
+    mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
+    StepSlots step(slots, k.stage, warp_leader);
+    issue_scores(s, q, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
+    wgmma_wait<0>();
+    keep_in_place(s);
+    if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
+    if (step.hide_some()) hide_pairs(s, p, step);
+    move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+
+    // Scores of step i together with the output of step i - 1.
+#pragma unroll 1
+    for (int i = 1; i < kTopK; ++i) {
+      const Load v = k;
+      k = next;
+      mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
+      step = StepSlots(slots, k.stage, warp_leader);
+      issue_scores(s, q, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
+      mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
+      issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
+      next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
+      wgmma_wait<1>();
+      keep_in_place(s);
+      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
+      if (step.hide_some()) hide_pairs(s, p, step);
+      // P V still reads `prob`, where the new weights go.
+      wgmma_wait<0>();
+      keep_in_place(o);
+      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
+      float sum[2];
+      if (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+        row_sum[0] += sum[0];
+        row_sum[1] += sum[1];
+      } else {
+        move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 2; ++j) o[j] *= rescale[j / 2 % 2];
+      }
+    }
+
+    next_tile = request_next(p, shared, base, 1 - q_place, warpgroup, position.next(), sender);
+    // Output of the last step.
+    mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.parity);
+    issue_output(o, prob, v_descriptors + (k.stage * kKvBytes >> 4));
+    // The order of this tile is not needed any more.
+    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
+    wgmma_wait<0>();
+    keep_in_place(o);
+    if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * k.stage, k.arrivals);
+    store_tile(p, tile, first_query, base + queries_offset(q_place, warpgroup), warpgroup, o, shift, row_sum);
+    piece.index = next_tile;
+    position.advance();
+    q_parity ^= 1;
+  }
+  // Shared memory must outlive the stores that read it.
+  if (sender) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_topk32_b64_self_ordered_long(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
+
+  // One thread prepares the barriers. Those of places of K and V count kArrivals arrivals for each of four warps (see
+  // Load), order_empty one of each warp of the consumers and one of each loader.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStreams; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+    for (int i = 0; i < kTileStages; ++i) {
+      mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads
+      mbarrier_init(base + kOrderEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
+    }
+    for (int i = 0; i < kSets * kStages; ++i) {
+      mbarrier_init(base + kKFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kVFullBarrier + 8 * i, 1);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kArrivals * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kArrivals * kWarpsPerWarpgroup);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.o_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp == kLoaders) {
+      order_tiles(p, shared, base);
+    } else if (warp < kLoaders && threadIdx.x % 32 == 0) {
+      produce(p, shared, base, warp == 0);
+    }
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, warpgroup - 1);
+  }
+}

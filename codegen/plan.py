@@ -227,9 +227,9 @@ class Plan:
         }
 
     @property
-    def promoted(self) -> list[str]:
-        """Return the tensor maps for which the L2 reads 128 bytes at a time."""
-        return [name for name, how in self.tensor_maps.items() if how.promotion == 128]
+    def promoted(self) -> str:
+        """Return the tensor maps for which the L2 reads 128 bytes at a time, in words."""
+        return ", ".join(name for name, how in self.tensor_maps.items() if how.promotion == 128)
 
     @property
     def grid(self) -> str:

@@ -1,4 +1,7 @@
-"""What ``order_queries`` adds to the plan of an attention kernel with ``share_kv``: a kernel that begins before it."""
+"""What ``order_queries`` adds to the plan of an attention kernel with ``share_kv``.
+
+A kernel that begins before it; if paced, tiles of a thread block that exchange query blocks.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prolog
 
 
 def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
-    """Return the constants of that kernel."""
+    """Return the constants of that kernel, or of the exchange."""
     if not spec.order_queries:
         return []
     if spec.paced:

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 6a49f7b7c401e6b7d1d559b964a385cc29d8ae16241fdf978dacf347d3c732da
 // templates: attention/load_order.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/pool.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a00d0683ac1e8d1603af6365ed22f82b97544c1b060875665de5fdd4de8465ec
+// seal: sha256 2a604e36e96ebe45fb768d193eb9a15d5f10adca0346f3691dffff13022589f1
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -558,7 +558,7 @@ __device__ __forceinline__ int count_equal(const int* list, int entries, int blo
 // Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
 // tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
 // whole warp.
-// A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the first one's
+// A tile at the end of the queries may have fewer query blocks: the others take the first one's
 // list, if any, and their rows are not stored.
 __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
     int first_query, int* blocks, unsigned char* sets) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 089d3b6ab8d6c2c9fd95369eb8a93e21605238343ec1d819828e6c1fdf04f8ed
+// seal: sha256 a1f14352aeda7cedef0d83d6fbdf281a186ee39a02058238ff0b643dcf4bd5fa
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -19,6 +19,9 @@
 //   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
+//
+// A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
+// shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
@@ -46,6 +49,7 @@ constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kQSlices = 1;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
 constexpr int kStreams = 1;  // streams of a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 192;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
@@ -212,6 +216,45 @@ constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
@@ -524,16 +567,32 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (stream == 0 && leader) release_scheduler(p);
 }
 
+// Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kQSlices; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
+    uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    if (k < kQSlices) {
+      wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
+    } else {
+      wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+    }
   }
   wgmma_commit();
   keep_in_place(s);
@@ -580,30 +639,28 @@ __device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params&
 
 // Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
 // weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
-// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+// shifts of the step before, without looking for maxima, unless weights that a thread has of a row add up to 2 or more.
 
 // P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
+// this thread has of their sums. Returns whether both are below 2, as then all weights are; a NaN is not.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
     const float (&shift)[2], float scale_log2) {
-  float odd_sum[2] = {};  // two chains a row: half the latency
-  sum[0] = sum[1] = 0.0f;
-  uint32 bits = 0;
+  float odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
-      sum[i % 2] += even;
-      odd_sum[i % 2] += odd;
+      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      sum[i % 2] = first ? even : sum[i % 2] + even;
+      odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       prob[k][i] = pack(even, odd);
-      bits |= prob[k][i];
     }
   }
   sum[0] += odd_sum[0];
   sum[1] += odd_sum[1];
-  return (bits & 0x40004000) == 0;
+  return sum[0] < 2.0f && sum[1] < 2.0f;
 }
 
 // Whether all weights of a step will be below 2, from its largest scores.
@@ -622,12 +679,21 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
   return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
 }
 
+// Headroom in the second step of a tile with long rows, some of which have seen few keys by then: with 1, what they see
+// from then on would add up to 2 in nearly each step.
+constexpr float kFirstRoom = 4.0f;
+
 // A pair moves no shift whose weight is below twice this times what its row had before it. Its
 // weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
+}
+
+// Whether a row has so few keys.
+__device__ __forceinline__ bool is_short(const Params& p, int steps) {
+  return min(steps, p.kv_len / kTileN) * kTileN < 1024;
 }
 
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
@@ -782,7 +848,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
-    const uint32 q = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    uint32 q[kQSlices][4];
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
 
     // Blocks come from the last one back: first those after all that these queries see, at the end those before them.
     const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
@@ -793,10 +861,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const int newest_seen = newest - after;
     hand_back(after);
     const float room = headroom(p, count);
+    const bool looks = is_short(p, count);
     if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -807,7 +876,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < count; ++i) {
-        issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+        issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
         wgmma_wait<1>();
@@ -820,7 +889,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // once.
         bool fits = i > 1;
         // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
-        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
+        if (looks) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
@@ -829,11 +898,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
         float sum[2];
-        if (fits && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+        if (fits && (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2)) || looks)) {
           row_sum[0] += sum[0];
           row_sum[1] += sum[1];
         } else {
-          move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+          const float step_room = i == 1 && !looks ? kFirstRoom : room;
+          move_shifts(prob, row_sum, shift, rescale, s, step_room, p.scale_log2);
 #pragma unroll
           for (int j = 0; j < kHeadDim / 2; ++j) o[j] *= rescale[j / 2 % 2];
         }

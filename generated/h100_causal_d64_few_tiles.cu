@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6655b30b768339602f459af325ceb386629078d71aa250b1b66ef7419be74240
+// seal: sha256 511b114a3922dc756fbee6eb51827047b98108e8f657792a0137baf8c88fff48
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -690,6 +690,11 @@ __device__ __forceinline__ float headroom(const Params& p, int steps) {
   return fminf(fraction * fraction, 1.0f);
 }
 
+// Whether a row has so few keys.
+__device__ __forceinline__ bool is_short(const Params& p, int steps) {
+  return min(steps, p.kv_len / kTileN) * kTileN < 1024;
+}
+
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
 // weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
 // more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
@@ -879,6 +884,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     const float room = headroom(p, entry.all);
+    const bool looks = is_short(p, entry.all);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -907,7 +913,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // once. The other part begins further back, where few are hidden.
         bool fits = i > 1 || stream > 0;
         // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
-        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
+        if (looks) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.

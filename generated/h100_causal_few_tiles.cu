@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f2b96bcc95751731cc1ebf9ca0afd00d5d3f5dea2b9a8ce76eb75d1cc4f987b7
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 24f47d6d9b2d442b14e7b3b556d7003a3b88abd046026f910d0a3dd5ed886722
+// seal: sha256 75b4f440bafdfb833564f784511943af89d82464df3876aa8ff0d15327d99ec5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -698,6 +698,11 @@ __device__ __forceinline__ float headroom(const Params& p, int steps) {
   return fminf(fraction * fraction, 1.0f);
 }
 
+// Whether a row has so few keys.
+__device__ __forceinline__ bool is_short(const Params& p, int steps) {
+  return min(steps, p.kv_len / kTileN) * kTileN < 1024;
+}
+
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
 // weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
 // more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
@@ -887,6 +892,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     const float room = headroom(p, entry.all);
+    const bool looks = is_short(p, entry.all);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -915,7 +921,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // once. The other part begins further back, where few are hidden.
         bool fits = i > 1 || stream > 0;
         // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
-        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
+        if (looks) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.

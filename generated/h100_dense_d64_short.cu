@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 7a9f6b6f26a41a5ea1ccc93193492ba91bf1a0a9dca98b8cb9d38447aa619578
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f23a93a285006fe0549173b136877ff55955d3f47976aa011558978a870ae02b
+// seal: sha256 f76f5ab449a726317f8288ffb05f4e48f72e085354b2872a5ef2afbc56509632
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -632,6 +632,11 @@ __device__ __forceinline__ float headroom(const Params& p, int steps) {
   return fminf(fraction * fraction, 1.0f);
 }
 
+// Whether a row has so few keys.
+__device__ __forceinline__ bool is_short(const Params& p, int steps) {
+  return min(steps, p.kv_len / kTileN) * kTileN < 1024;
+}
+
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
 // weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
 // more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
@@ -816,6 +821,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const uint32 q = q_descriptors + (tile_position.stage * kQBytes >> 4);
 
     const float room = headroom(p, entry.all);
+    const bool looks = is_short(p, entry.all);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -842,7 +848,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (step.hide_some()) hide_pairs(s, p, step);
         bool fits = true;
         // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
-        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
+        if (looks) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7ba1ac5fdc7083d4a5843e384c1531ef50133bee95202f8f6f31fd3c5b563b2c
 // templates: attention/patterns/strided.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c410e75bc7151eeed49a1ab8568518196ad7811abbbe0a229ec2b58e2be77006
+// seal: sha256 c8f5cc109c52ab7bc73dea01a4728d21733ee25cadb6399c113bcb73c88fe255
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -676,30 +676,28 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 
 // Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
 // weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
-// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+// shifts of the step before, without looking for maxima, unless weights that a thread has of a row add up to 2 or more.
 
 // P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
+// this thread has of their sums. Returns whether both are below 2, as then all weights are; a NaN is not.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
     const float (&shift)[2], float scale_log2) {
-  float odd_sum[2] = {};  // two chains a row: half the latency
-  sum[0] = sum[1] = 0.0f;
-  uint32 bits = 0;
+  float odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
-      sum[i % 2] += even;
-      odd_sum[i % 2] += odd;
+      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      sum[i % 2] = first ? even : sum[i % 2] + even;
+      odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       prob[k][i] = pack(even, odd);
-      bits |= prob[k][i];
     }
   }
   sum[0] += odd_sum[0];
   sum[1] += odd_sum[1];
-  return (bits & 0x40004000) == 0;
+  return sum[0] < 2.0f && sum[1] < 2.0f;
 }
 
 // Whether all weights of a step will be below 2, from its largest scores.
@@ -724,6 +722,11 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
   return fminf(fraction * fraction, 1.0f);
+}
+
+// Whether a row has so few keys.
+__device__ __forceinline__ bool is_short(const Params& p, int steps) {
+  return min(steps, p.kv_len / kTileN) * kTileN < 1024;
 }
 
 // Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
@@ -876,6 +879,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
     const float room = headroom(p, entry.count);
+    const bool looks = is_short(p, entry.count);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -908,7 +912,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
         bool fits = true;
         // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
-        if (room < 1.0f) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
+        if (looks) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
@@ -917,7 +921,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
         float sum[2];
-        if (fits && __all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2))) {
+        if (fits && (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2)) || looks)) {
           row_sum[0] += sum[0];
           row_sum[1] += sum[1];
         } else {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":16,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: db6d8674fc0a4e85c7c1b98dc3afe958469cc3e7825cf8fac56463a50dded55a
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cd0a7d8ada242a2deb7894682b01f49edc6012f55787f1b52996776a4dc441a4
+// seal: sha256 751b96b1b8c22f4457676db79488c393eb7528a3a557707a271360cd6bed4792
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -685,30 +685,28 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 
 // Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
 // weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
-// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+// shifts of the step before, without looking for maxima, unless weights that a thread has of a row add up to 2 or more.
 
 // P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
+// this thread has of their sums. Returns whether both are below 2, as then all weights are; a NaN is not.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
     const float (&shift)[2], float scale_log2) {
-  float odd_sum[2] = {};  // two chains a row: half the latency
-  sum[0] = sum[1] = 0.0f;
-  uint32 bits = 0;
+  float odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
-      sum[i % 2] += even;
-      odd_sum[i % 2] += odd;
+      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      sum[i % 2] = first ? even : sum[i % 2] + even;
+      odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       prob[k][i] = pack(even, odd);
-      bits |= prob[k][i];
     }
   }
   sum[0] += odd_sum[0];
   sum[1] += odd_sum[1];
-  return (bits & 0x40004000) == 0;
+  return sum[0] < 2.0f && sum[1] < 2.0f;
 }
 
 // A pair moves no shift whose weight is below twice this times what its row had before it in this part. Its

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":256,"n":64}}
 // spec hash: 89779402731b4064231fd7429b1c14051b4049eb018c85339308a61da59aa0e8
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 898db63e9cc0849f57144d762e2b0d164384de809df499b9f47c6120f0da0666
+// seal: sha256 a557627731c12e5228a78605d381894f60f8dd54ef9f80a0bd894f22242adaa7
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -20,6 +20,9 @@
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
 //   named barrier kTurn + w      consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
+//
+// A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
+// shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
@@ -51,6 +54,7 @@ constexpr int kTileM = 256;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kQSlices = 1;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
 constexpr int kStreams = 4;  // streams of a tile, each with its own key blocks and K/V rings
 constexpr int kStreamRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
@@ -233,6 +237,37 @@ constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
@@ -588,16 +623,32 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
+// Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kQSlices; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
+    uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    if (k < kQSlices) {
+      wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
+    } else {
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+    }
   }
   wgmma_commit();
   keep_in_place(s);
@@ -652,30 +703,28 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 
 // Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
 // weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
-// shifts of the step before, without looking for maxima, unless one of its weights is 2 or more.
+// shifts of the step before, without looking for maxima, unless weights that a thread has of a row add up to 2 or more.
 
 // P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and NaNs, have bit 14 set.
+// this thread has of their sums. Returns whether both are below 2, as then all weights are; a NaN is not.
 __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
     const float (&shift)[2], float scale_log2) {
-  float odd_sum[2] = {};  // two chains a row: half the latency
-  sum[0] = sum[1] = 0.0f;
-  uint32 bits = 0;
+  float odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
-      sum[i % 2] += even;
-      odd_sum[i % 2] += odd;
+      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      sum[i % 2] = first ? even : sum[i % 2] + even;
+      odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       prob[k][i] = pack(even, odd);
-      bits |= prob[k][i];
     }
   }
   sum[0] += odd_sum[0];
   sum[1] += odd_sum[1];
-  return (bits & 0x40004000) == 0;
+  return sum[0] < 2.0f && sum[1] < 2.0f;
 }
 
 // A pair moves no shift whose weight is below twice this times what its row had before it in this part. Its
@@ -891,14 +940,16 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
-    const uint32 q = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    uint32 q[kQSlices][4];
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
 
     const float room = headroom(p, entry.count);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
-      issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -911,7 +962,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage, warp_leader);
         bar_sync(my_turn, kTurnThreads);
-        issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+        issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
         bar_arrive(next_turn, kTurnThreads);

@@ -16,7 +16,6 @@ MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpg
 WIDEST_HEAD = 128  # wider ones leave no registers
 NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys do not fit beside three query blocks
 LONG_TILE = 64  # entries of a list from which it pays that tiles begin with Q on its way to registers
-SLICE_REGISTERS = 4  # of a thread, for 64 rows x 16 columns of Q
 
 
 def check_share_kv(spec: AttentionSpec) -> None:
@@ -55,17 +54,6 @@ def list_length(spec: AttentionSpec) -> int:
 def has_long_tiles(spec: AttentionSpec) -> bool:
     """Return whether a tile's steps outweigh its beginning: more can be done there to make them cheaper."""
     return spec.share_kv and (spec.paced or list_length(spec) >= LONG_TILE)
-
-
-def q_slices(spec: AttentionSpec, registers: int) -> int:
-    """Return how many slices of 16 columns of Q are kept in registers where there is no room for all."""
-    return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // 16 - 1)) if has_long_tiles(spec) else 0
-
-
-def q_slice_constants(slices: int) -> list[Constant]:
-    """Return the constant of the part of Q that is in registers."""
-    comment = "slices of 16 columns of Q that are in registers; the others stay in shared memory"
-    return [Constant("kQSlices", slices, comment)] if slices else []
 
 
 def order_constants(streams: int) -> list[Constant]:

@@ -30,10 +30,10 @@ from codegen.plans.attention_params import (
     size_params,
     softcap_constants,
 )
+from codegen.plans.attention_queries import SLICE_REGISTERS, q_slice_constants, q_slices
 from codegen.plans.attention_query_order import query_order_constants, query_order_params, query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.plans.attention_share_kv import (
-    SLICE_REGISTERS,
     add_orders,
     check_share_kv,
     flight_owner,
@@ -41,8 +41,6 @@ from codegen.plans.attention_share_kv import (
     order_constants,
     producers,
     q_places,
-    q_slice_constants,
-    q_slices,
     shared_summary,
     stream_owns,
 )
@@ -115,8 +113,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         shared = _shared(spec, rings, part_floats)
         if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
             break
-    room = REGISTER_SPLITS[consumers][-1][1] - accumulators - REGISTER_OVERHEAD[consumers]
-    slices = 0 if q_in_registers else q_slices(spec, room)
+    # Slices of Q take what would be left, and nothing from the producers.
+    left = _split(consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
+    slices = 0 if q_in_registers else q_slices(spec, left, consumers)
     accumulators += queries // 2 if q_in_registers else slices * SLICE_REGISTERS
     # All column groups of K or V by one copy.
     whole_keys = has_long_tiles(spec) and groups > 1 and d % columns == 0
@@ -233,6 +232,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "restricts": spec.split_tail or parts > 1,
             "skips": skips,
             "long_row": LONG_ROW,
+            # Whether sums tell that the weights of a step are below 2: that takes fewer instructions, and so less power,
+            # than looking at each weight. Where power is no limit it gains nothing: step 84 of docs/ladder-attention.md.
+            "sums_tell": not spec.share_kv and parts == 1,
             # Whether the kernel is for rows of few keys too; with share_kv it does not look ahead for them.
             "short_rows": not spec.share_kv and (pattern.row_keys is None or pattern.row_keys < LONG_ROW),
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
@@ -296,15 +298,20 @@ def _skips(spec: AttentionSpec, rows: Rows) -> bool:
     return spec.pattern.banded and alone and spec.tile.n <= apart
 
 
+def _split(consumers: int, accumulators: int) -> tuple[int, int]:
+    """Return the registers of a producer and of a consumer thread: the first split that fits, or the last one."""
+    needed, splits = accumulators + REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
+    return next((split for split in splits if needed <= split[1]), splits[-1])
+
+
 def _registers(
     consumers: int, resident: int, accumulators: int, most: int
 ) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
     """Return a consumer thread's registers, and what setmaxnreg is told, if threads do not just start with all."""
-    overhead, splits = REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
+    overhead = REGISTER_OVERHEAD[consumers]
     if consumers == resident == 1:
         return Registers(accumulators=accumulators, overhead=overhead, limit=most), ()
-    fitting = [split for split in splits if accumulators + overhead <= split[1]]
-    producer, consumer = (fitting or splits[-1:])[0]
+    producer, consumer = _split(consumers, accumulators)
     return Registers(accumulators=accumulators, overhead=overhead, limit=consumer), (
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),

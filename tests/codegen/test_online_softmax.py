@@ -21,13 +21,18 @@ from codegen.render import render_plan
 
 DENSE = {"kind": "dense"}
 LISTS = {"kind": "topk", "k": 64, "block": {"q": 128, "kv": 64}}
+SQUARE_LISTS = {"kind": "topk", "k": 64, "block": {"q": 64, "kv": 64}}
 CAUSAL = {"kind": "causal"}
-WGMMA: dict[str, Any] = {"arch": "sm_90a", "head_dim": 64, "stages": 2}
+WGSHARED: dict[str, Any] = {**WGMMA, "share_kv": True, "schedule": "cooperative"}
+MMA: dict[str, Any] = {"arch": "sm_90a", "head_dim": 64, "stages": 2}
+SHARED: dict[str, Any] = {**WGMMA, "share_kv": True, "schedule": "cooperative"}
 MMA: dict[str, Any] = {"arch": "sm_89", "head_dim": 128, "stages": 2}  # half a step at a time, in groups of 16 keys
 KERNELS: dict[str, dict[str, Any]] = {
     "few or many steps": {**WGMMA, "pattern": DENSE},
     "many steps": {**WGMMA, "pattern": LISTS},
     "first steps mostly hidden": {**WGMMA, "pattern": CAUSAL},
+    "each weight looked at, many steps": {**SHARED, "pattern": SQUARE_LISTS},
+    "each weight looked at": {**WGMMA, "pattern": DENSE, "key_parts": 2},
     "bf16": {**WGMMA, "pattern": DENSE, "dtype": "bf16"},
     "mma.sync": {**MMA, "pattern": DENSE},
     "mma.sync, bf16": {**MMA, "pattern": DENSE, "dtype": "bf16"},
@@ -109,6 +114,7 @@ int main(int, char** word) {
   float o[kHeadDim / 2] = {}, s[kTileN / 2], shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
   uint32 prob[kTileN / 16][4];
   const float room = headroom(p, count);
+%(looks)s
   int moves = 0;
   for (int i = 0; i < count; ++i) {
     const float* values = read.data() + i * kTileN + kTileN / 2;
@@ -159,12 +165,15 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
     source = render_plan(plan)
     values: dict[str, Any] = {"half": plan.spec.dtype == "fp16", "keys": KEYS, "read": READ}
     if kernel["arch"] == "sm_90a":
-        functions = re.search(r"// P: a step's weights.*?\n(?=// What a consumer knows of a piece)", source, re.DOTALL)
-        asked = re.search(r" *bool fits = .*?;\n( *//.*?\n)* *if \(room.*?;\n", source)
-        used = re.search(r" *float sum\[2\];\n *if \(.*?\n        }\n", source[source.index("consume(") :], re.DOTALL)
-        assert functions and used and (asked is None) == (kernel["pattern"] is LISTS)
+        softmax = r"// P: a step's weights.*?\n(?=// What a consumer knows of a piece|// A load of K)"
+        functions = re.search(softmax, source, re.DOTALL)
+        asked = re.search(r" *bool fits = .*?;\n( *//.*?\n)* *if \(looks.*?;\n", source)
+        used = re.search(r"( *)float sum\[2\];\n\1if \(.*?\n\1}\n", source[source.index("consume(") :], re.DOTALL)
+        assert functions and used and (asked is None) == (kernel["pattern"] in (LISTS, SQUARE_LISTS))
         program = WGMMA_PROGRAM
-        values |= {"functions": functions[0], "lines": (asked[0] if asked else "") + used[0]}
+        assert ("uint32 bits" in functions[0]) == bool(kernel.get("share_kv") or kernel.get("key_parts"))
+        looks = "  const bool looks = is_short(p, count);" if asked else ""
+        values |= {"functions": functions[0], "looks": looks, "lines": (asked[0] if asked else "") + used[0]}
     else:
         functions = re.search(r"// P of a group of keys.*?\n(?=extern)", source, re.DOTALL)
         assert functions
@@ -210,7 +219,7 @@ class Softmax:
     def check(self, scores: Rows, values: Rows, kv_len: int = 1 << 20) -> int:
         """Compare with float64; return how often shifts moved."""
         results, logs, moves, most = self.run(scores, values, kv_len)
-        assert most < 2.0
+        assert most <= 2.0  # a sum below 2 may be that of a weight that is rounded to 2
         for row in (0, 1):
             of_row = [[key for step in all_steps for key in step[row]] for all_steps in (scores, values)]
             seen = [(s, v) for s, v in zip(*of_row, strict=True) if s != HIDDEN]
@@ -295,8 +304,8 @@ def test_a_row_without_keys_stays_as_it_is_while_the_other_moves(softmax: Softma
 
 
 def test_few_keys_that_are_listed_again_count_as_a_short_row(softmax: Softmax) -> None:
-    # One key outweighs all that its row had before it, but not twice.
-    scores = rows(32, lambda *at: 4.5 if at == (2, 0, 3) else noise(*at))
+    # One key has far more weight than any before it, but less than all of them together.
+    scores = rows(32, lambda *at: 3.5 if at == (2, 0, 3) else noise(*at))
     values = rows(32, noise)
     assert softmax.check(scores, values, kv_len=100) > softmax.check(scores, values)
 

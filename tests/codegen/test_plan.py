@@ -243,16 +243,38 @@ def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "keys", "rows", "in_registers"),
-    [(128, 128, 128, True), (128, 144, 128, False), (64, 64, 256, False), (256, 64, 128, False), (192, 64, 128, True)],
+    ("head_dim", "keys", "rows", "slices"),
+    [
+        (128, 128, 128, None),
+        (128, 144, 128, 5),
+        (128, 176, 128, 1),
+        (128, 80, 192, 2),
+        (128, 64, 192, 5),
+        (64, 128, 192, 1),
+        (64, 64, 256, 1),  # of two for which there is room
+        (256, 64, 128, 4),
+        (192, 64, 128, None),
+    ],
 )
-def test_q_is_kept_in_registers_where_they_suffice(head_dim: int, keys: int, rows: int, in_registers: bool) -> None:
+def test_as_much_of_q_is_in_registers_as_there_is_room_for(
+    head_dim: int, keys: int, rows: int, slices: int | None
+) -> None:
+    """Slices of 16 columns, None for all of Q."""
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "tile": {"m": rows, "n": keys}}
-    plan = plan_of({**fields, "pattern": {"kind": "dense"}, "stages": 2})
-    assert plan.values["q_in_registers"] == in_registers
+    plan = plan_of({**fields, "pattern": {"kind": "dense"}, "stages": 1 if keys > 144 else 2})
+    assert plan.values["q_in_registers"] == (slices is None)
+    assert plan.values["q_slices"] == constants_of(plan).get("kQSlices", 0) == (slices or 0)
     # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
-    expected = keys // 2 + keys // 4 + head_dim // 2 + (head_dim // 4 if in_registers else 0)
-    assert plan.registers.accumulators == expected
+    in_registers = head_dim // 16 if slices is None else slices
+    assert plan.registers.accumulators == keys // 2 + keys // 4 + head_dim // 2 + 4 * in_registers
+    source = render_plan(plan)
+    assert ("issue_scores(s, q, q_descriptor, k_descriptors" in source) == bool(slices)
+
+
+def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "key_parts": 2}
+    plan = plan_of({**fields, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
+    assert not plan.values["q_in_registers"] and plan.values["q_slices"] == 0
 
 
 def test_q_stays_in_shared_memory_where_that_leaves_room_for_another_stage(attention: dict[str, Any]) -> None:
@@ -362,7 +384,7 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
     [
         (128, 64, 224, 232, 232),
         (128, 64, 240, 244, 232),
-        (128, 128, 176, 228, 232),
+        (128, 128, 176, 232, 232),  # 4 of them for a part of Q
         (128, 128, 192, 240, 232),
         (192, 96, 112, 160, 160),
         (192, 128, 96, 164, 160),

@@ -1,0 +1,29 @@
+"""How much of Q the consumers of an sm_90a attention kernel keep in registers where there is no room for all of it."""
+
+from __future__ import annotations
+
+from codegen.plan import Constant
+from codegen.plans.attention_share_kv import has_long_tiles
+from codegen.spec import AttentionSpec
+
+SLICE_COLUMNS = 16  # of Q: what one wgmma multiplies
+SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
+MOST_CONSUMERS = 4  # warpgroups, which have fewest registers
+
+
+def q_slices(spec: AttentionSpec, registers: int, consumers: int) -> int:
+    """Return how many slices of Q are kept in registers, of which a thread has so many left. The others stay in memory.
+
+    Where the keys of a tile are in parts, tiles are too short to gain. With four warpgroups, and for what caps scores,
+    some of the registers that are left by count are needed: the compiler would spill.
+    """
+    if spec.key_parts > 1 or (spec.share_kv and not has_long_tiles(spec)):
+        return 0
+    registers -= SLICE_REGISTERS * ((consumers == MOST_CONSUMERS) + (spec.softcap is not None))
+    return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // SLICE_COLUMNS - 1))
+
+
+def q_slice_constants(slices: int) -> list[Constant]:
+    """Return the constant of the part of Q that is in registers."""
+    comment = "slices of 16 columns of Q that are in registers; the others stay in shared memory"
+    return [Constant("kQSlices", slices, comment)] if slices else []

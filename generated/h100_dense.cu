@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 4e819528ff906cefb53a357bb4fbeac89669a59dda6e5299d8765b0829647967
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 95f9a6de8bd8d833ad6fb1c674f46825267ba08b457c90c00d219fb229757593
+// seal: sha256 44920120deaa4b2237f253aaa2cf11a52e54450e0b8837e2ac5b7ac80e1d40c6
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -982,6 +982,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
+        // Weights whose scores were looked at are below 2 each, whatever their sums.
         float sum[2];
         if (fits && (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2)) || looks)) {
           row_sum[0] += sum[0];

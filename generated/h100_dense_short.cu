@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: c9324d1150627780325ab268c0206e634bebb02bfaa90349283f620928184891
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 79a3fa9c4fcd74128049c11de1fc637d16d3b99d6405e04f110b76fbb3951d31
+// seal: sha256 5acc63f7ae09bc482dca7fe40adbd0ee5d16037826922f1cea9388dfeb6b0dc6
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -955,6 +955,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
+        // Weights whose scores were looked at are below 2 each, whatever their sums.
         float sum[2];
         if (fits && (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2)) || looks)) {
           row_sum[0] += sum[0];

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0168f2aac6adc069d57d3ab6f55fe3ea43f0f7a4b71df74c5263b294acfef9cc
+// seal: sha256 867c76f7d33a0352874bdd5cc95b74480e9a7cf3411bb32c3d76de91059d3638
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -680,11 +680,11 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 }
 
 // Headroom in the second step of a tile with long rows, some of which have seen few keys by then: with 1, what they see
-// from then on would add up to 2 in nearly each step.
+// next would often add up to 2 and move shifts again.
 constexpr float kFirstRoom = 4.0f;
 
-// A pair moves no shift whose weight is below twice this times what its row had before it. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3ece8c3e8cc57a503b06f6776ab815dc6d10846d8628bcc2daf3674601c8503b
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c1618b89c1b5e1c1692604576bfb500bfa3b75a448dc1923aa0746845fd60e21
+// seal: sha256 2c0e5963ad0cf830473358a28ca23a4476570929c802177a5e313a0687aca921
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -676,11 +676,11 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 }
 
 // Headroom in the second step of a tile with long rows, some of which have seen few keys by then: with 1, what they see
-// from then on would add up to 2 in nearly each step.
+// next would often add up to 2 and move shifts again.
 constexpr float kFirstRoom = 4.0f;
 
-// A pair moves no shift whose weight is below twice this times what its row had before it. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b4f34c266d655e6c43b114959d82976e04af46b2fd4e97c53c199b2e3dea07bb
+// seal: sha256 5df92f7815c9a04af339bde07d3b3e297b6923172f41b318ebd942057b4b62ce
 
 // Attention forward for sm_90a: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -688,11 +688,11 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 }
 
 // Headroom in the second step of a tile with long rows, some of which have seen few keys by then: with 1, what they see
-// from then on would add up to 2 in nearly each step.
+// next would often add up to 2 and move shifts again.
 constexpr float kFirstRoom = 4.0f;
 
-// A pair moves no shift whose weight is below twice this times what its row had before it. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row

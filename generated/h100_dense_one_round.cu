@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":false,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 459c659ff7f824c4b5828783b56762b9bb440e37d3f800db5db68851c6bfcc17
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 234f2eebecdfc05779988eb0a49f2b0026c3e26c4ae3f10f7c41cb705ac78875
+// seal: sha256 1f52cbe7b03b8f828795a4230ef2e7c613944d44cbef3f655bbffe0b545543c8
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -646,8 +646,8 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
   return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
 }
 
-// A pair moves no shift whose weight is below twice this times what its row had before it. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: abb720fabc9a4fd0f13e9fd8df0819b1182683a0e49391701c740e3d118c4d11
 // templates: attention/patterns/sink_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2a521f54c552bc3370682fc3e70569455855ffc09e91fb403e98ca1ab129d962
+// seal: sha256 a0a1fcdcba8c88af2e217f5d8aa86bc6fb2068d608402ff863338b45fcc631f5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -678,8 +678,8 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
   return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
 }
 
-// A pair moves no shift whose weight is below twice this times what its row had before it. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","packed_heads":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6b59851dc7ac4da8dd719fb0606a9851fd9b2f36fa097392a21866cd0ee6a1b3
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fa6941684cda2d19a03bbfab7e7201a8826c18d5ee4ab9ab4f83bff1e409a2ef
+// seal: sha256 96bc2e8e86a95fce87ee51053d2d4dc3f800095df99faeb8d570647540f99dec
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -725,8 +725,8 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
   return sum[0] < 2.0f && sum[1] < 2.0f;
 }
 
-// A pair moves no shift whose weight is below twice this times what its row had before it in this part. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it in this part. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 16.0f;  // of the steps of a long row

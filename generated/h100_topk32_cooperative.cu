@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d548d1c7054110f15c2b012e033ebe7b2d65d2a930d53fec055042299ba70874
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 af80c896057dee8ff585ad8e8ec9efed60d72c7515cbdd37e6582f5464e4e2c6
+// seal: sha256 7473588d979d47c376734087553816dcaefcd9f5c90d5ffdad5b4defd44f8307
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -701,8 +701,8 @@ __device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&su
   return sum[0] < 2.0f && sum[1] < 2.0f;
 }
 
-// A pair moves no shift whose weight is below twice this times what its row had before it in this part. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it in this part. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1dd06e8698267b8605d3235a9acfc9cfaa425d5f5eca51b1e777303a5cb6b68c
+// seal: sha256 9777ef112e3d7651d4d9ea59b7b4ac3d4a4ab961bc18217a06428b5a1bd11972
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -719,11 +719,11 @@ __device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const flo
 }
 
 // Headroom in the second step of a tile with long rows, some of which have seen few keys by then: with 1, what they see
-// from then on would add up to 2 in nearly each step.
+// next would often add up to 2 and move shifts again.
 constexpr float kFirstRoom = 4.0f;
 
-// A pair moves no shift whose weight is below twice this times what its row had before it in this part. Its
-// weight is then rounded to 16 bits; that of a pair that moves them is exact. This is 1 from 1024 keys on.
+// A pair that moves no shift has less than twice this times the weight that its row had before it in this part. Its
+// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
 // In shorter rows single pairs weigh more: it is less.
 __device__ __forceinline__ float headroom(const Params& p, int steps) {
   const float fraction = min(steps, p.kv_len / kTileN) / 12.8f;  // of the steps of a long row

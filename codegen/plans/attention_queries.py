@@ -12,7 +12,7 @@ MOST_CONSUMERS = 4  # warpgroups, which have fewest registers
 
 
 def q_slices(spec: AttentionSpec, registers: int, consumers: int) -> int:
-    """Return how many slices of Q are kept in registers, of which a thread has so many left. The others stay in memory.
+    """Return how many slices of Q are kept in registers, of which a thread has so many left.
 
     Where the keys of a tile are in parts, tiles are too short to gain. With four warpgroups, and for what caps scores,
     some of the registers that are left by count are needed: the compiler would spill.

@@ -233,7 +233,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "skips": skips,
             "long_row": LONG_ROW,
             # Whether sums tell that a step's weights are below 2. That takes fewer instructions than looking at each
-            # of them, and so less power; where power is no limit it gains nothing (docs/ladder-attention.md, step 84).
+            # of them, and so less power; where power is no limit it does not pay (docs/ladder-attention.md, step 84).
             "sums_tell": not spec.share_kv and parts == 1,
             # Whether the kernel is for rows of few keys too; with share_kv it does not look ahead for them.
             "short_rows": not spec.share_kv and (pattern.row_keys is None or pattern.row_keys < LONG_ROW),

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d480c3039218d31aec864c562c993fff377d7699f60ec555ba3c7800a480d777
+// seal: sha256 f9c939894fa5c29a7056ebdfed9f8bac2cb6012ae8fb9333589056ebfe67774a
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -21,25 +21,26 @@
 //   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
 //     reads A, rounds and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   the first kConsumerWarps warps  consumers. Each keeps the products of its block rows in registers
-//   the last kProducerWarps warps   producers. They share the copies of a round
+//   the last kProducerWarps warps   producers. One loads packets, the others share the rows of B of a round
 //
 // Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
 // part of every packet for all of them.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: the packet in stage i and the rows of B of its round have come
-//   empty[i]  consumers -> producer: every consumer warp of the cluster is done with both
+//   full[i]    producers -> consumers: the packet in stage i and the rows of B of its round have come
+//   packet[i]  consumers -> producer: every consumer warp of the cluster is done with the packet
+//   rows[i]    consumers -> producers: every consumer warp of this thread block is done with the rows of B
 //
 // Symbols
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
-//   record       of a round: its block columns, how many they are, and the place in the ring of rows of B that those of
-//                the first one have
+//   record       of a round: its block columns, how many they are, the place in the ring of rows of B that those of the
+//                first one have, and how many slots have a block
 //   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
-//   packet       of a round: the blocks of all slots, as the lanes want their elements, and for each of them where its
-//                rows of B are
+//   packet       of a round: a word for each consumer warp, one for its next round, which it knows before that comes,
+//                then the blocks that slots have, one behind the other, as the lanes want their elements
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 
 using int64 = long long;
@@ -64,6 +65,7 @@ constexpr int kRecordWords = 16;  // words of the record of a round
 constexpr int kRecords = 4;  // records that a producer warp has asked for before it needs them
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
 constexpr int kProducerWarps = 4;  // warps that load
+constexpr int kColumnWarps = 3;  // of these, those that load rows of B; the last one loads packets
 constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
@@ -71,8 +73,7 @@ constexpr int kPackThreads = 256;  // threads of a block that packs
 constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 512;  // bytes of a block of A
-constexpr int kPacketBytes = 12384;  // bytes of a packet
-constexpr int kPartBytes = 6192;  // of these, what each thread block of a cluster loads
+constexpr int kPacketBytes = 12384;  // bytes of a packet, at most
 constexpr int kStageBytes = 12544;  // bytes from one packet to the next in shared memory
 constexpr int kBColumnBytes = 4096;  // bytes of the rows of B that meet a block column
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of them
@@ -83,18 +84,28 @@ constexpr int kStepBytes = 512;  // bytes of one of them
 constexpr int kGroupTiles = 8;  // mma.syncs side by side in a column group, 8 columns each
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row of C
 
-// Dynamic shared memory: 230464 bytes. Byte offsets:
+// Dynamic shared memory: 230496 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 151552 bytes: ring of rows of B, 37 x 2 column groups of 16 rows of 128 bytes
 constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros: what a slot without a block multiplies
 constexpr int kCOffset = 155648;  // 24576 bytes: C on its way out
 constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A, where they find rows of B
-constexpr int kBarriersOffset = 230400;  // 64 bytes: mbarriers: full, then empty
+constexpr int kBarriersOffset = 230400;  // 96 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;
-constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kPacketBarrier = kFullBarrier + 8 * kStages;
+constexpr int kRowsBarrier = kPacketBarrier + 8 * kStages;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+// Half a word of a packet: what a slot does in a round.
+constexpr uint32 kPlace = 63;           // mask of the place of its rows of B; behind the ring's last place are zeros
+constexpr uint32 kSharesRows = 1 << 6;  // of a warp's first slot: the second one meets the same rows of B
+constexpr uint32 kHasBlock = 1 << 7;
+constexpr int kNumberShift = 8;         // above: which block of the packet it has
+static_assert(kZerosOffset == kBOffset + kRingColumns * kBColumnBytes && kRingColumns <= kPlace);
+static_assert(kWarpSlots == 2, "the slots of a warp are the halves of a word");
+constexpr int kWordsBytes = 2 * 4 * kConsumerWarps;  // of a packet
+static_assert(kWordsBytes % (16 * kCluster) == 0 && kABlockBytes % (16 * kCluster) == 0);
 
-// Launch: 512 threads a block, 230464 bytes of dynamic shared memory, clusters of 2.
+// Launch: 512 threads a block, 230496 bytes of dynamic shared memory, clusters of 2.
 // Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
 // Before it, with the same parameters: h100_bsr_spmm_b16_gathered_pack_a, 256 threads a block.
 struct Params {
@@ -102,7 +113,7 @@ struct Params {
   TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const uint32* a;  // stored blocks of A
-  const int* rounds;  // records: 15 block columns; how many they are | place of the first in the ring << 8
+  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
@@ -270,29 +281,45 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Packs a round. Of each step of a slot's block 16 bytes for every lane: rows r and r + 8 (r = lane / 4), columns c and
-// c + 1, then c + 8 and c + 9 (c = 2 (lane % 4)), as mma.sync wants them; zeros if it has no block. And where its rows
-// of B will be, in bytes from the beginning of shared memory.
+// What a slot does in a round, as a half of a word has it, for a whole warp, a slot a lane.
+__device__ __forceinline__ uint32 half_word(const Params& p, int64 round) {
+  const int slot = threadIdx.x % 32;
+  const int2 entry = slot < kTileSlots ? p.entries[round * kTileSlots + slot] : make_int2(-1, -1);
+  const uint32 have = __ballot_sync(0xFFFFFFFF, entry.x >= 0), before = have & (1u << slot) - 1;
+  const int next_column = __shfl_down_sync(0xFFFFFFFF, entry.y, 1);
+  if (entry.x < 0) return kRingColumns;
+  const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8 & 255) + entry.y) % kRingColumns;
+  const bool shares_rows = slot % kWarpSlots == 0 && next_column == entry.y;
+  return place | (shares_rows ? kSharesRows : 0) | kHasBlock | __popc(before) << kNumberShift;
+}
+
+// Packs a round: its words, those of the round after it, and the blocks that its slots have. Of each step of a block 16
+// bytes for every lane, as mma.sync wants them: rows r and r + 8 (r = lane / 4), columns c and c + 1, then c + 8 and
+// c + 9 (c = 2 (lane % 4)).
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b16_gathered_pack_a(const __grid_constant__ Params p) {
   constexpr int kBlockChunks = kABlockBytes / 16, kRowWords = kBlockCols / 2;
+  __shared__ uint32 halves[32];  // of this round
   const int64 round = blockIdx.x;
-  const int2* entries = p.entries + round * kTileSlots;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
-  for (int i = threadIdx.x; i < kTileSlots * kBlockChunks; i += kPackThreads) {
-    const int block = entries[i / kBlockChunks].x, step = i % kBlockChunks / 32, lane = i % 32;
-    uint4 elements = make_uint4(0, 0, 0, 0);
-    if (block >= 0) {
-      const uint32* from = p.a + (static_cast<int64>(block) * kBlockRows + lane / 4) * kRowWords + step * 8 + lane % 4;
-      elements = make_uint4(from[0], from[8 * kRowWords], from[4], from[8 * kRowWords + 4]);
+  if (threadIdx.x < 64) {
+    const int after = threadIdx.x / 32, slot = threadIdx.x % 32;
+    const uint32 half = half_word(p, round + after < gridDim.x ? round + after : round);
+    const uint32 next = __shfl_down_sync(0xFFFFFFFF, half, 1);
+    if (after == 0) halves[slot] = half;
+    if (slot < kTileSlots && slot % kWarpSlots == 0) {
+      reinterpret_cast<uint32*>(packet)[after * kConsumerWarps + slot / kWarpSlots] = half | next << 16;
     }
-    packet[i] = elements;
   }
-  if (threadIdx.x < kTileSlots) {
-    const int column = entries[threadIdx.x].y;
-    const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8) + column) % kRingColumns;
-    reinterpret_cast<int*>(packet + kTileSlots * kBlockChunks)[threadIdx.x] =
-        column < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
+  __syncthreads();
+  for (int i = threadIdx.x; i < kTileSlots * kBlockChunks; i += kPackThreads) {
+    const int slot = i / kBlockChunks, chunk = i % kBlockChunks, step = chunk / 32, lane = i % 32;
+    const uint32 half = halves[slot];
+    if (!(half & kHasBlock)) continue;
+    const int64 row = static_cast<int64>(p.entries[round * kTileSlots + slot].x) * kBlockRows + lane / 4;
+    const uint32* from = p.a + row * kRowWords + step * 8 + lane % 4;
+    packet[kWordsBytes / 16 + (half >> kNumberShift) * kBlockChunks + chunk] =
+        make_uint4(from[0], from[8 * kRowWords], from[4], from[8 * kRowWords + 4]);
   }
 }
 
@@ -367,7 +394,7 @@ struct RoundWalk {
     }
   }
   // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
-  // round. After the last one the number of columns is 0.
+  // round. After the last one it is 0.
   __device__ __forceinline__ int take(const Params& p) {
     const int lane = threadIdx.x % 32;
     if (tile >= p.tiles) return 0;
@@ -378,44 +405,11 @@ struct RoundWalk {
   }
 };
 
-// Which places of the ring of rows of B are taken. Each round has those after the places of the round before.
-struct ColumnRing {
-  int head = 0;                    // the place after the last round's
-  int distance[kStages - 1] = {};  // places from the beginning of the i-th last round to there
-
-  // Waits until there is room for a round of `count` columns that begins at place `first`, and for its packet, and
-  // takes the places. A group begins at the ring's first place: the places that are skipped count to the round before.
-  __device__ __forceinline__ void reserve(uint32 base, const RingPosition& position, int first, int count) {
-    const int needed = first - head + count + (first < head ? kRingColumns : 0);
-    // Which round must be done, counted backwards: the last one of this stage, or a later one whose places are needed.
-    int back = kStages;
-#pragma unroll
-    for (int i = kStages - 2; i >= 0; --i) {
-      if (distance[i] + needed > kRingColumns) back = i + 1;
-    }
-    const int stage = position.stage - back;
-    const bool before = stage < 0;  // in the pass over the ring before this one
-    mbarrier_wait(base + kEmptyBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
-#pragma unroll
-    for (int i = kStages - 2; i > 0; --i) distance[i] = distance[i - 1] + needed;
-    distance[0] = count;
-    head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
-  }
-};
-
-// Where the rows of B go that the column `number` of a round meets, whose first column has the place `first`.
-__device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
-  const int place = first + number < kRingColumns ? first + number : first + number - kRingColumns;
-  return base + kBOffset + place * kBColumnBytes;
-}
-
-// Producer: four warps. Each brings what every fourth column of a round needs of B, the last one this thread block's
-// part of the packet, too. It is they that set the pace where a round has few columns: so records are asked for long
-// before, and tiles that have all of their columns, as most do, have a branch of their own.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
-  const bool brings_packet = warp == kProducerWarps - 1;
+// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. They come one after the other
+// from the L2: so each is asked for kRecords rounds ahead, in a register that no other one is copied to.
+template <typename Load>
+__device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   RingPosition position;
-  ColumnRing ring;
   RoundWalk walk(p);
   int records[kRecords];
 #pragma unroll
@@ -425,68 +419,126 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
 #pragma unroll
     for (int i = 0; i < kRecords; ++i) {
       const int record = records[i];
-      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns), count = last & 255, first = last >> 8;
-      if (count == 0) return;
-      const int round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
-      const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
-      const uint32 full = base + kFullBarrier + 8 * position.stage;
-      ring.reserve(base, position, first, count);
-      int b_rows[kWarpColumns];
-#pragma unroll
-      for (int j = 0; j < kWarpColumns; ++j) {
-        b_rows[j] = __shfl_sync(0xFFFFFFFF, record, j * kProducerWarps + warp) * kBlockCols;
-      }
-      if (elect()) {
-        const int mine = (count + kProducerWarps - 1 - warp) / kProducerWarps;
-        mbarrier_arrive_expect_tx(full, mine * kBColumnBytes + (brings_packet ? kPacketBytes : 0));
-        if (b_column + kTileN <= p.n) {
-#pragma unroll
-          for (int j = 0; j < kWarpColumns; ++j) {
-            const uint32 to = place_of(base, first, j * kProducerWarps + warp);
-            if (j < mine) tma_load_3d(to, &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
-          }
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWarpColumns; ++j) {
-            const uint32 to = place_of(base, first, j * kProducerWarps + warp);
-            if (j < mine) load_b(p, to, full, b_rows[j], b_column);
-          }
-        }
-        if (brings_packet) {
-          // Each thread block of the cluster sends a part to all. Their stages are free, too: an empty barrier counts
-          // the consumer warps of all of them.
-          const int part = blockIdx.x % kCluster * kPartBytes;
-          tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
-              p.packets + (static_cast<int64>(round) * kPacketBytes + part) / 16, kPartBytes, full,
-              (1 << kCluster) - 1);
-        }
-      }
       records[i] = walk.take(p);
+      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
+      if (last == 0) return;
+      load(record, last, position);
       position.advance();
       __syncwarp();
     }
   }
 }
 
-// A warp hands a round back, in every thread block of the cluster: each of them loads into it.
-__device__ __forceinline__ void hand_back(uint32 empty) {
-  __syncwarp();
+// Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
+// group begins at the first place: places that are skipped count to the round before.
+struct ColumnRing {
+  int head = 0;    // the place after the last round's
+  int taken = 0;   // places taken until now, in all passes over the ring
+  int begins = 0;  // lane i: how many were taken before the last round but i
+
+  // Takes the places of a round of `count` columns that begins at place `first`. Returns how many rounds back the one
+  // is that must be done before: the last one of this stage, or a later one whose places are needed.
+  __device__ __forceinline__ int take(int first, int count) {
+    const int lane = threadIdx.x % 32;
+    if (first != head) taken += kRingColumns - head;
+    const uint32 needed = __ballot_sync(0xFFFFFFFF, begins < taken + count - kRingColumns);
+    const int before = __shfl_up_sync(0xFFFFFFFF, begins, 1);
+    begins = lane == 0 ? taken : before;
+    taken += count;
+    head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
+    return __ffs(needed | 1 << (kStages - 1));
+  }
+};
+
+// Producer of rows of B: each of kColumnWarps warps brings what every kColumnWarps-th column of a round needs. What can
+// be known before there is room is worked out before, for all columns at once, each by one lane.
+__device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
+  ColumnRing ring;
+  for_each_round(p, [&](int record, int last, const RingPosition& position) {
+    const int count = last & 255, first = last >> 8 & 255, place = first + static_cast<int>(threadIdx.x % 32);
+    const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
+    const uint32 lane_to = base + kBOffset + (place < kRingColumns ? place : place - kRingColumns) * kBColumnBytes;
+    uint32 to[kWarpColumns];
+    int b_rows[kWarpColumns];
+#pragma unroll
+    for (int j = 0; j < kWarpColumns; ++j) {
+      to[j] = __shfl_sync(0xFFFFFFFF, lane_to, j * kColumnWarps + warp);
+      b_rows[j] = __shfl_sync(0xFFFFFFFF, record * kBlockCols, j * kColumnWarps + warp);
+    }
+    const int mine = (count + kColumnWarps - 1 - warp) / kColumnWarps;
+    const int stage = position.stage - ring.take(first, count);
+    const bool before = stage < 0;  // in the pass over the stages before this one
+    mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
+    if (elect()) {
+      const uint32 full = base + kFullBarrier + 8 * position.stage;
+      mbarrier_arrive_expect_tx(full, mine * kBColumnBytes);
+      if (b_column + kTileN <= p.n) {  // as most tiles do
+#pragma unroll
+        for (int j = 0; j < kWarpColumns; ++j) {
+          if (j < mine) tma_load_3d(to[j], &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWarpColumns; ++j) {
+          if (j < mine) load_b(p, to[j], full, b_rows[j], b_column);
+        }
+      }
+    }
+  });
+}
+
+// Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
+// stages are free, too: the barrier counts the consumer warps of all of them.
+__device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
+  for_each_round(p, [&](int record, int last, const RingPosition& position) {
+    const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
+    const int taken = last >> 16, part_bytes = (kWordsBytes + taken * kABlockBytes) / kCluster;
+    const int part = blockIdx.x % kCluster * part_bytes;
+    const uint32 full = base + kFullBarrier + 8 * position.stage;
+    mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);
+    if (elect()) {
+      mbarrier_arrive_expect_tx(full, part_bytes * kCluster);
+      tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
+          p.packets + (round * kPacketBytes + part) / 16, part_bytes, full, (1 << kCluster) - 1);
+    }
+  });
+}
+
+// Producer: one warp for packets, the others for rows of B.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
+  if (warp < kColumnWarps) {
+    produce_columns(p, base, warp);
+  } else {
+    produce_packets(p, base);
+  }
+}
+
+// Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
+// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one. Barriers of
+// other stages are 8 bytes further on each.
+__device__ __forceinline__ uint32 hand_back_to(uint32 base) {
   const int lane = threadIdx.x % 32;
-  if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
+  return lane < kCluster ? map_shared(base + kPacketBarrier, lane) : base + kRowsBarrier;
+}
+
+// A warp hands a round back.
+__device__ __forceinline__ void hand_back(uint32 to) {
+  __syncwarp();
+  if (threadIdx.x % 32 <= kCluster) mbarrier_arrive_cluster(to);
 }
 
 // accumulators += A B for kCount slots of this warp, from kFirst on, which meet the same rows of B: they are read once.
-// The round is handed back with its last slot, when all of it is read. `a` is where this lane's elements of the first
-// slot's block are, `b` where it begins to read B.
+// `a` is where this lane's elements of the first slot's block are, which those of the others follow, `b` where it
+// begins to read B. With the warp's last slot the round is handed back, when all of it is read.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
-    const unsigned char* a, uint32 b, uint32 empty) {
+    const unsigned char* a, uint32 b, uint32 back_to) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     uint32 a_elements[kCount][4];
 #pragma unroll
     for (int slot = 0; slot < kCount; ++slot) {
-      const uint4 four = *reinterpret_cast<const uint4*>(a + (kFirst + slot) * kABlockBytes + step * kStepBytes);
+      const uint4 four = *reinterpret_cast<const uint4*>(a + slot * kABlockBytes + step * kStepBytes);
       a_elements[slot][0] = four.x;
       a_elements[slot][1] = four.y;
       a_elements[slot][2] = four.z;
@@ -500,7 +552,7 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
         // Going on by 16-byte chunks is an exclusive or, as the swizzle is.
         ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + column_group * kBGroupBytes + step * 16 * kRowBytes);
       }
-      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) hand_back(empty);
+      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) hand_back(back_to);
 #pragma unroll
       for (int i = 0; i < kGroupTiles; ++i) {
         const uint32 (&b_pair)[4] = b_elements[i / 2];
@@ -514,17 +566,20 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
   }
 }
 
-// accumulators += A B for this warp's slots of one round. `b` is where this lane would read if rows of B began at 0.
-__device__ __forceinline__ void multiply_round(
-    float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4], const unsigned char* a, uint32 b,
-    const int* places, uint32 empty) {
-  static_assert(kWarpSlots == 2, "the slots of a warp are one pair");
-  const int first = places[0], second = places[1];
-  if (first == second) {
-    multiply_slots<0, 2>(accumulators, a, b + first, empty);
+// accumulators += A B for this warp's slots of one round. `word` tells what they do, `blocks` is where this lane's
+// elements of the packet's first block are, `b` where it would read if rows of B began at 0, `zeros` where it reads A
+// for a slot without a block.
+__device__ __forceinline__ void multiply_round(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
+    uint32 word, const unsigned char* blocks, uint32 b, const unsigned char* zeros, uint32 back_to) {
+  const uint32 first = word & 0xFFFF, second = word >> 16;
+  const unsigned char* a = first & kHasBlock ? blocks + (first >> kNumberShift) * kABlockBytes : zeros;
+  const uint32 first_b = b + kBOffset + (first & kPlace) * kBColumnBytes;
+  if (first & kSharesRows) {
+    multiply_slots<0, 2>(accumulators, a, first_b, back_to);
   } else {
-    multiply_slots<0, 1>(accumulators, a, b + first, empty);
-    multiply_slots<1, 1>(accumulators, a, b + second, empty);
+    multiply_slots<0, 1>(accumulators, a, first_b, back_to);
+    a = second & kHasBlock ? blocks + (second >> kNumberShift) * kABlockBytes : zeros;
+    multiply_slots<1, 1>(accumulators, a, b + kBOffset + (second & kPlace) * kBColumnBytes, back_to);
   }
 }
 
@@ -534,9 +589,8 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   // Where this lane's address is in 16 rows of 128 bytes: lanes 8 i to 8 i + 7 give the rows of the i-th of four
   // matrices, swizzled as TMA has them.
   const uint32 lane_offset = lane % 16 * kRowBytes + (lane / 16 ^ lane % 8) * 16;
-  const unsigned char* a = shared + kPacketsOffset + warp * kWarpSlots * kABlockBytes + lane * 16;
-  const unsigned char* places = shared + kPacketsOffset + kTileSlots * kABlockBytes + warp * kWarpSlots * 4;
-  const uint32 staging = base + kCOffset + warp * kCGroupBytes;
+  const unsigned char* blocks = shared + kPacketsOffset + kWordsBytes + lane * 16;
+  const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warp * kCGroupBytes;
   RingPosition position;
 
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
@@ -549,15 +603,20 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 #pragma unroll
     for (int i = 0; i < sizeof(accumulators) / 4; ++i) (&accumulators[0][0][0][0])[i] = 0.0f;
 
+    uint32 word = 0;  // of the round, known before it comes
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      const uint32 full = base + kFullBarrier + 8 * position.stage, empty = base + kEmptyBarrier + 8 * position.stage;
-      mbarrier_wait(full, position.parity);
+      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
       if (has_rows) {
-        multiply_round(accumulators, a + position.stage * kStageBytes, base + lane_offset,
-            reinterpret_cast<const int*>(places + position.stage * kStageBytes), empty);
+        const int stage = position.stage * kStageBytes;
+        const uint32* words = reinterpret_cast<const uint32*>(shared + kPacketsOffset + stage) + warp;
+        if (round == 0) word = words[0];
+        const uint32 next_word = words[kConsumerWarps];
+        multiply_round(accumulators, word, blocks + stage, base + lane_offset, shared + kZerosOffset + lane * 16,
+            back_to + 8 * position.stage);
+        word = next_word;
       } else {
-        hand_back(empty);
+        hand_back(back_to + 8 * position.stage);
       }
       position.advance();
     }
@@ -597,12 +656,13 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
-  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, an empty one of each
-  // consumer warp of the cluster.
+  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, one of a packet's place
+  // those of all consumer warps of the cluster, one of rows of B those of this thread block.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
-      mbarrier_init(base + kEmptyBarrier + 8 * i, kCluster * kConsumerWarps);
+      mbarrier_init(base + kPacketBarrier + 8 * i, kCluster * kConsumerWarps);
+      mbarrier_init(base + kRowsBarrier + 8 * i, kConsumerWarps);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.b_map);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d9ebf826fac7deb592aa56597ff1485be3771ef552de60649de0e3d4a7bfd46
+// seal: sha256 a1f8850c6ded0c9551b02e776d819419c74ab2c36a5f8301d583903ed6d8f2a4
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -21,14 +21,15 @@
 //   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
 //     reads A, rounds and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, and keeps their products in registers
-//   the last warpgroup producer. Its four warps share the copies of a round
+//   the last warpgroup producer. One of its warps loads packets, the others share the rows of B of a round
 //
 // Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
 // part of every packet for all of them.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: the packet in stage i and the rows of B of its round have come
-//   empty[i]  consumers -> producer: every consumer warp of the cluster is done with both
+//   full[i]    producers -> consumers: the packet in stage i and the rows of B of its round have come
+//   packet[i]  consumers -> producer: every consumer warp of the cluster is done with the packet
+//   rows[i]    consumers -> producers: every consumer warp of this thread block is done with the rows of B
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of a round have ended before it is handed back. Meanwhile the tensor cores work
@@ -37,8 +38,8 @@
 // Symbols
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
-//   record       of a round: its block columns, how many they are, and the place in the ring of rows of B that those of
-//                the first one have
+//   record       of a round: its block columns, how many they are, the place in the ring of rows of B that those of the
+//                first one have, and how many slots have a block
 //   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
@@ -71,15 +72,15 @@ constexpr int kRecordWords = 16;  // words of the record of a round
 constexpr int kRecords = 4;  // records that a producer warp has asked for before it needs them
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
 constexpr int kProducerWarps = 4;  // warps that load
-constexpr int kWarpColumns = 4;  // columns of a round for each, at most
+constexpr int kColumnWarps = 3;  // of these, those that load rows of B; the last one loads packets
+constexpr int kWarpColumns = 2;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
 constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 2048;  // bytes of a block of A
-constexpr int kPacketBytes = 24640;  // bytes of a packet
-constexpr int kPartBytes = 12320;  // of these, what each thread block of a cluster loads
+constexpr int kPacketBytes = 24640;  // bytes of a packet, at most
 constexpr int kStageBytes = 25088;  // bytes from one packet to the next in shared memory
 constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that meet a block column
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of them
@@ -90,21 +91,22 @@ constexpr int kAccumulators = 16;  // accumulators of a thread for one block row
 constexpr int kARowBytes = 64;  // bytes of a row of a block of A
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row of C
 
-// Dynamic shared memory: 230960 bytes. Byte offsets:
+// Dynamic shared memory: 230984 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 122880 bytes: ring of rows of B, 15 x 2 column groups of 32 rows of 128 bytes
 constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros: what a slot without a block multiplies
 constexpr int kCOffset = 131072;  // 24576 bytes: C on its way out
 constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A, where they find rows of B
-constexpr int kBarriersOffset = 230912;  // 48 bytes: mbarriers: full, then empty
+constexpr int kBarriersOffset = 230912;  // 72 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;
-constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kPacketBarrier = kFullBarrier + 8 * kStages;
+constexpr int kRowsBarrier = kPacketBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
-// Launch: 512 threads a block, 230960 bytes of dynamic shared memory, clusters of 2.
+// Launch: 512 threads a block, 230984 bytes of dynamic shared memory, clusters of 2.
 // Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
 // Before it, with the same parameters: h100_bsr_spmm_b32_gathered_pack_a, 256 threads a block.
 struct Params {
@@ -112,7 +114,7 @@ struct Params {
   TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const uint4* a;  // stored blocks of A
-  const int* rounds;  // records: 15 block columns; how many they are | place of the first in the ring << 8
+  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16
   const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
@@ -341,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
   if (threadIdx.x < kTileSlots) {
     const int column = entries[threadIdx.x].y;
-    const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8) + column) % kRingColumns;
+    const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8 & 255) + column) % kRingColumns;
     const int from = column < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
     reinterpret_cast<int*>(packet + kTileSlots * kBlockChunks)[threadIdx.x] = from >> 4;
   }
@@ -418,7 +420,7 @@ struct RoundWalk {
     }
   }
   // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
-  // round. After the last one the number of columns is 0.
+  // round. After the last one it is 0.
   __device__ __forceinline__ int take(const Params& p) {
     const int lane = threadIdx.x % 32;
     if (tile >= p.tiles) return 0;
@@ -429,44 +431,11 @@ struct RoundWalk {
   }
 };
 
-// Which places of the ring of rows of B are taken. Each round has those after the places of the round before.
-struct ColumnRing {
-  int head = 0;                    // the place after the last round's
-  int distance[kStages - 1] = {};  // places from the beginning of the i-th last round to there
-
-  // Waits until there is room for a round of `count` columns that begins at place `first`, and for its packet, and
-  // takes the places. A group begins at the ring's first place: the places that are skipped count to the round before.
-  __device__ __forceinline__ void reserve(uint32 base, const RingPosition& position, int first, int count) {
-    const int needed = first - head + count + (first < head ? kRingColumns : 0);
-    // Which round must be done, counted backwards: the last one of this stage, or a later one whose places are needed.
-    int back = kStages;
-#pragma unroll
-    for (int i = kStages - 2; i >= 0; --i) {
-      if (distance[i] + needed > kRingColumns) back = i + 1;
-    }
-    const int stage = position.stage - back;
-    const bool before = stage < 0;  // in the pass over the ring before this one
-    mbarrier_wait(base + kEmptyBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
-#pragma unroll
-    for (int i = kStages - 2; i > 0; --i) distance[i] = distance[i - 1] + needed;
-    distance[0] = count;
-    head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
-  }
-};
-
-// Where the rows of B go that the column `number` of a round meets, whose first column has the place `first`.
-__device__ __forceinline__ uint32 place_of(uint32 base, int first, int number) {
-  const int place = first + number < kRingColumns ? first + number : first + number - kRingColumns;
-  return base + kBOffset + place * kBColumnBytes;
-}
-
-// Producer: four warps. Each brings what every fourth column of a round needs of B, the last one this thread block's
-// part of the packet, too. It is they that set the pace where a round has few columns: so records are asked for long
-// before, and tiles that have all of their columns, as most do, have a branch of their own.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
-  const bool brings_packet = warp == kProducerWarps - 1;
+// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. They come one after the other
+// from the L2: so each is asked for kRecords rounds ahead, in a register that no other one is copied to.
+template <typename Load>
+__device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   RingPosition position;
-  ColumnRing ring;
   RoundWalk walk(p);
   int records[kRecords];
 #pragma unroll
@@ -476,54 +445,112 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
 #pragma unroll
     for (int i = 0; i < kRecords; ++i) {
       const int record = records[i];
-      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns), count = last & 255, first = last >> 8;
-      if (count == 0) return;
-      const int round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
-      const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
-      const uint32 full = base + kFullBarrier + 8 * position.stage;
-      ring.reserve(base, position, first, count);
-      int b_rows[kWarpColumns];
-#pragma unroll
-      for (int j = 0; j < kWarpColumns; ++j) {
-        b_rows[j] = __shfl_sync(0xFFFFFFFF, record, j * kProducerWarps + warp) * kBlockCols;
-      }
-      if (elect()) {
-        const int mine = (count + kProducerWarps - 1 - warp) / kProducerWarps;
-        mbarrier_arrive_expect_tx(full, mine * kBColumnBytes + (brings_packet ? kPacketBytes : 0));
-        if (b_column + kTileN <= p.n) {
-#pragma unroll
-          for (int j = 0; j < kWarpColumns; ++j) {
-            const uint32 to = place_of(base, first, j * kProducerWarps + warp);
-            if (j < mine) tma_load_3d(to, &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
-          }
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWarpColumns; ++j) {
-            const uint32 to = place_of(base, first, j * kProducerWarps + warp);
-            if (j < mine) load_b(p, to, full, b_rows[j], b_column);
-          }
-        }
-        if (brings_packet) {
-          // Each thread block of the cluster sends a part to all. Their stages are free, too: an empty barrier counts
-          // the consumer warps of all of them.
-          const int part = blockIdx.x % kCluster * kPartBytes;
-          tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
-              p.packets + (static_cast<int64>(round) * kPacketBytes + part) / 16, kPartBytes, full,
-              (1 << kCluster) - 1);
-        }
-      }
       records[i] = walk.take(p);
+      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
+      if (last == 0) return;
+      load(record, last, position);
       position.advance();
       __syncwarp();
     }
   }
 }
 
-// A warp hands a round back, in every thread block of the cluster: each of them loads into it.
-__device__ __forceinline__ void hand_back(uint32 empty) {
-  __syncwarp();
+// Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
+// group begins at the first place: places that are skipped count to the round before.
+struct ColumnRing {
+  int head = 0;    // the place after the last round's
+  int taken = 0;   // places taken until now, in all passes over the ring
+  int begins = 0;  // lane i: how many were taken before the last round but i
+
+  // Takes the places of a round of `count` columns that begins at place `first`. Returns how many rounds back the one
+  // is that must be done before: the last one of this stage, or a later one whose places are needed.
+  __device__ __forceinline__ int take(int first, int count) {
+    const int lane = threadIdx.x % 32;
+    if (first != head) taken += kRingColumns - head;
+    const uint32 needed = __ballot_sync(0xFFFFFFFF, begins < taken + count - kRingColumns);
+    const int before = __shfl_up_sync(0xFFFFFFFF, begins, 1);
+    begins = lane == 0 ? taken : before;
+    taken += count;
+    head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
+    return __ffs(needed | 1 << (kStages - 1));
+  }
+};
+
+// Producer of rows of B: each of kColumnWarps warps brings what every kColumnWarps-th column of a round needs. What can
+// be known before there is room is worked out before, for all columns at once, each by one lane.
+__device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
+  ColumnRing ring;
+  for_each_round(p, [&](int record, int last, const RingPosition& position) {
+    const int count = last & 255, first = last >> 8 & 255, place = first + static_cast<int>(threadIdx.x % 32);
+    const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
+    const uint32 lane_to = base + kBOffset + (place < kRingColumns ? place : place - kRingColumns) * kBColumnBytes;
+    uint32 to[kWarpColumns];
+    int b_rows[kWarpColumns];
+#pragma unroll
+    for (int j = 0; j < kWarpColumns; ++j) {
+      to[j] = __shfl_sync(0xFFFFFFFF, lane_to, j * kColumnWarps + warp);
+      b_rows[j] = __shfl_sync(0xFFFFFFFF, record * kBlockCols, j * kColumnWarps + warp);
+    }
+    const int mine = (count + kColumnWarps - 1 - warp) / kColumnWarps;
+    const int stage = position.stage - ring.take(first, count);
+    const bool before = stage < 0;  // in the pass over the stages before this one
+    mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
+    if (elect()) {
+      const uint32 full = base + kFullBarrier + 8 * position.stage;
+      mbarrier_arrive_expect_tx(full, mine * kBColumnBytes);
+      if (b_column + kTileN <= p.n) {  // as most tiles do
+#pragma unroll
+        for (int j = 0; j < kWarpColumns; ++j) {
+          if (j < mine) tma_load_3d(to[j], &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWarpColumns; ++j) {
+          if (j < mine) load_b(p, to[j], full, b_rows[j], b_column);
+        }
+      }
+    }
+  });
+}
+
+// Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
+// stages are free, too: the barrier counts the consumer warps of all of them.
+__device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
+  for_each_round(p, [&](int record, int last, const RingPosition& position) {
+    const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
+    const int part_bytes = kPacketBytes / kCluster;
+    const int part = blockIdx.x % kCluster * part_bytes;
+    const uint32 full = base + kFullBarrier + 8 * position.stage;
+    mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);
+    if (elect()) {
+      mbarrier_arrive_expect_tx(full, part_bytes * kCluster);
+      tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
+          p.packets + (round * kPacketBytes + part) / 16, part_bytes, full, (1 << kCluster) - 1);
+    }
+  });
+}
+
+// Producer: one warp for packets, the others for rows of B.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) {
+  if (warp < kColumnWarps) {
+    produce_columns(p, base, warp);
+  } else {
+    produce_packets(p, base);
+  }
+}
+
+// Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
+// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one. Barriers of
+// other stages are 8 bytes further on each.
+__device__ __forceinline__ uint32 hand_back_to(uint32 base) {
   const int lane = threadIdx.x % 32;
-  if (lane < kCluster) mbarrier_arrive_cluster(map_shared(empty, lane));
+  return lane < kCluster ? map_shared(base + kPacketBarrier, lane) : base + kRowsBarrier;
+}
+
+// A warp hands a round back.
+__device__ __forceinline__ void hand_back(uint32 to) {
+  __syncwarp();
+  if (threadIdx.x % 32 <= kCluster) mbarrier_arrive_cluster(to);
 }
 
 // accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are, in
@@ -570,7 +597,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const int blocks_offset = kPacketsOffset + warpgroup * kSlots * kABlockBytes;
   const int places_offset = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
   const uint32 a_descriptor = wgmma_descriptor(base + blocks_offset, 0), b_descriptor = wgmma_descriptor(base, 0);
-  const uint32 staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
+  const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
   RingPosition position;
 
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
@@ -605,7 +632,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
         }
         multiply_round(accumulators, a_descriptor + (position.stage * kStageBytes >> 4), b_descriptor, from);
       }
-      hand_back(base + kEmptyBarrier + 8 * position.stage);
+      hand_back(back_to + 8 * position.stage);
       position.advance();
     }
 
@@ -658,12 +685,13 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
-  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, an empty one of each
-  // consumer warp of the cluster.
+  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, one of a packet's place
+  // those of all consumer warps of the cluster, one of rows of B those of this thread block.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
-      mbarrier_init(base + kEmptyBarrier + 8 * i, kCluster * kConsumers * kWarpgroupThreads / 32);
+      mbarrier_init(base + kPacketBarrier + 8 * i, kCluster * kConsumers * kWarpgroupThreads / 32);
+      mbarrier_init(base + kRowsBarrier + 8 * i, kConsumers * kWarpgroupThreads / 32);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.b_map);

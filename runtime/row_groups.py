@@ -33,7 +33,8 @@ class RowGroups(NamedTuple):
 
     Attributes:
         rounds: int32 (rounds, 16): the block columns of a round in elements 0 to 14, 0 behind the last one; in element
-            15 how many they are (1 to 15) | the place of the first one in the ring << 8.
+            15 how many they are (1 to 15) | the place of the first one in the ring << 8 | the blocks that slots take
+            << 16.
         entries: int32 (rounds, slots, 2): of each slot the stored block that it takes (index into the values) and which
             of the round's columns it meets (0 to 14); -1, -1 for a slot that takes nothing.
         starts: int32 (groups + 1,): first round of each group, and one more.
@@ -142,9 +143,9 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
     """Return whether groups and rounds are valid ones of a matrix (synchronises).
 
     They are if each stored block is taken exactly once, by the slot that its row is in, and meets its own column there;
-    if each block row is in one slot, of the first of its group; and if the rounds of the groups follow each other, have
-    1 to 15 columns each, no more than the ring, and begin at place 0 of the ring with each group, each behind the one
-    before.
+    if each block row is in one slot, of the first of its group; and if the rounds of the groups follow each other, say
+    how many blocks they take, have as many columns as gather_rows puts into a round at most, but one at least, and
+    begin at place 0 of the ring with each group, each behind the one before.
 
     Args:
         order: of the shapes and types that RowGroups has, with any content.
@@ -158,9 +159,10 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
         return False
     if not (_rises(crow, col.shape[0]) and _rises(starts, rounds.shape[0]) and _names_once(rows, lengths.shape[0])):
         return False
-    counts, places = rounds[:, -1] % (1 << COUNT_BITS), rounds[:, -1] >> COUNT_BITS
+    numbers = 1 << COUNT_BITS  # of a last word
+    counts, places, blocks = rounds[:, -1] % numbers, rounds[:, -1] // numbers % numbers, rounds[:, -1] // numbers**2
     ring_columns = max(order.ring_columns, 1)
-    most = min(ROUND_COLUMNS, order.ring_columns)
+    most = round_columns(order.ring_columns)
     before = _starts(counts)
     in_group = before[:-1] - torch.repeat_interleave(before[starts[:-1]], starts.diff())
     if not bool(((counts >= 1) & (counts <= most) & (places == in_group % ring_columns)).all()):
@@ -169,7 +171,7 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
     takes = block >= 0
     nothing = (block == -1) & (meets == -1)
     in_range = (block < col.shape[0]) & (meets >= 0) & (meets < counts[:, None])
-    if not bool(in_range.where(takes, nothing).all()):
+    if not bool(in_range.where(takes, nothing).all() and (takes.sum(1) == blocks).all()):
         return False
     slot_row = torch.repeat_interleave(rows, starts.diff(), 0)
     block_row = torch.repeat_interleave(torch.arange(lengths.shape[0], device=CPU), lengths)
@@ -437,5 +439,6 @@ def _write_records(plan: _Rounds, starts: torch.Tensor, ring_columns: int) -> to
     counts = (plan.columns >= 0).sum(1)
     before = _starts(counts)
     place = before[:-1] - torch.repeat_interleave(before[starts[:-1]], plan.counts)
-    last = counts | place % ring_columns << COUNT_BITS
+    blocks = (plan.entries[:, :, 0] >= 0).sum(1)
+    last = counts | place % ring_columns << COUNT_BITS | blocks << 2 * COUNT_BITS
     return torch.cat([plan.columns.clamp(min=0), last[:, None]], 1)

@@ -37,12 +37,13 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
 CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
 PACK_THREADS = 256
 RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
+COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
 ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round that its record has room for
 ROUNDS_IN_RING = 3  # that fit the ring at least: one is multiplied while the next ones come
 RECORDS = 4  # of rounds, that a producer warp asks for before it needs them
-COUNT_BITS = 8  # of a record's last word; the place in the ring is above them
+COUNT_BITS = 8  # of a number in a record's last word: columns, then their place in the ring, then blocks
 TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
-ENTRY_BYTES = 4  # where a block of A finds its rows of B
+ENTRY_BYTES = 4  # of a slot in a packet: where its block finds its rows of B, or half of that for two rounds
 STAGING_BYTES = 8192  # a warpgroup's, of C
 
 
@@ -59,7 +60,7 @@ def slots(spec: BsrSpmmSpec) -> int:
 
 
 def packet_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of what a round needs of A: a block for each slot, and the place of its rows of B."""
+    """Return the bytes of what a round needs of A at most: a block for each slot, and where its rows of B are."""
     needed = slots(spec) * (block_bytes(spec) + ENTRY_BYTES)
     unit = 16 * CLUSTER  # parts are copied, each by one thread block of the cluster
     return -(-needed // unit) * unit
@@ -200,15 +201,19 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         Constant("kRecords", RECORDS, "records that a producer warp has asked for before it needs them"),
         Constant("kThreads", THREADS, "warpgroups that consume, then one that produces"),
         Constant("kProducerWarps", WARPGROUP // 32, "warps that load"),
-        Constant("kWarpColumns", -(-ROUND_COLUMNS // (WARPGROUP // 32)), "columns of a round for each, at most"),
+        Constant("kColumnWarps", COLUMN_WARPS, "of these, those that load rows of B; the last one loads packets"),
+        Constant(
+            "kWarpColumns",
+            -(-round_columns(ring_columns(spec)) // COLUMN_WARPS),
+            "columns of a round for each, at most",
+        ),
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
         Constant("kPackThreads", PACK_THREADS, "threads of a block that packs"),
         Constant("kGroupColumns", GROUP_COLUMNS, "columns of a column group"),
         Constant("kTileGroups", COLUMNS // GROUP_COLUMNS, "column groups of a tile"),
         Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
-        Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet"),
-        Constant("kPartBytes", packet_bytes(spec) // CLUSTER, "of these, what each thread block of a cluster loads"),
+        Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet, at most"),
         Constant("kStageBytes", _stage_bytes(spec), "bytes from one packet to the next in shared memory"),
         Constant("kBColumnBytes", column_bytes(spec), "bytes of the rows of B that meet a block column"),
         Constant("kBGroupBytes", spec.block.cols * SWIZZLE, "bytes of one column group of them"),
@@ -221,7 +226,7 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         *b_params(spec, "K"),
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
-        pointer("rounds", "int", "records: 15 block columns; how many they are | place of the first in the ring << 8"),
+        pointer("rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16"),
         pointer("entries", "int2", "of each round and slot: stored block, which column of the round it meets; or -1"),
         pointer("round_starts", "int", "first round of each group, and one more"),
         pointer("slot_rows", "int", "of each group and slot: block row, or -1"),
@@ -264,5 +269,5 @@ def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
     shared.add("Zeros", column_bytes(spec), "rows of zeros: what a slot without a block multiplies")
     shared.add("C", CONSUMERS * STAGING_BYTES, "C on its way out")
     shared.add("Packets", spec.stages * _stage_bytes(spec), "ring of packets: blocks of A, where they find rows of B")
-    shared.add("Barriers", 2 * 8 * spec.stages, "mbarriers: full, then empty", align=8)
+    shared.add("Barriers", 3 * 8 * spec.stages, "mbarriers: full, of packets, of rows of B", align=8)
     return shared

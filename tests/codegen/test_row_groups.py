@@ -15,7 +15,7 @@ from runtime import row_groups
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups  # noqa: E402
+from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups, round_columns  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.row_groups import RowGroups, covers, gather_rows  # noqa: E402
 
@@ -77,8 +77,9 @@ def check_rounds(order: RowGroups, matrix: Matrix) -> None:
         assert first <= end
         loaded = 0
         for record, slots in zip(order.rounds[first:end].tolist(), order.entries[first:end].tolist(), strict=True):
-            count, place = record[15] & 255, record[15] >> 8
-            assert 1 <= count <= min(15, matrix.ring_columns)
+            count, place, blocks = record[15] & 255, record[15] >> 8 & 255, record[15] >> 16
+            assert blocks == sum(block >= 0 for block, _ in slots)
+            assert 1 <= count <= round_columns(matrix.ring_columns)
             assert place == loaded % matrix.ring_columns
             assert record[count:15] == [0] * (15 - count)
             loaded += count
@@ -157,7 +158,7 @@ def still_valid(order: RowGroups, name: str, place: tuple[int, ...], value: int)
     if name == "rounds" and place[1] == 15:
         # Columns that nothing meets, with no round of the group behind them that would begin elsewhere.
         ends_group = place[0] + 1 in order.starts.tolist()
-        return ends_group and value >> 8 == last >> 8 and count < value & 255 <= min(15, order.ring_columns)
+        return ends_group and value >> 8 == last >> 8 and count < value & 255 <= round_columns(order.ring_columns)
     if name == "rounds":
         return place[1] >= count  # means nothing
     if name == "entries" and place[2] == 1 and 0 <= value < count and order.entries[place].item() >= 0:
@@ -182,9 +183,11 @@ def test_orders_with_one_thing_wrong_do_not_cover() -> None:
     assert not covers(with_rows([0, 1], [3, -1, 2]), crow, col)  # a slot without a row before one with a row
     assert not covers(with_rows([0, 1], [3, 2, *[-1] * 9, -2]), crow, col)
     word = order.rounds[-1, 15].item()
-    for count, valid in ((word, True), (15, True), (16, False), (0, False), (word | 1 << 8, False)):
+    rest = word >> 8 << 8
+    counts = [(rest | count, valid) for count, valid in ((1, True), (6, True), (7, False), (0, False))]
+    for last, valid in (*counts, (word, True), (word + (1 << 8), False), (word + (1 << 16), False)):
         rounds = order.rounds.clone()
-        rounds[-1, 15] = count
+        rounds[-1, 15] = last
         assert covers(order._replace(rounds=rounds), crow, col) == valid
     # A round of no column that takes nothing.
     idle = [torch.cat([part, part[-1:] * 0 + fill]) for part, fill in ((order.rounds, 0), (order.entries, -1))]
@@ -225,9 +228,9 @@ def test_torchs_default_device_is_left_alone() -> None:
 
 def test_rounds_go_around_the_ring() -> None:
     matrix = Matrix([[3 * row, 3 * row + 1, 3 * row + 2] for row in range(6)], 18, slots=12, ring_columns=20)
-    assert [word >> 8 for word in matrix.order().rounds[:, 15].tolist()] == [0, 6, 12]
+    assert [word >> 8 & 255 for word in matrix.order().rounds[:, 15].tolist()] == [0, 6, 12]
     matrix = Matrix([[5 * row + i for i in range(5)] for row in range(6)], 30, slots=12, ring_columns=20)
-    assert [word >> 8 for word in matrix.order().rounds[:, 15].tolist()] == [0, 6, 12, 18, 4]
+    assert [word >> 8 & 255 for word in matrix.order().rounds[:, 15].tolist()] == [0, 6, 12, 18, 4]
 
 
 @pytest.mark.parametrize(("ring_columns", "most"), [(1, 1), (2, 1), (5, 1), (15, 5), (37, 12), (44, 14), (60, 15)])
@@ -338,14 +341,16 @@ def test_no_other_count_is_done_sooner(block_rows: int, slots: int, clusters: in
 def test_kernels_read_records_as_they_are_written(block: int) -> None:
     source = render(find_spec(f"h100_bsr_spmm_b{block}_gathered"))
     assert f"kRoundColumns = {ROUND_COLUMNS};" in source
-    assert f"count = last & {(1 << COUNT_BITS) - 1}, first = last >> {COUNT_BITS};" in source
-    assert f"* kRecordWords + kRoundColumns] >> {COUNT_BITS})" in source
+    mask = (1 << COUNT_BITS) - 1
+    assert f"count = last & {mask}, first = last >> {COUNT_BITS} & {mask}, place = first +" in source
+    assert f"* kRecordWords + kRoundColumns] >> {COUNT_BITS} & {mask}) + " in source
+    assert (f"taken = last >> {2 * COUNT_BITS}," in source) == (block == 16)
 
 
 def test_a_block_meets_a_column_of_its_round() -> None:
     crow, col = torch.tensor([0, 1]), torch.tensor([0])
     order = gather_rows(crow, col, 3, slots=12, groups=1, ring_columns=20)
-    assert order.rounds[0, 15] == 1 and covers(order, crow, col)
+    assert order.rounds[0, 15] == 1 | 1 << 16 and covers(order, crow, col)
     behind = order.entries.clone()
     behind[0, 0, 1] = 1  # 0 as well, but it means nothing: it is not loaded
     assert not covers(order._replace(entries=behind), crow, col)

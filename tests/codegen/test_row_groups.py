@@ -120,12 +120,52 @@ def test_groups_are_even_and_fill_the_first_slots(matrix: Matrix) -> None:
     assert sorted(row for group in groups for row in group) == list(range(len(matrix.rows)))
     sizes = [len(group) for group in groups]
     assert max(sizes) - min(sizes) <= 1
-    # A group begins with the longest row that no group has yet, and without blocks it has no rounds.
-    lengths = [[len(matrix.rows[row]) for row in group] for group in groups]
-    for number, group in enumerate(lengths):
-        assert not group or group[0] == max(length for later in lengths[number:] for length in later)
+    # As many rounds as its longest row has blocks at least, and none without blocks.
+    for number, group in enumerate(groups):
+        longest = max((len(matrix.rows[row]) for row in group), default=0)
         rounds = int(order.starts[number + 1] - order.starts[number])
-        assert rounds >= max(group, default=0) and (rounds > 0) == any(group)
+        assert rounds >= longest and (rounds > 0) == (longest > 0)
+
+
+def distinct(rows: torch.Tensor, lists: list[list[int]]) -> list[int]:
+    """Return how many different columns the rows of each group have."""
+    return [len({column for row in group if row >= 0 for column in lists[row]}) for group in rows.tolist()]
+
+
+@given(matrix=matrices(), data=st.data())
+def test_exchanges_leave_fewer_columns_and_no_longer_rows(matrix: Matrix, data: st.DataObject) -> None:
+    lists = [sorted(set(row)) for row in matrix.rows]
+    lengths = torch.tensor([len(row) for row in lists])
+    listed = torch.tensor([column for row in lists for column in row], dtype=torch.int64)
+    order = data.draw(st.permutations(range(len(lists))))
+    before = torch.full((matrix.groups, matrix.slots), -1)
+    for number, row in enumerate(order):
+        before[number % matrix.groups, number // matrix.groups] = row
+    after = row_groups._exchange_rows(before, lengths, listed)
+    assert torch.equal(after >= 0, before >= 0)
+    assert sorted(after[after >= 0].tolist()) == list(range(len(lists)))
+    assert sum(distinct(after, lists)) <= sum(distinct(before, lists))
+    for old, new in zip(before.tolist(), after.tolist(), strict=True):
+        old_longest, new_longest = (
+            max((len(lists[row]) for row in rows if row >= 0), default=0) for rows in (old, new)
+        )
+        assert new_longest <= old_longest
+
+
+def test_rows_find_the_group_that_has_their_columns() -> None:
+    lists = [[10 * (row // 24) + i for i in range(8)] for row in range(96)]  # four kinds, with columns of their own
+    before = torch.arange(96).view(4, 24)
+    before[0, 0], before[1, 0], before[2, 5], before[3, 7] = 24, 0, 3 * 24 + 7, 2 * 24 + 5
+    listed, lengths = torch.tensor(lists).flatten(), torch.full((96,), 8)
+    assert distinct(before, lists) == [16] * 4
+    assert distinct(row_groups._exchange_rows(before, lengths, listed), lists) == [8] * 4
+
+
+def test_neighbours_share_columns() -> None:
+    wants = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
+    order = row_groups._in_pairs(wants).tolist()
+    assert sorted(order) == list(range(5)) and order[4] == 2
+    assert {frozenset(order[:2]), frozenset(order[2:4])} == {frozenset({0, 4}), frozenset({1, 3})}
 
 
 @given(matrix=matrices())

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f9c939894fa5c29a7056ebdfed9f8bac2cb6012ae8fb9333589056ebfe67774a
+// seal: sha256 c3bd77b8639f1c983e06d229fec73a5898123a8193c57c2bcd81b697438d67ac
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -324,8 +324,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
 }
 
 // A position in the ring of packets: the stage, and the parity of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. Producers wait at `packet` and
+// `rows` for an earlier one; that before the first of a fresh barrier counts as ended, so the first pass waits for
+// nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -405,8 +406,8 @@ struct RoundWalk {
   }
 };
 
-// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. They come one after the other
-// from the L2: so each is asked for kRecords rounds ahead, in a register that no other one is copied to.
+// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is asked for kRecords
+// rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
 template <typename Load>
 __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   RingPosition position;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a1f8850c6ded0c9551b02e776d819419c74ab2c36a5f8301d583903ed6d8f2a4
+// seal: sha256 291890d9c9fffca3198769f505c3c620f2274d2304531c5cc5f4f46d360a2f0f
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -350,8 +350,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
 }
 
 // A position in the ring of packets: the stage, and the parity of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. Producers wait at `packet` and
+// `rows` for an earlier one; that before the first of a fresh barrier counts as ended, so the first pass waits for
+// nobody.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -431,8 +432,8 @@ struct RoundWalk {
   }
 };
 
-// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. They come one after the other
-// from the L2: so each is asked for kRecords rounds ahead, in a register that no other one is copied to.
+// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is asked for kRecords
+// rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
 template <typename Load>
 __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   RingPosition position;

@@ -308,7 +308,7 @@ def test_a_column_that_others_make_needless_waits() -> None:
 
 @pytest.mark.parametrize(
     ("block_rows", "length", "slots", "most_rounds", "most_loads"),
-    [(512, 16, 24, 19.8, 212), (512, 64, 24, 65.5, 500), (256, 16, 12, 22.6, 109)],
+    [(512, 16, 24, 19.3, 204), (512, 64, 24, 65.5, 488), (256, 16, 12, 22.0, 105)],
 )
 def test_few_rounds_and_few_loads(
     block_rows: int, length: int, slots: int, most_rounds: float, most_loads: float

@@ -109,9 +109,9 @@ def gather_rows(
 ) -> RowGroups:
     """Form groups of block rows and put their stored blocks in rounds, on the CPU (synchronises).
 
-    The same matrix gives the same result. The columns of a row may be in any order; one that is listed more than once
-    is a stored block each time, taken in a round of its own. A column that the matrix does not have counts as the one
-    behind its last.
+    The same matrix gives the same result, on one machine. The columns of a row may be in any order; one that is listed
+    more than once is a stored block each time, taken in a round of its own. A column that the matrix does not have
+    counts as the one behind its last.
 
     Args:
         crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c3bd77b8639f1c983e06d229fec73a5898123a8193c57c2bcd81b697438d67ac
+// seal: sha256 033c4c145b8f8a40bbe444f894e02037ef850540b83ab591d22cde53f91ce61b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -102,8 +102,7 @@ constexpr uint32 kHasBlock = 1 << 7;
 constexpr int kNumberShift = 8;         // above: which block of the packet it has
 static_assert(kZerosOffset == kBOffset + kRingColumns * kBColumnBytes && kRingColumns <= kPlace);
 static_assert(kWarpSlots == 2, "the slots of a warp are the halves of a word");
-constexpr int kWordsBytes = 2 * 4 * kConsumerWarps;  // of a packet
-static_assert(kWordsBytes % (16 * kCluster) == 0 && kABlockBytes % (16 * kCluster) == 0);
+constexpr int kWordsBytes = 96;  // of a packet: a word for each consumer warp and round
 
 // Launch: 512 threads a block, 230496 bytes of dynamic shared memory, clusters of 2.
 // Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
@@ -493,7 +492,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
   for_each_round(p, [&](int record, int last, const RingPosition& position) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
-    const int taken = last >> 16, part_bytes = (kWordsBytes + taken * kABlockBytes) / kCluster;
+    const int blocks = last >> 16, part_bytes = (kWordsBytes + blocks * kABlockBytes) / kCluster;
     const int part = blockIdx.x % kCluster * part_bytes;
     const uint32 full = base + kFullBarrier + 8 * position.stage;
     mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);
@@ -515,8 +514,9 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
 }
 
 // Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
-// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one. Barriers of
-// other stages are 8 bytes further on each.
+// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one, whose own
+// addresses are among those of the cluster (PTX ISA, "State spaces"). Barriers of other stages are 8 bytes further on
+// each.
 __device__ __forceinline__ uint32 hand_back_to(uint32 base) {
   const int lane = threadIdx.x % 32;
   return lane < kCluster ? map_shared(base + kPacketBarrier, lane) : base + kRowsBarrier;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 291890d9c9fffca3198769f505c3c620f2274d2304531c5cc5f4f46d360a2f0f
+// seal: sha256 bfde966d6d4bd07ddc7ebe23aab6d17d3d5d7bc43093fe88f224f5691a623521
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -541,8 +541,9 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
 }
 
 // Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
-// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one. Barriers of
-// other stages are 8 bytes further on each.
+// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one, whose own
+// addresses are among those of the cluster (PTX ISA, "State spaces"). Barriers of other stages are 8 bytes further on
+// each.
 __device__ __forceinline__ uint32 hand_back_to(uint32 base) {
   const int lane = threadIdx.x % 32;
   return lane < kCluster ? map_shared(base + kPacketBarrier, lane) : base + kRowsBarrier;

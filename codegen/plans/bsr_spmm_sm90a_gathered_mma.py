@@ -16,6 +16,7 @@ from codegen.spec import BsrSpmmSpec
 
 MMA_COLUMNS, MMA_DEPTH = 8, 16  # of C, and of A, of one mma.sync
 WARPS = CONSUMERS * WARPGROUP // 32  # that compute
+WORD_BYTES = 4  # of a packet, for each warp and round: what its slots do, in halves
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -38,7 +39,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
-        values={},
+        values={"words_bytes": 2 * WARPS * WORD_BYTES},  # of a round and the next
         a_element="uint32",
         tile=f"{ROWS} x {COLUMNS} of C",
         consumers=f"{WARPS} consumer warps (mma.sync)",

@@ -718,6 +718,11 @@ def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, co
     if rows == 16:
         assert plan.template == "bsr_spmm/sm90a_gathered_mma.cu.j2"
         assert values["kConsumerWarps"] * values["kWarpSlots"] == values["kTileSlots"]
+        # A packet of any number of blocks is two parts in pieces of 16 bytes; a full one has room.
+        words = plan.values["words_bytes"]
+        assert isinstance(words, int) and words == 2 * 4 * values["kConsumerWarps"]
+        assert words % (2 * 16) == values["kABlockBytes"] % (2 * 16) == 0
+        assert words + values["kTileSlots"] * values["kABlockBytes"] <= values["kPacketBytes"]
         assert values["kSteps"] * values["kStepBytes"] == values["kABlockBytes"] == rows * cols * 2
         assert regions["C"].bytes == values["kConsumerWarps"] * values["kCGroupBytes"]
     else:

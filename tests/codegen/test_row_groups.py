@@ -384,7 +384,7 @@ def test_kernels_read_records_as_they_are_written(block: int) -> None:
     mask = (1 << COUNT_BITS) - 1
     assert f"count = last & {mask}, first = last >> {COUNT_BITS} & {mask}, place = first +" in source
     assert f"* kRecordWords + kRoundColumns] >> {COUNT_BITS} & {mask}) + " in source
-    assert (f"taken = last >> {2 * COUNT_BITS}," in source) == (block == 16)
+    assert (f"blocks = last >> {2 * COUNT_BITS}," in source) == (block == 16)
 
 
 def test_a_block_meets_a_column_of_its_round() -> None:

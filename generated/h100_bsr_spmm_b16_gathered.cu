@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 033c4c145b8f8a40bbe444f894e02037ef850540b83ab591d22cde53f91ce61b
+// seal: sha256 90d48d692e6fd28fd98f8476b48643d482e00c1794629721ccde8091012c3737
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -298,9 +298,24 @@ __device__ __forceinline__ uint32 half_word(const Params& p, int64 round) {
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b16_gathered_pack_a(const __grid_constant__ Params p) {
   constexpr int kBlockChunks = kABlockBytes / 16, kRowWords = kBlockCols / 2;
+  constexpr int kShare = kTileSlots * kBlockChunks / kPackThreads;  // chunks of a thread
+  static_assert(kShare * kPackThreads == kTileSlots * kBlockChunks && kBlockChunks % 32 == 0);
   __shared__ uint32 halves[32];  // of this round
   const int64 round = blockIdx.x;
+  const int lane = threadIdx.x % 32;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
+
+  // A thread asks for all its elements at once, and for them before words are worked out.
+  uint4 elements[kShare];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    const int chunk = threadIdx.x + i * kPackThreads, step = chunk % kBlockChunks / 32;
+    const int block = p.entries[round * kTileSlots + chunk / kBlockChunks].x;
+    if (block >= 0) {
+      const uint32* from = p.a + (static_cast<int64>(block) * kBlockRows + lane / 4) * kRowWords + step * 8 + lane % 4;
+      elements[i] = make_uint4(from[0], from[8 * kRowWords], from[4], from[8 * kRowWords + 4]);
+    }
+  }
   if (threadIdx.x < 64) {
     const int after = threadIdx.x / 32, slot = threadIdx.x % 32;
     const uint32 half = half_word(p, round + after < gridDim.x ? round + after : round);
@@ -311,14 +326,13 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < kTileSlots * kBlockChunks; i += kPackThreads) {
-    const int slot = i / kBlockChunks, chunk = i % kBlockChunks, step = chunk / 32, lane = i % 32;
-    const uint32 half = halves[slot];
-    if (!(half & kHasBlock)) continue;
-    const int64 row = static_cast<int64>(p.entries[round * kTileSlots + slot].x) * kBlockRows + lane / 4;
-    const uint32* from = p.a + row * kRowWords + step * 8 + lane % 4;
-    packet[kWordsBytes / 16 + (half >> kNumberShift) * kBlockChunks + chunk] =
-        make_uint4(from[0], from[8 * kRowWords], from[4], from[8 * kRowWords + 4]);
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    const int chunk = threadIdx.x + i * kPackThreads;
+    const uint32 half = halves[chunk / kBlockChunks];
+    if (half & kHasBlock) {
+      packet[kWordsBytes / 16 + (half >> kNumberShift) * kBlockChunks + chunk % kBlockChunks] = elements[i];
+    }
   }
 }
 
@@ -513,6 +527,20 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
   }
 }
 
+// What a consumer warp has to know of a tile. It is asked for before C of the tile before is stored; in vain after the
+// last tile.
+struct TileRows {
+  int first_round, end_round;
+  int rows;  // lane i: block row of the i-th of the warp's slots, and of these again behind the last one
+
+  __device__ __forceinline__ void ask(const Params& p, int tile, int lane_slot) {
+    const int group = tile % p.groups;
+    first_round = __ldg(p.round_starts + group);
+    end_round = __ldg(p.round_starts + group + 1);
+    rows = __ldg(p.slot_rows + group * kTileSlots + lane_slot);
+  }
+};
+
 // Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
 // each thread block of the cluster, as all of them load into it, the next one the rows of B in this one, whose own
 // addresses are among those of the cluster (PTX ISA, "State spaces"). Barriers of other stages are 8 bytes further on
@@ -592,12 +620,14 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const uint32 lane_offset = lane % 16 * kRowBytes + (lane / 16 ^ lane % 8) * 16;
   const unsigned char* blocks = shared + kPacketsOffset + kWordsBytes + lane * 16;
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warp * kCGroupBytes;
+  const int lane_slot = warp * kWarpSlots + lane % kWarpSlots, clusters = gridDim.x / kCluster;
   RingPosition position;
+  TileRows next;
+  next.ask(p, blockIdx.x / kCluster, lane_slot);
 
-  for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
-    const int group = tile % p.groups, c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
-    const int rounds = __ldg(p.round_starts + group + 1) - __ldg(p.round_starts + group);
-    const int rows = __ldg(p.slot_rows + group * kTileSlots + warp * kWarpSlots + lane % kWarpSlots);
+  for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += clusters) {
+    const int c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
+    const int rounds = next.end_round - next.first_round, rows = next.rows;
     // Slots are filled from the first: a warp whose first slot has no block row has none.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kWarpSlots][kTileGroups][kGroupTiles][4];
@@ -622,6 +652,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
       position.advance();
     }
 
+    next.ask(p, tile + clusters, lane_slot);
     // Store C, one column group of a block row at a time; the ends of C clip the stores.
 #pragma unroll
     for (int slot = 0; slot < kWarpSlots; ++slot) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bfde966d6d4bd07ddc7ebe23aab6d17d3d5d7bc43093fe88f224f5691a623521
+// seal: sha256 2fc4e7da401b4fc9981ec4927762f9f459fb315582716f07dbe0a02c750925b2
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -331,15 +331,25 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b32_gathered_pack_a(const __grid_constant__ Params p) {
   constexpr int kBlockChunks = kABlockBytes / 16, kRowChunks = kARowBytes / 16;
+  constexpr int kShare = kTileSlots * kBlockChunks / kPackThreads;  // chunks of a thread
+  static_assert(kShare * kPackThreads == kTileSlots * kBlockChunks);
   const int64 round = blockIdx.x;
   const int2* entries = p.entries + round * kTileSlots;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
-  for (int i = threadIdx.x; i < kTileSlots * kBlockChunks; i += kPackThreads) {
-    const int slot = i / kBlockChunks, chunk = i % kBlockChunks, row = chunk / kRowChunks;
-    const int block = entries[slot].x;
-    const uint4 elements = block < 0 ? make_uint4(0, 0, 0, 0) : p.a[static_cast<int64>(block) * kBlockChunks + chunk];
+
+  // A thread asks for all its elements at once.
+  uint4 elements[kShare];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    const int chunk = threadIdx.x + i * kPackThreads, block = entries[chunk / kBlockChunks].x;
+    elements[i] = make_uint4(0, 0, 0, 0);
+    if (block >= 0) elements[i] = p.a[static_cast<int64>(block) * kBlockChunks + chunk % kBlockChunks];
+  }
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    const int chunk = threadIdx.x + i * kPackThreads, row = chunk % kBlockChunks / kRowChunks;
     const int place = chunk % kRowChunks ^ row / (128 / kARowBytes) % kRowChunks;  // in its row, swizzled
-    packet[slot * kBlockChunks + row * kRowChunks + place] = elements;
+    packet[chunk / kRowChunks * kRowChunks + place] = elements[i];
   }
   if (threadIdx.x < kTileSlots) {
     const int column = entries[threadIdx.x].y;
@@ -540,6 +550,20 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
   }
 }
 
+// What a consumer warp has to know of a tile. It is asked for before C of the tile before is stored; in vain after the
+// last tile.
+struct TileRows {
+  int first_round, end_round;
+  int rows;  // lane i: block row of the i-th of the warp's slots, and of these again behind the last one
+
+  __device__ __forceinline__ void ask(const Params& p, int tile, int lane_slot) {
+    const int group = tile % p.groups;
+    first_round = __ldg(p.round_starts + group);
+    end_round = __ldg(p.round_starts + group + 1);
+    rows = __ldg(p.slot_rows + group * kTileSlots + lane_slot);
+  }
+};
+
 // Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
 // each thread block of the cluster, as all of them load into it, the next one the rows of B in this one, whose own
 // addresses are among those of the cluster (PTX ISA, "State spaces"). Barriers of other stages are 8 bytes further on
@@ -600,12 +624,14 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const int places_offset = kPacketsOffset + kTileSlots * kABlockBytes + warpgroup * kSlots * 4;
   const uint32 a_descriptor = wgmma_descriptor(base + blocks_offset, 0), b_descriptor = wgmma_descriptor(base, 0);
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
+  const int lane_slot = warpgroup * kSlots + lane % kSlots, clusters = gridDim.x / kCluster;
   RingPosition position;
+  TileRows next;
+  next.ask(p, blockIdx.x / kCluster, lane_slot);
 
-  for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += gridDim.x / kCluster) {
-    const int block_group = tile % p.groups, c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
-    const int rounds = __ldg(p.round_starts + block_group + 1) - __ldg(p.round_starts + block_group);
-    const int rows = __ldg(p.slot_rows + block_group * kTileSlots + warpgroup * kSlots + lane % kSlots);
+  for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += clusters) {
+    const int c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
+    const int rounds = next.end_round - next.first_round, rows = next.rows;
     // Slots are filled from the first: a warpgroup whose first slot has no block row has none.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kSlots][kTileGroups][kAccumulators];
@@ -638,6 +664,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
       position.advance();
     }
 
+    next.ask(p, tile + clusters, lane_slot);
     // Store C, kStagingSlots block rows at a time; the ends of C clip the stores.
 #pragma unroll
     for (int first = 0; first < kSlots; first += kStagingSlots) {

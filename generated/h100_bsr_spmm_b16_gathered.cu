@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 90d48d692e6fd28fd98f8476b48643d482e00c1794629721ccde8091012c3737
+// seal: sha256 73d7b26b304773b168cd59c3cbfcf6c590ee03091822cac66c475d84ff8790f0
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -622,12 +622,12 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warp * kCGroupBytes;
   const int lane_slot = warp * kWarpSlots + lane % kWarpSlots, clusters = gridDim.x / kCluster;
   RingPosition position;
-  TileRows next;
-  next.ask(p, blockIdx.x / kCluster, lane_slot);
+  TileRows next_rows;
+  next_rows.ask(p, blockIdx.x / kCluster, lane_slot);
 
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += clusters) {
     const int c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
-    const int rounds = next.end_round - next.first_round, rows = next.rows;
+    const int rounds = next_rows.end_round - next_rows.first_round, rows = next_rows.rows;
     // Slots are filled from the first: a warp whose first slot has no block row has none.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kWarpSlots][kTileGroups][kGroupTiles][4];
@@ -652,7 +652,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
       position.advance();
     }
 
-    next.ask(p, tile + clusters, lane_slot);
+    next_rows.ask(p, tile + clusters, lane_slot);
     // Store C, one column group of a block row at a time; the ends of C clip the stores.
 #pragma unroll
     for (int slot = 0; slot < kWarpSlots; ++slot) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2fc4e7da401b4fc9981ec4927762f9f459fb315582716f07dbe0a02c750925b2
+// seal: sha256 f42e011352d41fe2981b26ec5d6a481ded131ca363f1526c0ca0971145af476d
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -626,12 +626,12 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
   const int lane_slot = warpgroup * kSlots + lane % kSlots, clusters = gridDim.x / kCluster;
   RingPosition position;
-  TileRows next;
-  next.ask(p, blockIdx.x / kCluster, lane_slot);
+  TileRows next_rows;
+  next_rows.ask(p, blockIdx.x / kCluster, lane_slot);
 
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += clusters) {
     const int c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
-    const int rounds = next.end_round - next.first_round, rows = next.rows;
+    const int rounds = next_rows.end_round - next_rows.first_round, rows = next_rows.rows;
     // Slots are filled from the first: a warpgroup whose first slot has no block row has none.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kSlots][kTileGroups][kAccumulators];
@@ -664,7 +664,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
       position.advance();
     }
 
-    next.ask(p, tile + clusters, lane_slot);
+    next_rows.ask(p, tile + clusters, lane_slot);
     // Store C, kStagingSlots block rows at a time; the ends of C clip the stores.
 #pragma unroll
     for (int first = 0; first < kSlots; first += kStagingSlots) {

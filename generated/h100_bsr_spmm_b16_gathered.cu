@@ -4,22 +4,23 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 73d7b26b304773b168cd59c3cbfcf6c590ee03091822cac66c475d84ff8790f0
+// seal: sha256 10f6eadff5698ba02634e3296ee7efd6a55b6316b7e7cf12d190cc468afe6ca6
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
 // Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
 // of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
 // with the order in which a tile goes through their block columns: in rounds, in each of which every block row takes
-// one of its blocks, at a column whose rows of B are in shared memory. So a round always multiplies for the same
-// accumulators. Only where it reads B differs, and whether a warp reads it once for both of its block rows.
+// one of its blocks, at a column whose rows of B are in shared memory, since this round or an earlier one. So a round
+// always multiplies for the same accumulators. Only where it reads B differs, and whether a warp reads it once for both
+// of its block rows.
 //
 // A block of A is as high as an mma.sync. A wgmma would be quicker with columns of B as its 64 rows, but wants a
 // descriptor in uniform registers for each block, and putting it there costs more than is gained.
 //
 // Who does what
 //   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
-//     reads A, rounds and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
+//     reads A and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   the first kConsumerWarps warps  consumers. Each keeps the products of its block rows in registers
 //   the last kProducerWarps warps   producers. One loads packets, the others share the rows of B of a round
 //
@@ -34,11 +35,13 @@
 // Symbols
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
-//   record       of a round: its block columns, how many they are, the place in the ring of rows of B that those of the
-//                first one have, and how many slots have a block
+//   record       of a round: the block columns that it loads, how many they are, the place in the ring of rows of B
+//                that those of the first one have, how many slots have a block, and how many of the places taken last
+//                the rounds behind it still need
 //   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
-//   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
+//   round        one block of each slot; and the rows of B of up to kRoundColumns block columns, which no round before
+//                needed
 //   packet       of a round: a word for each consumer warp, one for its next round, which it knows before that comes,
 //                then the blocks that slots have, one behind the other, as the lanes want their elements
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled
@@ -70,6 +73,8 @@ constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
+constexpr int kPackChunks = 3;  // chunks of A for each of them
+constexpr int kBlockChunks = 32;  // chunks of 16 bytes of a block of A
 constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 512;  // bytes of a block of A
@@ -82,6 +87,7 @@ constexpr int kWarpSlots = 2;  // slots of a warp
 constexpr int kSteps = 1;  // steps of 16 columns of a block of A
 constexpr int kStepBytes = 512;  // bytes of one of them
 constexpr int kGroupTiles = 8;  // mma.syncs side by side in a column group, 8 columns each
+constexpr int kARowWords = 8;  // words of a row of A
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230496 bytes. Byte offsets:
@@ -112,8 +118,8 @@ struct Params {
   TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const uint32* a;  // stored blocks of A
-  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16
-  const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
+  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24
+  const int2* entries;  // of each round and slot: stored block, place of the rows of B that it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
   uint4* packets;  // of each round: blocks of A and the places of their rows of B
@@ -285,11 +291,10 @@ __device__ __forceinline__ uint32 half_word(const Params& p, int64 round) {
   const int slot = threadIdx.x % 32;
   const int2 entry = slot < kTileSlots ? p.entries[round * kTileSlots + slot] : make_int2(-1, -1);
   const uint32 have = __ballot_sync(0xFFFFFFFF, entry.x >= 0), before = have & (1u << slot) - 1;
-  const int next_column = __shfl_down_sync(0xFFFFFFFF, entry.y, 1);
+  const int next_place = __shfl_down_sync(0xFFFFFFFF, entry.y, 1);
   if (entry.x < 0) return kRingColumns;
-  const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8 & 255) + entry.y) % kRingColumns;
-  const bool shares_rows = slot % kWarpSlots == 0 && next_column == entry.y;
-  return place | (shares_rows ? kSharesRows : 0) | kHasBlock | __popc(before) << kNumberShift;
+  const bool shares_rows = slot % kWarpSlots == 0 && next_place == entry.y;
+  return entry.y | (shares_rows ? kSharesRows : 0) | kHasBlock | __popc(before) << kNumberShift;
 }
 
 // Packs a round: its words, those of the round after it, and the blocks that its slots have. Of each step of a block 16
@@ -297,23 +302,20 @@ __device__ __forceinline__ uint32 half_word(const Params& p, int64 round) {
 // c + 9 (c = 2 (lane % 4)).
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b16_gathered_pack_a(const __grid_constant__ Params p) {
-  constexpr int kBlockChunks = kABlockBytes / 16, kRowWords = kBlockCols / 2;
-  constexpr int kShare = kTileSlots * kBlockChunks / kPackThreads;  // chunks of a thread
-  static_assert(kShare * kPackThreads == kTileSlots * kBlockChunks && kBlockChunks % 32 == 0);
   __shared__ uint32 halves[32];  // of this round
   const int64 round = blockIdx.x;
   const int lane = threadIdx.x % 32;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
 
   // A thread asks for all its elements at once, and for them before words are worked out.
-  uint4 elements[kShare];
+  uint4 elements[kPackChunks];
 #pragma unroll
-  for (int i = 0; i < kShare; ++i) {
+  for (int i = 0; i < kPackChunks; ++i) {
     const int chunk = threadIdx.x + i * kPackThreads, step = chunk % kBlockChunks / 32;
     const int block = p.entries[round * kTileSlots + chunk / kBlockChunks].x;
     if (block >= 0) {
-      const uint32* from = p.a + (static_cast<int64>(block) * kBlockRows + lane / 4) * kRowWords + step * 8 + lane % 4;
-      elements[i] = make_uint4(from[0], from[8 * kRowWords], from[4], from[8 * kRowWords + 4]);
+      const uint32* from = p.a + (static_cast<int64>(block) * kBlockRows + lane / 4) * kARowWords + step * 8 + lane % 4;
+      elements[i] = make_uint4(from[0], from[8 * kARowWords], from[4], from[8 * kARowWords + 4]);
     }
   }
   if (threadIdx.x < 64) {
@@ -327,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kShare; ++i) {
+  for (int i = 0; i < kPackChunks; ++i) {
     const int chunk = threadIdx.x + i * kPackThreads;
     const uint32 half = halves[chunk / kBlockChunks];
     if (half & kHasBlock) {
@@ -444,23 +446,24 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
 }
 
 // Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
-// group begins at the first place: places that are skipped count to the round before.
+// group begins at the first place: places that are skipped are free when the round before is done.
 struct ColumnRing {
-  int head = 0;    // the place after the last round's
-  int taken = 0;   // places taken until now, in all passes over the ring
-  int begins = 0;  // lane i: how many were taken before the last round but i
+  int head = 0;   // the place after the last round's
+  int taken = 0;  // places taken until now, in all passes over the ring
+  int free = 0;   // lane i: how many of them nobody needs any more when the last round but i is done
 
-  // Takes the places of a round of `count` columns that begins at place `first`. Returns how many rounds back the one
-  // is that must be done before: the last one of this stage, or a later one whose places are needed.
-  __device__ __forceinline__ int take(int first, int count) {
+  // Takes the places of a round of `count` columns that begins at place `first`. Rounds behind it need the last `kept`
+  // of all places taken then. Returns how many rounds back the one is that must be done before: the last one of this
+  // stage, or a later one with which enough places are free.
+  __device__ __forceinline__ int take(int first, int count, int kept) {
     const int lane = threadIdx.x % 32;
     if (first != head) taken += kRingColumns - head;
-    const uint32 needed = __ballot_sync(0xFFFFFFFF, begins < taken + count - kRingColumns);
-    const int before = __shfl_up_sync(0xFFFFFFFF, begins, 1);
-    begins = lane == 0 ? taken : before;
+    const int enough = __popc(__ballot_sync(0xFFFFFFFF, free >= taken + count - kRingColumns));
+    const int before = __shfl_up_sync(0xFFFFFFFF, free, 1);
     taken += count;
+    free = lane == 0 ? taken - kept : before;
     head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
-    return __ffs(needed | 1 << (kStages - 1));
+    return enough == 0 ? 1 : enough < kStages ? enough : kStages;
   }
 };
 
@@ -469,7 +472,8 @@ struct ColumnRing {
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
   for_each_round(p, [&](int record, int last, const RingPosition& position) {
-    const int count = last & 255, first = last >> 8 & 255, place = first + static_cast<int>(threadIdx.x % 32);
+    const int count = last & 255, first = last >> 8 & 255, kept = last >> 24;
+    const int place = first + static_cast<int>(threadIdx.x % 32);
     const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
     const uint32 lane_to = base + kBOffset + (place < kRingColumns ? place : place - kRingColumns) * kBColumnBytes;
     uint32 to[kWarpColumns];
@@ -480,7 +484,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
       b_rows[j] = __shfl_sync(0xFFFFFFFF, record * kBlockCols, j * kColumnWarps + warp);
     }
     const int mine = (count + kColumnWarps - 1 - warp) / kColumnWarps;
-    const int stage = position.stage - ring.take(first, count);
+    const int stage = position.stage - ring.take(first, count, kept);
     const bool before = stage < 0;  // in the pass over the stages before this one
     mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
     if (elect()) {
@@ -506,7 +510,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
   for_each_round(p, [&](int record, int last, const RingPosition& position) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
-    const int blocks = last >> 16, part_bytes = (kWordsBytes + blocks * kABlockBytes) / kCluster;
+    const int blocks = last >> 16 & 255, part_bytes = (kWordsBytes + blocks * kABlockBytes) / kCluster;
     const int part = blockIdx.x % kCluster * part_bytes;
     const uint32 full = base + kFullBarrier + 8 * position.stage;
     mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);

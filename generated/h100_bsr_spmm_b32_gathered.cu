@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f42e011352d41fe2981b26ec5d6a481ded131ca363f1526c0ca0971145af476d
+// seal: sha256 8006fcdc6f6a0086657b68721f71d97a38b40ae68bc212fac01ee07f7f72c457
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -14,12 +14,12 @@
 // Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
 // of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
 // with the order in which a tile goes through their block columns: in rounds, in each of which every block row takes
-// one of its blocks, at a column whose rows of B are in shared memory. So the products of a round are always the same
-// instructions on the same accumulators, and only where they read B differs.
+// one of its blocks, at a column whose rows of B are in shared memory, since this round or an earlier one. So the
+// products of a round are always the same instructions on the same accumulators, and only where they read B differs.
 //
 // Who does what
 //   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
-//     reads A, rounds and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
+//     reads A and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, and keeps their products in registers
 //   the last warpgroup producer. One of its warps loads packets, the others share the rows of B of a round
 //
@@ -38,11 +38,13 @@
 // Symbols
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
-//   record       of a round: its block columns, how many they are, the place in the ring of rows of B that those of the
-//                first one have, and how many slots have a block
+//   record       of a round: the block columns that it loads, how many they are, the place in the ring of rows of B
+//                that those of the first one have, how many slots have a block, and how many of the places taken last
+//                the rounds behind it still need
 //   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
-//   round        one block of each slot, and the rows of B of up to kRoundColumns block columns
+//   round        one block of each slot; and the rows of B of up to kRoundColumns block columns, which no round before
+//                needed
 //   packet       of a round: the blocks of all slots, and for each of them where its rows of B are
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                64 bytes there
@@ -77,6 +79,8 @@ constexpr int kWarpColumns = 2;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
+constexpr int kPackChunks = 6;  // chunks of A for each of them
+constexpr int kBlockChunks = 128;  // chunks of 16 bytes of a block of A
 constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 2048;  // bytes of a block of A
@@ -89,6 +93,7 @@ constexpr int kSlots = 4;  // slots of a warpgroup
 constexpr int kStagingSlots = 1;  // of these, how many leave at a time
 constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
 constexpr int kARowBytes = 64;  // bytes of a row of a block of A
+constexpr int kARowChunks = 4;  // chunks of 16 bytes of one
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230984 bytes. Byte offsets:
@@ -114,8 +119,8 @@ struct Params {
   TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const uint4* a;  // stored blocks of A
-  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16
-  const int2* entries;  // of each round and slot: stored block, which column of the round it meets; or -1
+  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24
+  const int2* entries;  // of each round and slot: stored block, place of the rows of B that it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
   uint4* packets;  // of each round: blocks of A and the places of their rows of B
@@ -330,31 +335,27 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
 // 16 bytes from the beginning of shared memory. A slot without a block has zeros.
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b32_gathered_pack_a(const __grid_constant__ Params p) {
-  constexpr int kBlockChunks = kABlockBytes / 16, kRowChunks = kARowBytes / 16;
-  constexpr int kShare = kTileSlots * kBlockChunks / kPackThreads;  // chunks of a thread
-  static_assert(kShare * kPackThreads == kTileSlots * kBlockChunks);
   const int64 round = blockIdx.x;
   const int2* entries = p.entries + round * kTileSlots;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
 
   // A thread asks for all its elements at once.
-  uint4 elements[kShare];
+  uint4 elements[kPackChunks];
 #pragma unroll
-  for (int i = 0; i < kShare; ++i) {
+  for (int i = 0; i < kPackChunks; ++i) {
     const int chunk = threadIdx.x + i * kPackThreads, block = entries[chunk / kBlockChunks].x;
     elements[i] = make_uint4(0, 0, 0, 0);
     if (block >= 0) elements[i] = p.a[static_cast<int64>(block) * kBlockChunks + chunk % kBlockChunks];
   }
 #pragma unroll
-  for (int i = 0; i < kShare; ++i) {
-    const int chunk = threadIdx.x + i * kPackThreads, row = chunk % kBlockChunks / kRowChunks;
-    const int place = chunk % kRowChunks ^ row / (128 / kARowBytes) % kRowChunks;  // in its row, swizzled
-    packet[chunk / kRowChunks * kRowChunks + place] = elements[i];
+  for (int i = 0; i < kPackChunks; ++i) {
+    const int chunk = threadIdx.x + i * kPackThreads, row = chunk % kBlockChunks / kARowChunks;
+    const int place = chunk % kARowChunks ^ row / (128 / kARowBytes) % kARowChunks;  // in its row, swizzled
+    packet[chunk / kARowChunks * kARowChunks + place] = elements[i];
   }
   if (threadIdx.x < kTileSlots) {
-    const int column = entries[threadIdx.x].y;
-    const int place = ((p.rounds[round * kRecordWords + kRoundColumns] >> 8 & 255) + column) % kRingColumns;
-    const int from = column < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
+    const int place = entries[threadIdx.x].y;
+    const int from = place < 0 ? kZerosOffset : kBOffset + place * kBColumnBytes;
     reinterpret_cast<int*>(packet + kTileSlots * kBlockChunks)[threadIdx.x] = from >> 4;
   }
 }
@@ -467,23 +468,24 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
 }
 
 // Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
-// group begins at the first place: places that are skipped count to the round before.
+// group begins at the first place: places that are skipped are free when the round before is done.
 struct ColumnRing {
-  int head = 0;    // the place after the last round's
-  int taken = 0;   // places taken until now, in all passes over the ring
-  int begins = 0;  // lane i: how many were taken before the last round but i
+  int head = 0;   // the place after the last round's
+  int taken = 0;  // places taken until now, in all passes over the ring
+  int free = 0;   // lane i: how many of them nobody needs any more when the last round but i is done
 
-  // Takes the places of a round of `count` columns that begins at place `first`. Returns how many rounds back the one
-  // is that must be done before: the last one of this stage, or a later one whose places are needed.
-  __device__ __forceinline__ int take(int first, int count) {
+  // Takes the places of a round of `count` columns that begins at place `first`. Rounds behind it need the last `kept`
+  // of all places taken then. Returns how many rounds back the one is that must be done before: the last one of this
+  // stage, or a later one with which enough places are free.
+  __device__ __forceinline__ int take(int first, int count, int kept) {
     const int lane = threadIdx.x % 32;
     if (first != head) taken += kRingColumns - head;
-    const uint32 needed = __ballot_sync(0xFFFFFFFF, begins < taken + count - kRingColumns);
-    const int before = __shfl_up_sync(0xFFFFFFFF, begins, 1);
-    begins = lane == 0 ? taken : before;
+    const int enough = __popc(__ballot_sync(0xFFFFFFFF, free >= taken + count - kRingColumns));
+    const int before = __shfl_up_sync(0xFFFFFFFF, free, 1);
     taken += count;
+    free = lane == 0 ? taken - kept : before;
     head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
-    return __ffs(needed | 1 << (kStages - 1));
+    return enough == 0 ? 1 : enough < kStages ? enough : kStages;
   }
 };
 
@@ -492,7 +494,8 @@ struct ColumnRing {
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
   for_each_round(p, [&](int record, int last, const RingPosition& position) {
-    const int count = last & 255, first = last >> 8 & 255, place = first + static_cast<int>(threadIdx.x % 32);
+    const int count = last & 255, first = last >> 8 & 255, kept = last >> 24;
+    const int place = first + static_cast<int>(threadIdx.x % 32);
     const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
     const uint32 lane_to = base + kBOffset + (place < kRingColumns ? place : place - kRingColumns) * kBColumnBytes;
     uint32 to[kWarpColumns];
@@ -503,7 +506,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
       b_rows[j] = __shfl_sync(0xFFFFFFFF, record * kBlockCols, j * kColumnWarps + warp);
     }
     const int mine = (count + kColumnWarps - 1 - warp) / kColumnWarps;
-    const int stage = position.stage - ring.take(first, count);
+    const int stage = position.stage - ring.take(first, count, kept);
     const bool before = stage < 0;  // in the pass over the stages before this one
     mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
     if (elect()) {

@@ -116,8 +116,8 @@ class RowOrders:
         if order is None:
             return {}, []
         if isinstance(order, RowGroups):
-            groups = {"round_starts": order.starts.data_ptr(), "slot_rows": order.rows.data_ptr()}
-            return _round_addresses(order) | groups, []
+            parts = {"rounds": order.rounds, "entries": order.entries, "round_starts": order.starts}
+            return {name: part.data_ptr() for name, part in (parts | {"slot_rows": order.rows}).items()}, []
         if isinstance(order, RowChunks):
             return self._chunk_addresses(a, order, b, stream)
         scheduler = counters(b.device, stream, SCHEDULER_COUNTERS)
@@ -139,7 +139,8 @@ class RowOrders:
         # Zeros, as packets may end with bytes that nothing is written to: the same A is the same bytes.
         packets = torch.zeros(self._packed_bytes(order), dtype=torch.uint8, device=a.device)
         if packets.shape[0]:
-            addresses = {"a": a.values().data_ptr(), "packets": packets.data_ptr()} | _round_addresses(order)
+            tensors = {"a": a.values(), "entries": order.entries, "packets": packets}
+            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
             with torch.cuda.device(a.device):
                 stream = torch.cuda.current_stream().cuda_stream
                 self._loaded.launch_prologue(a.device.index, order.rounds.shape[0], addresses, stream)
@@ -254,11 +255,6 @@ class RowOrders:
             "parts": 0 if parts is None else parts.data_ptr(),
         }
         return addresses, [scheduler] if parts is None else [scheduler, parts]
-
-
-def _round_addresses(order: RowGroups) -> dict[str, int]:
-    """Return what of the order A is packed by."""
-    return {"rounds": order.rounds.data_ptr(), "entries": order.entries.data_ptr()}
 
 
 def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:

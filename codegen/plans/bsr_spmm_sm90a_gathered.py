@@ -32,6 +32,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kStagingSlots", staged, "of these, how many leave at a time"),
             Constant("kAccumulators", accumulators, "accumulators of a thread for one block row and column group"),
             Constant("kARowBytes", a_row_bytes, "bytes of a row of a block of A"),
+            Constant("kARowChunks", a_row_bytes // gathered.CHUNK_BYTES, "chunks of 16 bytes of one"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
         values={"mma_n": rows, "a_row_bytes": a_row_bytes},

@@ -16,7 +16,7 @@ from codegen.spec import BsrSpmmSpec
 
 MMA_COLUMNS, MMA_DEPTH = 8, 16  # of C, and of A, of one mma.sync
 WARPS = CONSUMERS * WARPGROUP // 32  # that compute
-WORD_BYTES = 4  # of a packet, for each warp and round: what its slots do, in halves
+WORD_BYTES = 4  # of A, which is read so; of a packet, for each warp and round: what its slots do, in halves
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -24,6 +24,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     gathered.check_fields(spec)
     rows, warp_slots = spec.block.rows, gathered.slots(spec) // WARPS
     step_bytes = rows * MMA_DEPTH * DTYPES[spec.dtype].bytes
+    assert step_bytes == 32 * gathered.CHUNK_BYTES, "a lane packs a chunk of a step"
     return gathered.build(
         spec,
         stem,
@@ -37,6 +38,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant(
                 "kGroupTiles", GROUP_COLUMNS // MMA_COLUMNS, "mma.syncs side by side in a column group, 8 columns each"
             ),
+            Constant("kARowWords", spec.block.cols * DTYPES[spec.dtype].bytes // WORD_BYTES, "words of a row of A"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
         values={"words_bytes": 2 * WARPS * WORD_BYTES},  # of a round and the next

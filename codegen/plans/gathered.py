@@ -36,6 +36,7 @@ THREADS = (CONSUMERS + 1) * WARPGROUP
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
 CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
 PACK_THREADS = 256
+CHUNK_BYTES = 16  # of A, that a thread packs at a time
 RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
 COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
 ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round that its record has room for
@@ -72,8 +73,19 @@ def ring_columns(spec: BsrSpmmSpec) -> int:
 
 
 def round_columns(ring_columns: int) -> int:
-    """Return how many block columns to put into a round at most, where so many have room in the ring."""
+    """Return how many block columns a round loads at most, where so many have room in the ring."""
     return min(ROUND_COLUMNS, max(1, ring_columns // ROUNDS_IN_RING))
+
+
+def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
+    """Return for how many more rounds block columns stay in the ring: as many as leave room for the next ones.
+
+    Args:
+        ring_columns: block columns that have room.
+        columns: different ones that a group needs.
+        rounds: that it has at least.
+    """
+    return max(0, ring_columns * rounds // columns - ROUNDS_IN_RING) if columns else 0
 
 
 def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:
@@ -188,6 +200,8 @@ def build(
 
 def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of what loads rounds, and of what both sides know."""
+    chunks = block_bytes(spec) // CHUNK_BYTES
+    assert slots(spec) * chunks % PACK_THREADS == 0, "threads that pack have equal shares"
     return (
         Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
         Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
@@ -210,6 +224,8 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
         Constant("kPackThreads", PACK_THREADS, "threads of a block that packs"),
+        Constant("kPackChunks", slots(spec) * chunks // PACK_THREADS, "chunks of A for each of them"),
+        Constant("kBlockChunks", chunks, "chunks of 16 bytes of a block of A"),
         Constant("kGroupColumns", GROUP_COLUMNS, "columns of a column group"),
         Constant("kTileGroups", COLUMNS // GROUP_COLUMNS, "column groups of a tile"),
         Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
@@ -226,8 +242,8 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         *b_params(spec, "K"),
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
-        pointer("rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16"),
-        pointer("entries", "int2", "of each round and slot: stored block, which column of the round it meets; or -1"),
+        pointer("rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24"),
+        pointer("entries", "int2", "of each round and slot: stored block, place of the rows of B that it meets; or -1"),
         pointer("round_starts", "int", "first round of each group, and one more"),
         pointer("slot_rows", "int", "of each group and slot: block row, or -1"),
         pointer("packets", "uint4", "of each round: blocks of A and the places of their rows of B", writes=True),

@@ -71,27 +71,35 @@ def check_rounds(order: RowGroups, matrix: Matrix) -> None:
     for row, columns in enumerate(matrix.rows):
         start = sum(map(len, matrix.rows[:row]))
         left |= {start + i: (row, column) for i, column in enumerate(columns)}
-    starts, rows = order.starts.tolist(), order.rows.tolist()
+    starts, rows, places = order.starts.tolist(), order.rows.tolist(), matrix.ring_columns
     assert starts[0] == 0 and starts[-1] == order.rounds.shape[0]
     for group, (first, end) in enumerate(pairwise(starts)):
         assert first <= end
+        ring: dict[int, int] = {}  # the columns in places that are not free, in the order of their loads
         loaded = 0
+        met: set[int] = set()  # places of what was loaded last
         for record, slots in zip(order.rounds[first:end].tolist(), order.entries[first:end].tolist(), strict=True):
-            count, place, blocks = record[15] & 255, record[15] >> 8 & 255, record[15] >> 16
-            assert blocks == sum(block >= 0 for block, _ in slots)
-            assert 1 <= count <= round_columns(matrix.ring_columns)
-            assert place == loaded % matrix.ring_columns
+            count, place, blocks, kept = (record[15] >> shift & 255 for shift in (0, 8, 16, 24))
+            assert blocks == sum(block >= 0 for block, _ in slots) > 0
+            assert count <= round_columns(places)
+            assert place == loaded % places
             assert record[count:15] == [0] * (15 - count)
+            for number, column in enumerate(record[:count], loaded):
+                assert number % places not in ring
+                ring[number % places] = column
+            met -= {number % places for number in range(loaded, loaded + count)}
             loaded += count
-            met = set()
             for row, (block, meets) in zip(rows[group], slots, strict=True):
                 if block == -1:
                     assert meets == -1
                     continue
-                assert 0 <= meets < count
-                assert left.pop(block) == (row, record[meets])
+                assert left.pop(block) == (row, ring[meets])
                 met.add(meets)
-            assert len(met) == count  # no column is loaded for nothing
+            assert kept <= len(ring)
+            for place in list(ring)[: len(ring) - kept]:  # no column is loaded for nothing
+                assert place in met
+                del ring[place]
+        assert not ring
     assert not left
 
 
@@ -101,6 +109,7 @@ def check_rounds(order: RowGroups, matrix: Matrix) -> None:
 @example(matrix=Matrix([[2] * 40, [2, 2, 1], [0, 2, 0]], 3), dtype=torch.int64)
 @example(matrix=Matrix([[row] for row in range(24)], 24), dtype=torch.int64)
 @example(matrix=Matrix([list(range(60)), *[[7]] * 23], 60, ring_columns=1), dtype=torch.int32)
+@example(matrix=Matrix([[*range(row, 30)] for row in range(24)], 30, ring_columns=15), dtype=torch.int32)
 def test_every_block_is_taken_once_where_its_column_is(matrix: Matrix, dtype: torch.dtype) -> None:
     order = matrix.order(dtype)
     assert {part.dtype for part in order[:4]} == {torch.int32}
@@ -229,15 +238,11 @@ def test_orders_with_one_thing_wrong_do_not_cover() -> None:
         rounds = order.rounds.clone()
         rounds[-1, 15] = last
         assert covers(order._replace(rounds=rounds), crow, col) == valid
-    # A round of no column that takes nothing.
+    # A round that takes nothing.
     idle = [torch.cat([part, part[-1:] * 0 + fill]) for part, fill in ((order.rounds, 0), (order.entries, -1))]
-    idle[0][-1, 15] = 1 << 8
-    idle_order = order._replace(
-        rounds=idle[0], entries=idle[1], starts=order.starts + order.starts.new_tensor([0, 0, 1])
-    )
-    assert not covers(idle_order, crow, col)
-    idle[0][-1, 15] += 1
-    assert covers(idle_order, crow, col)
+    idle[0][-1, 15] = 1 | 1 << 8
+    starts = order.starts + order.starts.new_tensor([0, 0, 1])
+    assert not covers(order._replace(rounds=idle[0], entries=idle[1], starts=starts), crow, col)
     assert not covers(order._replace(rounds=order.rounds[:-1], entries=order.entries[:-1]), crow, col)
     assert not covers(order._replace(starts=order.starts + 1), crow, col)
     assert not covers(order._replace(starts=order.starts.flip(0)), crow, col)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 10f6eadff5698ba02634e3296ee7efd6a55b6316b7e7cf12d190cc468afe6ca6
+// seal: sha256 610fbd92bfec007d2d8664bd4ac247e4cbbd98a35e3ac96b2371a4e9c98ea9f8
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -36,8 +36,8 @@
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
 //   record       of a round: the block columns that it loads, how many they are, the place in the ring of rows of B
-//                that those of the first one have, how many slots have a block, and how many of the places taken last
-//                the rounds behind it still need
+//                that those of the first one have, how many slots have a block, and how many of the places taken
+//                before it, the last ones, it or rounds behind it need
 //   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot; and the rows of B of up to kRoundColumns block columns, which no round before
@@ -446,24 +446,24 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
 }
 
 // Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
-// group begins at the first place: places that are skipped are free when the round before is done.
+// group begins at the first place: places that are skipped count to the round before.
 struct ColumnRing {
-  int head = 0;   // the place after the last round's
-  int taken = 0;  // places taken until now, in all passes over the ring
-  int free = 0;   // lane i: how many of them nobody needs any more when the last round but i is done
+  int head = 0;    // the place after the last round's
+  int taken = 0;   // places taken until now, in all passes over the ring
+  int begins = 0;  // lane i: how many nobody needed any more when the last round but i began
 
-  // Takes the places of a round of `count` columns that begins at place `first`. Rounds behind it need the last `kept`
-  // of all places taken then. Returns how many rounds back the one is that must be done before: the last one of this
-  // stage, or a later one with which enough places are free.
+  // Takes the places of a round of `count` columns that begins at place `first`. It or rounds behind it need the last
+  // `kept` of those that were taken before. Returns how many rounds back the one is that must be done before: the last
+  // one of this stage, or a later one whose places are needed.
   __device__ __forceinline__ int take(int first, int count, int kept) {
     const int lane = threadIdx.x % 32;
     if (first != head) taken += kRingColumns - head;
-    const int enough = __popc(__ballot_sync(0xFFFFFFFF, free >= taken + count - kRingColumns));
-    const int before = __shfl_up_sync(0xFFFFFFFF, free, 1);
+    const uint32 needed = __ballot_sync(0xFFFFFFFF, begins < taken + count - kRingColumns);
+    const int before = __shfl_up_sync(0xFFFFFFFF, begins, 1);
+    begins = lane == 0 ? taken - kept : before;
     taken += count;
-    free = lane == 0 ? taken - kept : before;
     head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
-    return enough == 0 ? 1 : enough < kStages ? enough : kStages;
+    return __ffs(needed | 1 << (kStages - 1));
   }
 };
 

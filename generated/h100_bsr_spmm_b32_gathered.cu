@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8006fcdc6f6a0086657b68721f71d97a38b40ae68bc212fac01ee07f7f72c457
+// seal: sha256 f8781977f9bf98f74c2f7b65c1f4f9af8c39b9b1e2a1ca1e01e3d08a71d73162
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -39,8 +39,8 @@
 //   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
 //                columns of B, which then come from the L2
 //   record       of a round: the block columns that it loads, how many they are, the place in the ring of rows of B
-//                that those of the first one have, how many slots have a block, and how many of the places taken last
-//                the rounds behind it still need
+//                that those of the first one have, how many slots have a block, and how many of the places taken
+//                before it, the last ones, it or rounds behind it need
 //   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot; and the rows of B of up to kRoundColumns block columns, which no round before
@@ -468,24 +468,24 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
 }
 
 // Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
-// group begins at the first place: places that are skipped are free when the round before is done.
+// group begins at the first place: places that are skipped count to the round before.
 struct ColumnRing {
-  int head = 0;   // the place after the last round's
-  int taken = 0;  // places taken until now, in all passes over the ring
-  int free = 0;   // lane i: how many of them nobody needs any more when the last round but i is done
+  int head = 0;    // the place after the last round's
+  int taken = 0;   // places taken until now, in all passes over the ring
+  int begins = 0;  // lane i: how many nobody needed any more when the last round but i began
 
-  // Takes the places of a round of `count` columns that begins at place `first`. Rounds behind it need the last `kept`
-  // of all places taken then. Returns how many rounds back the one is that must be done before: the last one of this
-  // stage, or a later one with which enough places are free.
+  // Takes the places of a round of `count` columns that begins at place `first`. It or rounds behind it need the last
+  // `kept` of those that were taken before. Returns how many rounds back the one is that must be done before: the last
+  // one of this stage, or a later one whose places are needed.
   __device__ __forceinline__ int take(int first, int count, int kept) {
     const int lane = threadIdx.x % 32;
     if (first != head) taken += kRingColumns - head;
-    const int enough = __popc(__ballot_sync(0xFFFFFFFF, free >= taken + count - kRingColumns));
-    const int before = __shfl_up_sync(0xFFFFFFFF, free, 1);
+    const uint32 needed = __ballot_sync(0xFFFFFFFF, begins < taken + count - kRingColumns);
+    const int before = __shfl_up_sync(0xFFFFFFFF, begins, 1);
+    begins = lane == 0 ? taken - kept : before;
     taken += count;
-    free = lane == 0 ? taken - kept : before;
     head = first + count < kRingColumns ? first + count : first + count - kRingColumns;
-    return enough == 0 ? 1 : enough < kStages ? enough : kStages;
+    return __ffs(needed | 1 << (kStages - 1));
   }
 };
 

@@ -38,7 +38,7 @@ class RowGroups(NamedTuple):
     Attributes:
         rounds: int32 (rounds, 16): the block columns that a round loads in elements 0 to 14, 0 behind the last one; in
             element 15 how many they are (0 to 15) | the place of the first one in the ring << 8 | the blocks that slots
-            take << 16 | how many of the ring's places, up to those of this round, later rounds need << 24.
+            take << 16 | how many of the places taken before, the last ones, it or later rounds need << 24.
         entries: int32 (rounds, slots, 2): of each slot the stored block that it takes (index into the values) and the
             place in the ring of the column that it meets; -1, -1 for a slot that takes nothing.
         starts: int32 (groups + 1,): first round of each group, and one more.
@@ -133,10 +133,9 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
     loads = ends(counts)
     of_group = torch.repeat_interleave(loads[starts[:-1]], starts.diff())  # loads of the groups before
     before, after = loads[:-1] - of_group, loads[1:] - of_group
-    # Loads of its group that nobody needs when a round is done, and when the one before it is.
-    released = after - kept
-    released_before = torch.cat([released[:1], released[:-1]]).index_fill(0, starts[:-1][starts.diff() > 0], 0)
-    in_order = (released >= released_before) & (after - ring_columns <= released_before)
+    released = before - kept  # loads of its group that nobody needs when a round begins, nor later
+    rises = torch.cat([released[:1] >= 0, released.diff() >= 0]) | (before == 0)
+    in_order = rises & (released >= 0) & (released >= after - ring_columns)
     if not bool((in_order & (first_places == before % ring_columns)).all()):
         return False
     block, place = entries.unbind(2)
@@ -144,7 +143,7 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
     nothing = (block == -1) & (place == -1)
     # The last load into a place: it is there if there was one, and if no later round's may replace it yet.
     met = after[:, None] - 1 - (after[:, None] - 1 - place) % ring_columns
-    in_range = (block < col.shape[0]) & (place >= 0) & (place < ring_columns) & (met >= released_before[:, None])
+    in_range = (block < col.shape[0]) & (place >= 0) & (place < ring_columns) & (met >= released[:, None])
     if not bool(in_range.where(takes, nothing).all() and (takes.sum(1) == blocks).all()):
         return False
     slot_row = torch.repeat_interleave(rows, starts.diff(), 0)
@@ -347,8 +346,8 @@ def _write_records(plan: Rounds, starts: torch.Tensor, ring_columns: int) -> tor
     of_group = torch.repeat_interleave(loads[starts[:-1]], plan.counts)
     # The first load that a round or one behind it needs, of all groups' loads: those of later groups are later.
     oldest = (plan.loads + of_group[:, None]).masked_fill(plan.loads < 0, int(loads[-1])).amin(1)
-    oldest = torch.cat([oldest, loads[-1:]]).flip(0).cummin(0).values.flip(0)[1:]
-    kept = (loads[1:] - oldest).clamp(min=0)
+    oldest = oldest.flip(0).cummin(0).values.flip(0)
+    kept = (loads[:-1] - oldest).clamp(min=0)
     words = (counts, (loads[:-1] - of_group) % ring_columns, blocks, kept)
     last = sum(word << i * COUNT_BITS for i, word in enumerate(words))
     return torch.cat([plan.columns.clamp(min=0), last[:, None]], 1)

@@ -179,7 +179,7 @@ def _cover(wanted: torch.Tensor, kept: torch.Tensor, width: int, room: int) -> t
         wants = _wanted_of(left, resident.flatten(1))
         # Places are given back in their order: those up to the first one that somebody still wants.
         taken = ((resident.flatten(1) >= 0) & (wants.any(1).cumsum(1) > 0)).sum(1)
-        resident[:, -1] = _pick(left, weights, wants.sum(2).to(torch.float32), kept, width, room - taken)
+        resident[:, -1] = _pick(left, weights, wants.sum(2).to(torch.float32), kept, width=width, room=room - taken)
         takes = _take(left, resident, stays)
         all_takes.append(takes.where(takes < 0, takes + (len(all_picks) + 1 - depth) * width))
         all_picks.append(resident[:, -1])
@@ -201,7 +201,13 @@ def _wanted_of(left: torch.Tensor, needs: torch.Tensor) -> torch.Tensor:
 
 
 def _pick(
-    left: torch.Tensor, weights: torch.Tensor, stock: torch.Tensor, kept: torch.Tensor, width: int, room: torch.Tensor
+    left: torch.Tensor,
+    weights: torch.Tensor,
+    stock: torch.Tensor,
+    kept: torch.Tensor,
+    *,
+    width: int,
+    room: torch.Tensor,
 ) -> torch.Tensor:
     """Choose what one round loads, one by one, until each slot can take something.
 

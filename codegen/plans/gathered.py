@@ -41,6 +41,7 @@ RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many
 COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
 ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round that its record has room for
 ROUNDS_IN_RING = 3  # that fit the ring at least: one is multiplied while the next ones come
+FEWEST_KEPT = 3  # more rounds that columns stay, if they do: for one or two, fewer loads were measured to gain nothing
 RECORDS = 4  # of rounds, that a producer warp asks for before it needs them
 COUNT_BITS = 8  # of a number in a record's last word: columns, then their place in the ring, then blocks
 TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
@@ -78,14 +79,15 @@ def round_columns(ring_columns: int) -> int:
 
 
 def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
-    """Return for how many more rounds block columns stay in the ring: as many as leave room for the next ones.
+    """Return for how many more rounds block columns stay in the ring: as many as leave room for the next ones, or none.
 
     Args:
         ring_columns: block columns that have room.
         columns: different ones that a group needs.
         rounds: that it has at least.
     """
-    return max(0, ring_columns * rounds // columns - ROUNDS_IN_RING) if columns else 0
+    kept = ring_columns * rounds // columns - ROUNDS_IN_RING if columns else 0
+    return kept if kept >= FEWEST_KEPT else 0
 
 
 def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:
@@ -242,7 +244,9 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         *b_params(spec, "K"),
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
-        pointer("rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24"),
+        pointer(
+            "rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24"
+        ),
         pointer("entries", "int2", "of each round and slot: stored block, place of the rows of B that it meets; or -1"),
         pointer("round_starts", "int", "first round of each group, and one more"),
         pointer("slot_rows", "int", "of each group and slot: block row, or -1"),

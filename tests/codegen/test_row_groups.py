@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from runtime import row_groups
+from runtime import row_groups, row_rounds
 
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups, round_columns  # noqa: E402
+from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups, kept_rounds, round_columns  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.row_groups import RowGroups, covers, gather_rows  # noqa: E402
 
@@ -84,6 +84,10 @@ def check_rounds(order: RowGroups, matrix: Matrix) -> None:
             assert count <= round_columns(places)
             assert place == loaded % places
             assert record[count:15] == [0] * (15 - count)
+            assert kept <= len(ring)
+            for place in list(ring)[: len(ring) - kept]:  # no column is loaded for nothing
+                assert place in met
+                del ring[place]
             for number, column in enumerate(record[:count], loaded):
                 assert number % places not in ring
                 ring[number % places] = column
@@ -95,11 +99,7 @@ def check_rounds(order: RowGroups, matrix: Matrix) -> None:
                     continue
                 assert left.pop(block) == (row, ring[meets])
                 met.add(meets)
-            assert kept <= len(ring)
-            for place in list(ring)[: len(ring) - kept]:  # no column is loaded for nothing
-                assert place in met
-                del ring[place]
-        assert not ring
+        assert met >= set(ring)
     assert not left
 
 
@@ -306,14 +306,53 @@ def test_rows_of_like_length_are_put_together() -> None:
 
 
 def test_a_column_that_others_make_needless_waits() -> None:
-    # Column 0 comes first, as it serves three rows; what serves the other three then serves those as well.
-    matrix = Matrix([[0, 1], [0, 2], [0, 3], [1], [2], [3]], 4, slots=12)
-    assert [(record[: record[15] & 255]) for record in matrix.order().rounds.tolist()] == [[1, 2, 3], [0]]
+    # Column 0 comes first, as it serves three rows. What serves the other three then serves those as well, and two
+    # slots of a warp take it together.
+    lists = [[0, 1], [1], [0, 2], [2], [0, 3], [3]]
+    wanted = torch.tensor([[[need in needs for need in range(4)] for needs in lists]])
+    picks, takes = row_rounds._cover(wanted, torch.tensor([0]), 4, 12)
+    assert picks.tolist() == [[[0, 1, 2, 3], [0, -1, -1, -1]]]
+    assert takes.tolist() == [[[1, 1, 2, 2, 3, 3], [4, -1, 4, -1, 4, -1]]]
+    assert row_rounds._number_loads(picks, takes)[0].tolist() == [[[False, True, True, True], [True] + [False] * 3]]
+
+
+def test_columns_stay_for_rows_that_are_busy() -> None:
+    # All twelve rows want all twenty columns: without what stays, each round loads one anew.
+    matrix = Matrix([list(range(20))] * 12, 20, slots=12, ring_columns=15)
+    records = matrix.order().rounds[:, 15]
+    assert (records & 255).tolist() == [1] * 20 and (records >> 24).tolist() == [0] * 20
+    # Odd rows begin where even ones end; what the two halves want comes once for both.
+    halves = [[(10 * (row % 2) + i) % 20 for i in range(20)] for row in range(12)]
+    assert int((Matrix(halves, 20, slots=12, ring_columns=15).order().rounds[:, 15] & 255).sum()) == 20
+
+
+@pytest.mark.parametrize(
+    ("ring_columns", "columns", "rounds", "kept"),
+    [
+        (37, 202, 16, 0),
+        (37, 438, 64, 0),
+        (37, 495, 128, 6),
+        (37, 508, 256, 15),
+        (15, 225, 64, 0),
+        (15, 251, 128, 4),
+        (37, 0, 0, 0),
+        (1, 60, 60, 0),
+    ],
+)
+def test_columns_stay_where_the_next_ones_have_room(ring_columns: int, columns: int, rounds: int, kept: int) -> None:
+    assert kept_rounds(ring_columns, columns, rounds) == kept
+    assert kept == 0 or (kept + 3) * columns <= ring_columns * rounds
 
 
 @pytest.mark.parametrize(
     ("block_rows", "length", "slots", "most_rounds", "most_loads"),
-    [(512, 16, 24, 19.3, 204), (512, 64, 24, 65.5, 488), (256, 16, 12, 22.0, 105)],
+    [
+        (512, 16, 24, 19.3, 204),
+        (512, 64, 24, 65.5, 488),
+        (256, 16, 12, 22.0, 105),
+        (512, 256, 24, 256.5, 509),  # a column comes once
+        (256, 128, 12, 128.5, 252),
+    ],
 )
 def test_few_rounds_and_few_loads(
     block_rows: int, length: int, slots: int, most_rounds: float, most_loads: float
@@ -387,9 +426,9 @@ def test_kernels_read_records_as_they_are_written(block: int) -> None:
     source = render(find_spec(f"h100_bsr_spmm_b{block}_gathered"))
     assert f"kRoundColumns = {ROUND_COLUMNS};" in source
     mask = (1 << COUNT_BITS) - 1
-    assert f"count = last & {mask}, first = last >> {COUNT_BITS} & {mask}, place = first +" in source
-    assert f"* kRecordWords + kRoundColumns] >> {COUNT_BITS} & {mask}) + " in source
-    assert (f"blocks = last >> {2 * COUNT_BITS}," in source) == (block == 16)
+    words = f"count = last & {mask}, first = last >> {COUNT_BITS} & {mask}, kept = last >> {3 * COUNT_BITS};"
+    assert words in source
+    assert (f"blocks = last >> {2 * COUNT_BITS} & {mask}," in source) == (block == 16)
 
 
 def test_a_block_meets_a_column_of_its_round() -> None:
@@ -412,9 +451,9 @@ def test_an_order_is_of_as_many_rows_and_blocks_as_it_says() -> None:
 def test_groups_are_planned_a_few_at_a_time_with_the_same_result(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     matrix = uniform(60, 5, 30, seed=2)
     together = matrix.order()
-    planned, plan = [], row_groups._plan_batch
-    monkeypatch.setattr(row_groups, "BATCH", batch)  # not even a group fits
-    monkeypatch.setattr(row_groups, "_plan_batch", lambda *given: planned.append(given[1:3]) or plan(*given))
+    planned, plan = [], row_rounds._plan_batch
+    monkeypatch.setattr(row_rounds, "BATCH", batch)  # not even a group fits
+    monkeypatch.setattr(row_rounds, "_plan_batch", lambda *given: planned.append(given[1:3]) or plan(*given))
     found = matrix.order()
     assert planned == [(group, group + 1) for group in range(matrix.groups)]
     assert all(torch.equal(*parts) for parts in zip(found[:4], together[:4], strict=True))

@@ -349,5 +349,5 @@ def _write_records(plan: Rounds, starts: torch.Tensor, ring_columns: int) -> tor
     oldest = oldest.flip(0).cummin(0).values.flip(0)
     kept = (loads[:-1] - oldest).clamp(min=0)
     words = (counts, (loads[:-1] - of_group) % ring_columns, blocks, kept)
-    last = sum(word << i * COUNT_BITS for i, word in enumerate(words))
+    last = torch.stack([word << i * COUNT_BITS for i, word in enumerate(words)]).sum(0)
     return torch.cat([plan.columns.clamp(min=0), last[:, None]], 1)

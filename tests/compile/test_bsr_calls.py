@@ -555,7 +555,7 @@ def test_a_is_packed_once_where_calls_are_given_it(make: Make) -> None:
     order = kernel.row_order(a)
     packed = kernel.pack(a, order)
     assert packed.dtype == torch.uint8 and packed.shape == (order.rounds.shape[0] * (24 * 512 + 96),)
-    addresses = {"a": a.values(), "packets": packed, "rounds": order.rounds, "entries": order.entries}
+    addresses = {"a": a.values(), "packets": packed, "entries": order.entries}
     assert kernel._loaded.packed == [(order.rounds.shape[0], {name: t.data_ptr() for name, t in addresses.items()})]
     kernel(a, dense(48, 128), row_order=order, packed=packed)
     kernel(a, dense(2, 48, 128), row_order=order, packed=packed)

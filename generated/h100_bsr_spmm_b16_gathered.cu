@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 610fbd92bfec007d2d8664bd4ac247e4cbbd98a35e3ac96b2371a4e9c98ea9f8
+// seal: sha256 5b1e1e431e6cf2fdf993f53b7f88d59ac9538b6ab3fc4318f4efe8cd4d6b3980
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,8 +40,8 @@
 //                before it, the last ones, it or rounds behind it need
 //   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
-//   round        one block of each slot; and the rows of B of up to kRoundColumns block columns, which no round before
-//                needed
+//   round        one block of each slot, and the rows of B of up to kRoundColumns block columns that are loaded for it:
+//                those that its slots meet and that are not there from earlier rounds
 //   packet       of a round: a word for each consumer warp, one for its next round, which it knows before that comes,
 //                then the blocks that slots have, one behind the other, as the lanes want their elements
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f8781977f9bf98f74c2f7b65c1f4f9af8c39b9b1e2a1ca1e01e3d08a71d73162
+// seal: sha256 7bffedd65730154bfc80cfe001c5657f6d27cb80c1390ba8acf834f4e4122783
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -43,8 +43,8 @@
 //                before it, the last ones, it or rounds behind it need
 //   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
 //                block in a round: it then multiplies zeros by zeros
-//   round        one block of each slot; and the rows of B of up to kRoundColumns block columns, which no round before
-//                needed
+//   round        one block of each slot, and the rows of B of up to kRoundColumns block columns that are loaded for it:
+//                those that its slots meet and that are not there from earlier rounds
 //   packet       of a round: the blocks of all slots, and for each of them where its rows of B are
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                64 bytes there

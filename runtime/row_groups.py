@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, round_columns
-from runtime.row_rounds import CPU, Rounds, ends, find_needs, plan_rounds
+from runtime.row_rounds import CPU, Rounds, find_needs, plan_rounds, starts_of
 
 # The score of a row that may join a group, in fifths of a block: 1 for each block that meets a column of the group,
 # -0.4 for each block that the row is shorter by than the group's longest row.
@@ -98,7 +98,7 @@ def gather_rows(
     listed, column_of_listed = _number_listings(row, col, block_columns + 1)
     rows = _exchange_rows(_form_groups(lengths, listed, column_of_listed.shape[0], slots, groups), lengths, listed)
     plan = plan_rounds(find_needs(rows, row, listed, column_of_listed), slots, ring_columns)
-    starts = ends(plan.counts)
+    starts = starts_of(plan.counts)
     places = plan.loads.where(plan.loads < 0, plan.loads % ring_columns)
     entries = torch.stack([plan.blocks, places], 2)
     found = (_write_records(plan, starts, ring_columns), entries, starts, rows)
@@ -130,7 +130,7 @@ def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tens
     in_range = (rounds[:, -1] >= 0) & (counts <= round_columns(ring_columns)) & (blocks > 0) & (kept <= ring_columns)
     if not bool(in_range.all()):
         return False
-    loads = ends(counts)
+    loads = starts_of(counts)
     of_group = torch.repeat_interleave(loads[starts[:-1]], starts.diff())  # loads of the groups before
     before, after = loads[:-1] - of_group, loads[1:] - of_group
     released = before - kept  # loads of its group that nobody needs when a round begins, nor later
@@ -342,7 +342,7 @@ def _write_records(plan: Rounds, starts: torch.Tensor, ring_columns: int) -> tor
         ring_columns: places of the ring.
     """
     counts, blocks = (plan.columns >= 0).sum(1), (plan.blocks >= 0).sum(1)
-    loads = ends(counts)
+    loads = starts_of(counts)
     of_group = torch.repeat_interleave(loads[starts[:-1]], plan.counts)
     # The first load that a round or one behind it needs, of all groups' loads: those of later groups are later.
     oldest = (plan.loads + of_group[:, None]).masked_fill(plan.loads < 0, int(loads[-1])).amin(1)

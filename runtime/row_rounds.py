@@ -62,7 +62,7 @@ class Rounds(NamedTuple):
     counts: torch.Tensor
 
 
-def ends(counts: torch.Tensor) -> torch.Tensor:
+def starts_of(counts: torch.Tensor) -> torch.Tensor:
     """Return where parts of these lengths start behind each other, and the end of the last one, int64."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
@@ -82,7 +82,7 @@ def find_needs(rows: torch.Tensor, row: torch.Tensor, listed: torch.Tensor, colu
     where[rows[rows >= 0]] = (rows >= 0).flatten().nonzero().flatten()
     group = where[row] // slots
     keys, need = torch.unique(group * numbers + listed, return_inverse=True)
-    starts = ends(torch.bincount(keys // numbers, minlength=groups))
+    starts = starts_of(torch.bincount(keys // numbers, minlength=groups))
     need -= starts[group]
     block = group.argsort(stable=True)
     return Needs(columns[keys % numbers], starts, group[block], where[row][block] % slots, need[block], block)
@@ -135,11 +135,10 @@ def _plan_batch(needs: Needs, first: int, end: int, slots: int, ring_columns: in
     kept = [kept_rounds(ring_columns, *pair) for pair in zip(starts.diff().tolist(), longest.tolist(), strict=True)]
     picks, takes = _cover(table >= 0, starts.new_tensor(kept), round_columns(ring_columns), ring_columns)
     used, numbers = _number_loads(picks, takes)
-    need = picks.flatten(1).gather(1, takes.flatten(1).clamp(min=0)).view_as(takes)
-    table = table.gather(2, need.clamp(min=0).transpose(1, 2)).transpose(1, 2)
-    blocks, loads = (
-        part.where(takes >= 0, -1) for part in (table, numbers.gather(1, takes.flatten(1).clamp(min=0)).view_as(takes))
-    )
+    at = takes.flatten(1).clamp(min=0)
+    need = picks.flatten(1).gather(1, at).view_as(takes).clamp(min=0)
+    blocks = table.gather(2, need.transpose(1, 2)).transpose(1, 2).where(takes >= 0, -1)
+    loads = numbers.gather(1, at).view_as(takes).where(takes >= 0, -1)
     order = used.to(torch.int8).argsort(dim=2, descending=True, stable=True)  # what is not used goes behind
     columns = picks.new_full((*picks.shape[:2], ROUND_COLUMNS), -1)
     loaded = needs.columns[(starts[:-1, None, None] + picks).clamp(max=needs.columns.shape[0] - 1)]

@@ -316,14 +316,19 @@ def test_a_column_that_others_make_needless_waits() -> None:
     assert row_rounds._number_loads(picks, takes)[0].tolist() == [[[False, True, True, True], [True] + [False] * 3]]
 
 
-def test_columns_stay_for_rows_that_are_busy() -> None:
-    # All twelve rows want all twenty columns: without what stays, each round loads one anew.
-    matrix = Matrix([list(range(20))] * 12, 20, slots=12, ring_columns=15)
-    records = matrix.order().rounds[:, 15]
-    assert (records & 255).tolist() == [1] * 20 and (records >> 24).tolist() == [0] * 20
-    # Odd rows begin where even ones end; what the two halves want comes once for both.
-    halves = [[(10 * (row % 2) + i) % 20 for i in range(20)] for row in range(12)]
-    assert int((Matrix(halves, 20, slots=12, ring_columns=15).order().rounds[:, 15] & 255).sum()) == 20
+def test_columns_stay_for_rows_that_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = uniform(24, 20, 30, seed=0)
+
+    def loads_and_kept() -> tuple[int, int]:
+        order = matrix.order()
+        check_rounds(order, matrix)
+        return int((order.rounds[:, 15] & 255).sum()), int((order.rounds[:, 15] >> 24).max())
+
+    loads, kept = loads_and_kept()
+    assert loads == 30 and kept > 0  # each column once
+    monkeypatch.setattr(row_rounds, "kept_rounds", lambda *_: 0)
+    loads, kept = loads_and_kept()
+    assert loads > 30 and kept == 0
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def described_order(lists: list[list[int]], key_blocks: int, tile_blocks: int) -
 
 def found_order(shape: tuple[int, ...]) -> Any:
     """Return what the last call on this stream found."""
-    memory = workspace._scratch[torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream]
+    stream = torch.cuda.current_stream()
+    memory = workspace._scratch[workspace.owner(stream.device, stream.cuda_stream)]
     torch.cuda.synchronize()
     return memory.view(torch.int32)[: shape[0] * shape[1] * shape[2]].view(shape).clone()
 

@@ -23,8 +23,8 @@ TAKEN = -(2**62)  # score of a row that is in a group already
 # Groups exchange rows in so many steps, in each of which a group has one exchange at most; so many rows, up to twice as
 # many, are looked at together. The temperature, in columns, falls from the first step's to 0; an exchange may cost
 # MOST_COST times that. 512 rows with 16 of 512 random columns each, in 22 groups, have 210 columns a group before, 203
-# after 300 steps, 201 after 1000.
-STEPS, EXCHANGING_ROWS, TEMPERATURE, MOST_COST = 1000, 512, 1.5, 3
+# after 300 steps, 202 after 1500.
+STEPS, EXCHANGING_ROWS, TEMPERATURE, MOST_COST = 2000, 1024, 1.1, 3
 LAST_STEPS = 30  # at temperature 0, at most
 FORBIDDEN = float(1 << 20)  # what an exchange costs that is not allowed
 SHIFTS = 1 << 16  # places of the noise at which that of a step may begin
@@ -270,6 +270,9 @@ def _exchange_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tens
 def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Return groups of rows, as large as before, that have as few columns as were found.
 
+    What a move of a row to another group costs does not depend on the row that comes for it, but for columns that both
+    list. So of two groups the rows to exchange are found apart, and what they cost together is looked at then.
+
     Args:
         wants: float32 (rows, columns): 1 for what a row lists, else 0.
         group: int64 (rows,): group of each row.
@@ -279,41 +282,77 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
     if count < 2 or columns == 0:
         return group
     group = group.clone()
-    # Gumbel noise, a part of which each step takes: the exchange that is best with it is one drawn by its cost.
+    # Gumbel noise, a part of which each step takes: the move that is best with it is one drawn by its cost.
     generator = torch.Generator(CPU).manual_seed(0)
-    uniform = torch.rand(rows * rows + SHIFTS, generator=generator, device=CPU).clamp(1e-7, 1 - 1e-7)
-    noise, steps = -(-uniform.log()).log(), min(STEPS, 2 * rows)
+    uniform = torch.rand(rows * count + SHIFTS, generator=generator, device=CPU).clamp(1e-7, 1 - 1e-7)
+    noise, steps = -(-uniform.log()).log(), min(STEPS, 8 * rows)
     shifts = torch.randint(SHIFTS, (steps + LAST_STEPS,), generator=generator, device=CPU).tolist()
-    longest = lengths.new_zeros(count).scatter_reduce(0, group, lengths, "amax")
+    too_long = lengths[:, None] > lengths.new_zeros(count).scatter_reduce(0, group, lengths, "amax")
+    members = _members(group, count)
     users = wants.new_zeros(count, columns).index_add_(0, group, wants)
-    fewest, found = (users > 0).sum(), group.clone()
+    pairs = torch.triu_indices(count, count, 1, device=CPU)
+    # Of each row and group: columns that the row would bring; if it is one of the group, those that it alone lists.
+    new, alone = wants.new_empty(rows, count), wants.new_empty(rows, count)
+    changed = torch.arange(count, device=CPU)
+    moves = wants.new_full((rows + 1, count), FORBIDDEN)  # what they cost; the last row is no row
+    total = fewest = int((users > 0).sum())
+    found = group.clone()
     for step, shift in enumerate(shifts):
         temperature = TEMPERATURE * max(1 - step / steps, 0)
-        alone = wants * (users[group] == 1)  # what nobody else in a row's group lists
-        more = (wants @ (users == 0).to(wants.dtype).T)[:, group] - alone.sum(1, keepdim=True)
-        not_allowed = (group[:, None] == group) | (lengths[:, None] > longest[group])
-        costs = (more + more.T).masked_fill(not_allowed | not_allowed.T, FORBIDDEN)
-        drawn = costs - temperature * noise[shift : shift + rows * rows].view(rows, rows)
-        score, other = drawn.min(1)
-        # What both rows list, and nobody else in one of their groups, stays a column of that group.
-        both = (alone * wants[other] + wants * alone[other]).sum(1)
-        cost = costs.gather(1, other[:, None])[:, 0] + both
+        tables = torch.cat([users[changed] == 0, users[changed] == 1]).to(wants.dtype)
+        new[:, changed], alone[:, changed] = (wants @ tables.T).chunk(2, 1)
+        costs = (new - alone.gather(1, group[:, None])).masked_fill_(too_long, FORBIDDEN)
+        costs.scatter_(1, group[:, None], FORBIDDEN)
+        moves[:-1] = costs - temperature * noise[shift : shift + rows * count].view(rows, count)
+        best, slot = moves[members].min(1)  # (from group, to group): the best row, and where it is in its group
+        first, second = _disjoint(pairs, (best + best.T)[pairs[0], pairs[1]])
+        row, other = members[first, slot[first, second]], members[second, slot[second, first]]
+        change = wants[other] - wants[row]
+        then = torch.stack([users[first] + change, users[second] - change])
+        cost = ((then > 0).sum((0, 2)) - (users[first] > 0).sum(1) - (users[second] > 0).sum(1)).to(wants.dtype)
         good = cost <= MOST_COST * temperature if temperature else cost < 0
-        busy: set[int] = set()
-        for first in (score + both).masked_fill(~good, FORBIDDEN).argsort(stable=True)[: int(good.sum())].tolist():
-            second = int(other[first])
-            groups = int(group[first]), int(group[second])
-            if busy.isdisjoint(groups):
-                busy.update(groups)
-                change = wants[second] - wants[first]
-                users[groups[0]] += change
-                users[groups[1]] -= change
-                group[first], group[second] = groups[1], groups[0]
-        if (now := (users > 0).sum()) < fewest:
-            fewest, found = now, group.clone()
-        if not busy and not temperature:
+        first, second, row, other = (part[good] for part in (first, second, row, other))
+        if first.shape[0] == 0 and not temperature:
             break
+        users[first], users[second] = then[:, good]
+        members[first, slot[first, second]], members[second, slot[second, first]] = other, row
+        group[row], group[other] = second, first
+        changed = torch.cat([first, second])
+        total += int(cost[good].sum())
+        if total < fewest:
+            fewest, found = total, group.clone()
     return found
+
+
+def _members(group: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the rows of each group, int64 (count, most rows), behind the last one the number of rows.
+
+    Args:
+        group: int64 (rows,): group of each row.
+        count: of the groups.
+    """
+    by_group, sizes = group.argsort(stable=True), torch.bincount(group, minlength=count)
+    slot = torch.arange(group.shape[0], device=CPU) - starts_of(sizes)[group[by_group]]
+    members = group.new_full((count, int(sizes.max())), group.shape[0])
+    members[group[by_group], slot] = by_group
+    return members
+
+
+def _disjoint(pairs: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """Return pairs that have no group twice, the best first, int64 (2, count).
+
+    Args:
+        pairs: int64 (2, pairs): of groups.
+        score: float32 (pairs,): of each, the lower the better; FORBIDDEN / 2 and more for none.
+    """
+    order = score.argsort(stable=True)[: int((score < FORBIDDEN / 2).sum())]
+    busy: set[int] = set()
+    chosen = []
+    for place, first, second in zip(order.tolist(), *pairs[:, order].tolist(), strict=True):
+        if busy.isdisjoint((first, second)):
+            busy.update((first, second))
+            chosen.append(place)
+    return pairs[:, chosen]
 
 
 def _in_pairs(wants: torch.Tensor) -> torch.Tensor:

@@ -295,8 +295,7 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
     new, alone = wants.new_empty(rows, count), wants.new_empty(rows, count)
     changed = torch.arange(count, device=CPU)
     moves = wants.new_full((rows + 1, count), FORBIDDEN)  # what they cost; the last row is no row
-    total = fewest = int((users > 0).sum())
-    found = group.clone()
+    fewest, found = int((users > 0).sum()), group.clone()
     for step, shift in enumerate(shifts):
         temperature = TEMPERATURE * max(1 - step / steps, 0)
         tables = torch.cat([users[changed] == 0, users[changed] == 1]).to(wants.dtype)
@@ -318,8 +317,7 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
         members[first, slot[first, second]], members[second, slot[second, first]] = other, row
         group[row], group[other] = second, first
         changed = torch.cat([first, second])
-        total += int(cost[good].sum())
-        if total < fewest:
+        if (total := int((users > 0).sum())) < fewest:
             fewest, found = total, group.clone()
     return found
 

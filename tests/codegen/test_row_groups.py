@@ -169,11 +169,6 @@ def test_the_best_exchanges_come_first_and_no_group_has_two() -> None:
     assert row_groups._disjoint(pairs, score).T.tolist() == [[1, 2], [0, 3]]
 
 
-def test_an_exchange_wins_no_column_that_both_rows_list() -> None:
-    group = torch.tensor([0, 1])  # each row leaves a column alone, and finds it in the other's group
-    assert torch.equal(row_groups._anneal(torch.ones(2, 1), group, torch.ones(2, dtype=torch.int64)), group)
-
-
 def test_rows_find_the_group_that_has_their_columns() -> None:
     lists = [[10 * (row // 24) + i for i in range(8)] for row in range(96)]  # four kinds, with columns of their own
     before = torch.arange(96).view(4, 24)

@@ -23,8 +23,8 @@ TAKEN = -(2**62)  # score of a row that is in a group already
 # Groups exchange rows in so many steps, in each of which a group has one exchange at most; so many rows, up to twice as
 # many, are looked at together. The temperature, in columns, falls from the first step's to 0; an exchange may cost
 # MOST_COST times that. 512 rows with 16 of 512 random columns each, in 22 groups, have 210 columns a group before, 203
-# after 300 steps, 202 after 1500.
-STEPS, EXCHANGING_ROWS, TEMPERATURE, MOST_COST = 2000, 1024, 1.1, 3
+# after 300 steps, 202 after 1500. Few rows have fewer steps, STEPS_A_ROW for each.
+STEPS, STEPS_A_ROW, EXCHANGING_ROWS, TEMPERATURE, MOST_COST = 2000, 8, 1024, 1.1, 3
 LAST_STEPS = 30  # at temperature 0, at most
 FORBIDDEN = float(1 << 20)  # what an exchange costs that is not allowed
 SHIFTS = 1 << 16  # places of the noise at which that of a step may begin
@@ -285,7 +285,7 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
     # Gumbel noise, a part of which each step takes: the move that is best with it is one drawn by its cost.
     generator = torch.Generator(CPU).manual_seed(0)
     uniform = torch.rand(rows * count + SHIFTS, generator=generator, device=CPU).clamp(1e-7, 1 - 1e-7)
-    noise, steps = -(-uniform.log()).log(), min(STEPS, 8 * rows)
+    noise, steps = -(-uniform.log()).log(), min(STEPS, STEPS_A_ROW * rows)
     shifts = torch.randint(SHIFTS, (steps + LAST_STEPS,), generator=generator, device=CPU).tolist()
     too_long = lengths[:, None] > lengths.new_zeros(count).scatter_reduce(0, group, lengths, "amax")
     members = _members(group, count)

@@ -3,8 +3,8 @@
 //     codegen render specs/h100_strided.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7ba1ac5fdc7083d4a5843e384c1531ef50133bee95202f8f6f31fd3c5b563b2c
-// templates: attention/patterns/strided.cuh.j2, attention/sm90a.cu.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8e35411742f0583a3327a87fdea67cb939ca0e34eb38f85b2cc9826ba3dfa0c8
+// templates: attention/patterns/strided.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 75f8cb464a5402e7af15c1641a6a7971612b37443aecc48907e655b351215f06
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -31,7 +31,8 @@
 //   step        kTileN keys: a key block; they are numbered from the first key on
 //   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
-//   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
+//   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
+//   row_sum     this thread's part of the running sum of the weights
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
 using int64 = long long;
@@ -92,8 +93,8 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;  // named barrier of warpgroup w's turn: kTurn + w
 constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
-constexpr float kNoShift = -1e30f;
+// row_max before the first key: less than any logit, but finite, so that differences are defined.
+constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 // Launch: 384 threads a block, 229496 bytes of dynamic shared memory.
@@ -344,13 +345,6 @@ __device__ __forceinline__ float quad_sum(float x) {
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// mul.f16x2: products of two pairs of fp16 (PTX ISA, "mul")
-__device__ __forceinline__ uint32 multiply_pairs(uint32 x, uint32 y) {
-  uint32 pair;
-  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(x), "r"(y));
   return pair;
 }
 
@@ -674,104 +668,74 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
-// weights are relative to the same shift, so it may be any number that keeps weights in range: a step goes on with the
-// shifts of the step before, without looking for maxima, unless weights that a thread has of a row add up to 2 or more.
+// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
+// the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
+// row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
+// nothing else.
+//
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
+// of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
+// error rises from 1.0e-3 to 1.7e-3.
+constexpr float kRescaleThreshold = 1.0f;
 
-// P: a step's weights, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. `sum` becomes what
-// this thread has of their sums. Returns whether both are below 2, as then all weights are; a NaN is not.
-__device__ __forceinline__ bool weigh(uint32 (&prob)[kTileN / 16][4], float (&sum)[2], const float (&s)[kTileN / 2],
-    const float (&shift)[2], float scale_log2) {
-  float odd_sum[2];  // two chains a row: half the latency
+// Largest logit times log2(e) of the keys that this thread has of a step.
+__device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float even = s[row * 2], odd = s[row * 2 + 1];  // two chains: half the latency
+#pragma unroll
+    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
+      even = fmaxf(even, s[i]);
+      odd = fmaxf(odd, s[i + 1]);
+    }
+    step_max[row] = fmaxf(even, odd) * scale_log2;
+  }
+}
+
+// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+__device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
+  const bool mine = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, mine);
+}
+
+// Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.
+__device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
+  quad_max(step_max);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float before = row_max[row];
+    row_max[row] = fmaxf(before, step_max[row]);
+    rescale[row] = ex2(before - row_max[row]);
+  }
+}
+
+// O and row_sum relative to the raised row_max.
+__device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&row_sum)[2], const float (&rescale)[2]) {
+  row_sum[0] *= rescale[0];
+  row_sum[1] *= rescale[1];
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
+// in those that this thread has.
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2],
+    const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
+  float sum[2], odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float even = ex2(s[k * 8 + i * 2] * scale_log2 - shift[i % 2]);
-      const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - shift[i % 2]);
+      const float even = ex2(s[k * 8 + i * 2] * scale_log2 - row_max[i % 2]);
+      const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - row_max[i % 2]);
       const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       prob[k][i] = pack(even, odd);
     }
   }
-  sum[0] += odd_sum[0];
-  sum[1] += odd_sum[1];
-  return sum[0] < 2.0f && sum[1] < 2.0f;
-}
-
-// Whether all weights of a step will be below 2, from its largest scores.
-__device__ __forceinline__ bool will_fit(const float (&s)[kTileN / 2], const float (&shift)[2], float scale_log2) {
-  float maxima[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    float maximum = s[row * 2], other = s[row * 2 + 1];
-#pragma unroll
-    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
-      maximum = fmaxf(maximum, s[i]);
-      other = fmaxf(other, s[i + 1]);
-    }
-    maxima[row] = fmaxf(maximum, other);
-  }
-  return maxima[0] * scale_log2 - shift[0] < 1.0f && maxima[1] * scale_log2 - shift[1] < 1.0f;
-}
-
-// A pair that moves no shift has less than twice this times the weight that its row had before it. Its
-// weight is rounded to 16 bits; the largest one is exact when shifts move. This is 1 from 1024 keys on.
-// In shorter rows single pairs weigh more: it is less.
-__device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps, p.kv_len / kTileN) / 8.0f;  // of the steps of a long row
-  return fminf(fraction * fraction, 1.0f);
-}
-
-// Whether a row has so few keys.
-__device__ __forceinline__ bool is_short(const Params& p, int steps) {
-  return min(steps, p.kv_len / kTileN) * kTileN < 1024;
-}
-
-// Weighs the scores of a step with shifts that suit them, and takes their sums in. First the largest score so far gets
-// weight 1, which is exact; then all weights are divided by the power of two in `room` times the row's sum, if that is
-// more than 1, so that a pair of weight 2 would outweigh `room` times what the row has so far. What was relative to the
-// shifts before must be multiplied by `rescale`.
-__device__ __forceinline__ void move_shifts(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2], float (&shift)[2],
-    float (&rescale)[2], const float (&s)[kTileN / 2], float room, float scale_log2) {
-  float maxima[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    float maximum = s[row * 2], other = s[row * 2 + 1];
-#pragma unroll
-    for (int i = row * 2 + 4; i < kTileN / 2; i += 4) {
-      maximum = fmaxf(maximum, s[i]);
-      other = fmaxf(other, s[i + 1]);
-    }
-    maxima[row] = fmaxf(maximum, other);
-  }
-  quad_max(maxima);
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float before = shift[row];
-    shift[row] = fmaxf(before, maxima[row] * scale_log2);
-    rescale[row] = ex2(before - shift[row]);
-  }
-  float sum[2];
-  weigh(prob, sum, s, shift, scale_log2);
-  uint32 factors[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    row_sum[row] = row_sum[row] * rescale[row] + sum[row];
-    // The bits of the power of two, 1 at least; (254 << 23) less these are those of its reciprocal.
-    const int power = max(__float_as_int(room * quad_sum(row_sum[row])), 127 << 23) & 255 << 23;
-    const float factor = __int_as_float((254 << 23) - power);
-    shift[row] += (power >> 23) - 127;
-    rescale[row] *= factor;
-    row_sum[row] *= factor;
-    factors[row] = pack(factor, factor);
-  }
-#pragma unroll
-  for (int k = 0; k < kTileN / 16; ++k) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) prob[k][i] = multiply_pairs(prob[k][i], factors[i % 2]);
-  }
+  row_sum[0] += sum[0] + odd_sum[0];
+  row_sum[1] += sum[1] + odd_sum[1];
 }
 
 // What a consumer knows of a piece: the number of its tile, and the steps of its stream. `turns` is for kernels whose
@@ -803,7 +767,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
 // Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&shift)[2], const float (&row_sum)[2]) {
+    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float sums[2], inverse[2];
@@ -838,7 +802,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float lse = sums[row] == 0.0f ? kMinusInfinity : (shift[row] + lg2(sums[row])) * kLn2;
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
     if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
   }
 }
@@ -871,15 +835,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
-    float shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
+    float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
     // Q's place is free for another tile.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
-    const float room = headroom(p, entry.count);
-    const bool looks = is_short(p, entry.count);
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
@@ -894,7 +856,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-      move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+      take_step_max(step_max, s, p.scale_log2);
+      raise_row_max(row_max, rescale, step_max);
+      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
       if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
       // Scores of step i together with the output of step i - 1.
@@ -910,9 +874,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-        bool fits = true;
-        // In a row of few keys shifts move often: look first, under P V, rather than work out weights in vain.
-        if (looks) fits = fits && __all_sync(0xFFFFFFFF, will_fit(s, shift, p.scale_log2));
+        // Under P V: the step's maximum.
+        take_step_max(step_max, s, p.scale_log2);
+        const bool raises = exceeds(step_max, row_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
@@ -920,16 +884,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        // Weights whose scores were looked at are below 2 each, whatever their sums.
-        float sum[2];
-        if (fits && (__all_sync(0xFFFFFFFF, weigh(prob, sum, s, shift, p.scale_log2)) || looks)) {
-          row_sum[0] += sum[0];
-          row_sum[1] += sum[1];
-        } else {
-          move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
-#pragma unroll
-          for (int j = 0; j < kHeadDim / 2; ++j) o[j] *= rescale[j / 2 % 2];
+        if (raises) {
+          raise_row_max(row_max, rescale, step_max);
+          rescale_rows(o, row_sum, rescale);
         }
+        scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
       }
 
       // Output of the last step.
@@ -940,7 +899,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
       v_position.advance();
     }
-    store_tile(p, tile, staging, warpgroup, o, shift, row_sum);
+    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     tile_position.advance();
   }
   if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over

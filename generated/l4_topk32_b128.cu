@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 991d59d6f1389748c2c9ac66851204cababf32b341a4a0db66e178e19b1e6b3b
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5b6b8b5238f3b02964ce72b85ea1819f1148f070a8d27576e7187ee0d4907a5c
+// seal: sha256 40fcc07509002e37248762d90b29f6d1cced749e9405561147a0765a1e937fc9
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -19,7 +19,7 @@
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
 //   Q comes in with the first tile and stays in shared memory. O leaves through its place.
-//   All keys that are multiplied in one go, half of a step, are weighed first.
+//   All keys that are multiplied in one go, half of a step, are exponentiated first.
 //
 // Symbols
 //   step        kTileN keys: one key block, or an equal part of it
@@ -27,9 +27,10 @@
 //   q           kWarpRows queries, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
-//   shift       exponent that a row's weights are relative to; row_sum: this thread's part of their running sum
+//   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
+//   row_sum     this thread's part of the running sum of the weights
 //   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
-//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of shift and row_sum are of rows r and r + 8
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum are of rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -58,7 +59,6 @@ constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the cu
 constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 4;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
-constexpr int kLongRow = 2048;  // keys from which a row is long: single weights are a small part of it then
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile
@@ -68,8 +68,8 @@ constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place
 static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// A row's shift before it has seen a key: finite, so that differences are defined. Scores must lie above it.
-constexpr float kNoShift = -1e30f;
+// row_max before the first key: less than any logit, but finite, so that differences are defined.
+constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
 // Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
@@ -349,69 +349,36 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax. The weight of a pair is 2^(scale_log2 s - shift), with one shift for each row. O and the sum of the
-// weights are relative to the same shift, so it may be any number that keeps weights in range: a group of keys goes on
-// with the shifts of the group before, without looking for maxima, unless one of its weights is 2 or more.
+// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
+// the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
 
-// P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. `sum` becomes what this thread has of their sums. Returns whether all are below 2: numbers from 2 on, and
-// NaNs, have bit 14 set.
-__device__ __forceinline__ bool weigh(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], float (&sum)[kRowTiles][2],
-    const float (&s)[kRowTiles][kTileN / 8][4], int group, const float (&shift)[kRowTiles][2], float scale_log2) {
-  uint32 bits = 0;
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
+//
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
+// of weight 2 or more always gets it.
+constexpr float kRescaleThreshold = 1.0f;
+
+__device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+    float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
+    float step_max[2] = {kMinusInfinity, kMinusInfinity};
 #pragma unroll
-    for (int k = 0; k < kGroupKeys / 16; ++k) {
+    for (int j = 0; j < kTileN / 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int j = group * (kGroupKeys / 8) + k * 2 + i / 2, row = i % 2;
-        const float low = ex2(s[tile][j][row * 2] * scale_log2 - shift[tile][row]);
-        const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - shift[tile][row]);
-        sum[tile][row] = k == 0 && i < 2 ? low + high : sum[tile][row] + (low + high);
-        prob[tile][k][i] = pack(low, high);
-        bits |= prob[tile][k][i];
-      }
+      for (int i = 0; i < 4; ++i) step_max[i / 2] = fmaxf(step_max[i / 2], s[tile][j][i]);
     }
-  }
-  return (bits & 0x40004000) == 0;
-}
-
-// A pair moves no shift whose weight is below twice this times what its row had before it. Its weight is then rounded
-// to 16 bits; that of a pair that moves them is exact. This is 1 from kLongRow keys on.
-// In shorter rows, and in those of few keys that are listed again and again, single pairs weigh more: it is less.
-__device__ __forceinline__ float headroom(const Params& p, int steps) {
-  const float fraction = min(steps * kTileN, p.kv_len) / static_cast<float>(kLongRow);  // of a row that is long enough
-  return fminf(fraction * fraction, 1.0f);
-}
-
-// Gives the rows shifts that suit the keys of a step from group `first` on. The largest logit so far gets weight 1 or,
-// where `room` times the row's sum is 2 or more, 1 over the largest power of two in that: a pair of weight 2 would
-// outweigh `room` times what the row has so far. O and the sums follow.
-__device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
-    float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int first, float room, float scale_log2) {
-  const int first_j = first * (kGroupKeys / 8);
-#pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-    float maxima[2] = {kMinusInfinity, kMinusInfinity};
-#pragma unroll
-    for (int j = first_j; j < kTileN / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) maxima[i / 2] = fmaxf(maxima[i / 2], s[tile][j][i]);
-    }
-    quad_max(maxima);
+    step_max[0] *= scale_log2;
+    step_max[1] *= scale_log2;
+    const bool mine = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                      step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, mine)) continue;
+    quad_max(step_max);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const float before = shift[tile][row], top = fmaxf(before, maxima[row] * scale_log2);
-      float sum = row_sum[tile][row] * ex2(before - top);
-#pragma unroll
-      for (int j = first_j; j < kTileN / 8; ++j) {
-        sum += ex2(s[tile][j][row * 2] * scale_log2 - top) + ex2(s[tile][j][row * 2 + 1] * scale_log2 - top);
-      }
-      // The exponent of that power of two, 0 at least.
-      const int power = max((__float_as_int(room * quad_sum(sum)) >> 23) - 127, 0);
-      shift[tile][row] = top + power;
-      const float rescale = ex2(before - shift[tile][row]);
+      const float before = row_max[tile][row];
+      row_max[tile][row] = fmaxf(before, step_max[row]);
+      const float rescale = ex2(before - row_max[tile][row]);
       row_sum[tile][row] *= rescale;
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
@@ -419,6 +386,30 @@ __device__ __forceinline__ void move_shifts(float (&o)[kRowTiles][kHeadDim / 8][
         o[tile][j][row * 2 + 1] *= rescale;
       }
     }
+  }
+}
+
+// P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
+// 16 keys. row_sum takes in those that this thread has.
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4],
+    float (&row_sum)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int group,
+    const float (&row_max)[kRowTiles][2], float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float sum[2];
+#pragma unroll
+    for (int k = 0; k < kGroupKeys / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = group * (kGroupKeys / 8) + k * 2 + i / 2, row = i % 2;
+        const float low = ex2(s[tile][j][row * 2] * scale_log2 - row_max[tile][row]);
+        const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - row_max[tile][row]);
+        sum[row] = k == 0 && i < 2 ? low + high : sum[row] + (low + high);
+        prob[tile][k][i] = pack(low, high);
+      }
+    }
+    row_sum[tile][0] += sum[0];
+    row_sum[tile][1] += sum[1];
   }
 }
 
@@ -445,25 +436,13 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 // first. There is one group here.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
-    float (&shift)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], const Params& p, int steps,
-    float scale_log2, uint32 v_lane) {
+    const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
+    uint32 v_lane) {
   uint32 prob[2][kRowTiles][kGroupKeys / 16][4];
 #pragma unroll
   for (int group = kFirst; group <= kEnd; ++group) {
-    float sum[kRowTiles][2];
-    bool fits = true;
-    if (group < kEnd) fits = weigh(prob[group % 2], sum, s, group, shift, scale_log2);
+    if (group < kEnd) scale_apply_exp2(prob[group % 2], row_sum, s, group, row_max, scale_log2);
     if (group > kFirst) multiply_group(o, prob[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
-    if (group == kEnd) break;
-    if (!__all_sync(0xFFFFFFFF, fits)) {
-      move_shifts(o, row_sum, shift, s, group, headroom(p, steps), scale_log2);
-      weigh(prob[group % 2], sum, s, group, shift, scale_log2);
-    }
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      row_sum[tile][0] += sum[tile][0];
-      row_sum[tile][1] += sum[tile][1];
-    }
   }
 }
 
@@ -516,9 +495,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_b128(const _
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
-  float shift[kRowTiles][2], row_sum[kRowTiles][2] = {};
+  float row_max[kRowTiles][2], row_sum[kRowTiles][2] = {};
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) shift[t][0] = shift[t][1] = kNoShift;
+  for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
 
   // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
   // next step, that of K between two halves of the output, when half of the scores have left their registers.
@@ -531,13 +510,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_b128(const _
     k_slot = slot_after(v_slot);
     multiply_scores(s, q_lane, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step);
+    raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     v_slot = slot_after(k_slot);
     const uint32 v_lane = v_slot + lane_offset;
-    multiply_output<0, kHalfStep>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
+    multiply_output<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, v_lane);
     fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, blocks.count, p.scale_log2, v_lane);
+    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
   }
 
   // Worked out anew: kept from the beginning it would take up registers throughout.
@@ -549,7 +529,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_b128(const _
     for (int row = 0; row < 2; ++row) {
       const float sum = quad_sum(row_sum[t][row]);
       const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-      const float lse = sum == 0.0f ? kMinusInfinity : (shift[t][row] + lg2(sum)) * kLn2;
+      const float lse = sum == 0.0f ? kMinusInfinity : (row_max[t][row] + lg2(sum)) * kLn2;
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
         o[t][j][row * 2] *= inverse;

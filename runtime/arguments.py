@@ -16,7 +16,7 @@ TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that the copy engine or a 16-byte load reads
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 _MAX_FLOAT = 3.4028234e38
-_MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kNoShift, -1e30
+_MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
 
 
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:

@@ -85,11 +85,6 @@ class PatternBase(Frozen):
         return None if self.fixed_block is None else self.fixed_block.kv
 
     @property
-    def row_keys(self) -> int | None:
-        """Keys that each query sees, where the pattern alone says how many."""
-        return None
-
-    @property
     def masks_pairs(self) -> bool:
         """Whether some visible blocks hide some of their pairs (beyond the tail of the sequence)."""
         return False

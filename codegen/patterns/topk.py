@@ -36,11 +36,6 @@ class TopK(PatternBase):
             ),
         )
 
-    @property
-    def row_keys(self) -> int:
-        """Keys of the listed blocks; one that is listed twice has its keys twice."""
-        return self.k * self.block.kv
-
     def shares(self, kv_len: int, rows: int, keys: int) -> int:
         """Return the number of listed blocks, or of steps where they hold more than one."""
         del kv_len, rows

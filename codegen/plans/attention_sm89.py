@@ -44,7 +44,6 @@ QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows 
 NARROW_HEAD = 64  # elements
 WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
-LONG_ROW = 2048  # keys
 BITS = "unsigned short"  # what an element is to the kernel
 KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
 
@@ -130,7 +129,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         *(block_constants(block, tile_queries, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
-        Constant("kLongRow", LONG_ROW, "keys from which a row is long: single weights are a small part of it then"),
         *softcap_constants(spec),
     ]
     params = [

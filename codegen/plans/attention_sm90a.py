@@ -69,8 +69,6 @@ ARRANGEMENTS = (
     (False, 1, True),
 )
 SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, True))  # with share_kv
-# Keys from which a row is long: single weights are a small part of it then, so they need not be exact.
-LONG_ROW = 1024
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of tiles, and of Q"}
 PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
@@ -231,12 +229,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "parts": parts,
             "restricts": spec.split_tail or parts > 1,
             "skips": skips,
-            "long_row": LONG_ROW,
-            # Whether sums tell that a step's weights are below 2. That takes fewer instructions than looking at each
-            # of them, and so less power; where power is no limit it does not pay (docs/ladder-attention.md, step 84).
-            "sums_tell": not spec.share_kv and parts == 1,
-            # Whether the kernel is for rows of few keys too; with share_kv it does not look ahead for them.
-            "short_rows": not spec.share_kv and (pattern.row_keys is None or pattern.row_keys < LONG_ROW),
             "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
             "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
         },

@@ -426,7 +426,7 @@ def test_only_calls_with_right_results_are_timed(script: ModuleType, monkeypatch
         assert result == ("a problem", label)
         return errors[label]
 
-    monkeypatch.setattr(script.harness, "median_milliseconds", median)
+    monkeypatch.setattr(script.harness, "single_calls", median)
     makers = [raises, many, lambda problem: {"cannot": cannot}]
     for quick in (True, False):
         found = script.harness.check_and_time(makers, "a problem", error_of, 3e12, quick)
@@ -623,7 +623,7 @@ def test_a_tuned_flex_call_is_the_fastest_of_its_options(script: ModuleType, mon
 
     monkeypatch.setattr(peers, "flex_mask", lambda *given: type("Mask", (), {"BLOCK_SIZE": (128, 64)}))
     monkeypatch.setattr(peers, "flex_call", flex_call)
-    monkeypatch.setattr(peers, "median_milliseconds", median)
+    monkeypatch.setattr(peers, "single_calls", median)
     q = torch.zeros(1, 2, 128, 128)
     problem, refused = script.Problem(None, q, q, q, ()), {4}
     ((label, call),) = script.PEERS["flex_tuned"].make(problem).items()

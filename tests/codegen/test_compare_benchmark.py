@@ -110,7 +110,7 @@ class Problem:
 def test_variants_are_checked_and_timed_in_turns(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(script, "median_milliseconds", lambda calls: dict.fromkeys(calls, 2.0))
+    monkeypatch.setattr(script, "single_calls", lambda calls: dict.fromkeys(calls, 2.0))
     order = []
 
     def ours(problem: Problem) -> dict[str, Any]:

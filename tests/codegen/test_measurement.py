@@ -42,7 +42,7 @@ def test_a_peer_is_compiled_for_every_kernel(monkeypatch: pytest.MonkeyPatch) ->
         return dict.fromkeys(calls, 1.0)
 
     monkeypatch.setattr(measurement, "workload", workload)
-    monkeypatch.setattr(measurement, "median_milliseconds", timed)
+    monkeypatch.setattr(measurement, "single_calls", timed)
     kernels = torch._dynamo.config.recompile_limit + 4
     for size in range(1, kernels + 1):
         kernel: Any = type("Kernel", (int,), {"compiled": SimpleNamespace(named=SimpleNamespace(stem="ours"))})(size)
@@ -107,7 +107,7 @@ def test_speed_is_work_over_time_and_a_dense_peer_does_more(monkeypatch: pytest.
     load = measurement.Workload("a shape", 6e12, lambda: None, peers, {"dense": 30e12})
     times = {"ours": 2.00004, "dense": 5.0, "sparse": 4.0}
     monkeypatch.setattr(measurement, "workload", lambda kernel: load)
-    monkeypatch.setattr(measurement, "median_milliseconds", lambda calls: {name: times[name] for name in calls})
+    monkeypatch.setattr(measurement, "single_calls", lambda calls: {name: times[name] for name in calls})
     kernel: Any = SimpleNamespace(compiled=SimpleNamespace(named=SimpleNamespace(stem="ours")))
     found = [record.model_dump() for record in measurement.measure(kernel)]
     own = {"shape": "a shape", "milliseconds": 2.0, "tflops": 2999.9}
@@ -139,7 +139,7 @@ def test_medians_of_calls_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: next(clock))
     calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    assert measurement.median_milliseconds(calls, repeats=5, warm_up=2) == {"a": 3.0, "b": 7.0}
+    assert measurement.single_calls(calls, repeats=5, warm_up=2) == {"a": 3.0, "b": 7.0}
     assert order[:4] == ["a", "a", "b", "b"]  # before anything is timed
     assert order[4:] == ["event", "a", "event", "event", "b", "event"] * 5
     assert slept == [pytest.approx(4_000_000, rel=1e-3)] * 10  # twice as long as a call takes to be enqueued

@@ -1,12 +1,14 @@
 """Times attention kernels and their peers on every data set, in both ways, and goes on where an earlier run ended.
 
     python benchmarks/data.py --cells benchmarks/results/attention_data_h100.jsonl --budget 540
+    python benchmarks/data.py --cells benchmarks/results/attention_data_h100.jsonl --rebind
     python benchmarks/data.py --cells cells.jsonl --rows topk32 --data std1 rising --dtypes fp16 --peers fa4
 
 A cell is a row of benchmarks/attention.py (group "data") on a data set of runtime/bench.py in one type. It is appended
 to the file as a JSON line once it is measured. Those that the file has of the same device and of today's source are
 skipped. One of an older source is measured again, and the newest counts. A file with cells of another device is
-refused. benchmarks/results_table.py makes the tables.
+refused. ``--rebind`` needs no GPU: where only comments or names of a source have changed, so that today's code is what
+was measured, its cells are today's. benchmarks/results_table.py makes the tables.
 
 FlexAttention, which takes longer to compile than to time, runs where no other peer computes a row, or where --peers
 names it. FlashAttention 3 runs beside our bf16 kernels alone: its wheel has no other type.
@@ -22,19 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import attention
-import cells
+import data_cells
 import harness
 import torch
 from attention import PACKAGES, PEERS, Part, Row, errors_of, exact_parts, flops, in_bf16, make_problem, ours
 from attention_peers import Problem
 from harness import OURS, Fields, check_calls, free_memory, make_calls, time_calls
-from measured import kernel_fields
+from measured import REBIND, kernel_fields, rebind
 from records import BACK_TO_BACK, SINGLE, best_peer, both, ratio_to_best, speeds
 
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, parse_spec
 from runtime.bench import BLOCK_SECONDS, DATA, ROUNDS, SETTLING_SHARE, Call, make_data
 
 USUAL_PEERS = ("sdpa", "fa4", "cudnn_bsa", "fa3")
@@ -83,7 +85,7 @@ def peers_of(row: Row, dtype: str, asked: Sequence[str] | None) -> tuple[str, ..
     return tuple(names)
 
 
-def planned(options: argparse.Namespace, found: dict[cells.Key, cells.Cell]) -> list[Column]:
+def planned(options: argparse.Namespace, found: dict[data_cells.Key, data_cells.Cell]) -> list[Column]:
     """Return the columns with cells that are left to measure, fp16 first."""
     rows = {row.name: row for row in attention.ROWS}
     columns = []
@@ -94,8 +96,9 @@ def planned(options: argparse.Namespace, found: dict[cells.Key, cells.Cell]) -> 
             source, shape = source_sha256(render(named)), attention.shape_fields(row)
             data = tuple(
                 data
-                for data in cells.DATA[dtype]
-                if data in options.data and not cells.is_measured(found.get((name, data, dtype)), source, shape, OURS)
+                for data in data_cells.DATA[dtype]
+                if data in options.data
+                and not data_cells.is_measured(found.get((name, data, dtype)), source, shape, OURS)
             )
             if data:
                 columns.append(Column(row, dtype, named, source, peers_of(row, dtype, options.peers), data))
@@ -136,7 +139,7 @@ def measure_cell(
 
 def measure_column(
     column: Column, environment: Fields, installed: Sequence[str], may_begin: Callable[[], bool]
-) -> Iterator[cells.Cell]:
+) -> Iterator[data_cells.Cell]:
     """Yield the cells of a column; its tensors are made and its peers compiled once.
 
     Args:
@@ -169,7 +172,7 @@ def measure_column(
         }
 
 
-def told(cell: cells.Cell) -> str:
+def told(cell: data_cells.Cell) -> str:
     """Return a finished cell in one line."""
     results, peer = cell["results"], best_peer(cell, BACK_TO_BACK)
     own = results.get(OURS)
@@ -185,13 +188,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--cells", type=Path, required=True, metavar="FILE", help="where cells are read and appended")
-    rows = f"of {', '.join(cells.ROWS)}"
-    parser.add_argument("--rows", nargs="+", choices=cells.ROWS, default=cells.ROWS, metavar="NAME", help=rows)
+    rows = f"of {', '.join(data_cells.ROWS)}"
+    parser.add_argument(
+        "--rows", nargs="+", choices=data_cells.ROWS, default=data_cells.ROWS, metavar="NAME", help=rows
+    )
     harness.add_data_option(parser, DATA, "all")
-    parser.add_argument("--dtypes", nargs="+", choices=cells.DATA, default=tuple(cells.DATA), metavar="NAME")
+    parser.add_argument("--dtypes", nargs="+", choices=data_cells.DATA, default=tuple(data_cells.DATA), metavar="NAME")
     peers = f"of {','.join(PEERS)}; by default {','.join(USUAL_PEERS)}, or {LAST_RESORT} where none of them computes it"
     parser.add_argument("--peers", type=harness.peer_names(PEERS), metavar="NAME,...", help=peers)
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="no cell is begun later")
+    parser.add_argument("--rebind", action="store_true", help=f"needs no GPU: {REBIND}")
     options = parser.parse_args(arguments)
     options.data = harness.chosen_data(options, DATA)
     return options
@@ -202,9 +208,9 @@ def measure(options: argparse.Namespace) -> int:
     """Measure what the file lacks until the budget is spent; return how many cells are left."""
     begun = time.monotonic()
     environment = harness.environment(PACKAGES)
-    found = cells.read(options.cells)
-    cells.check_one_device(options.cells, found.values(), environment["device"])
-    cells.drop_short_line(options.cells)
+    found = data_cells.read(options.cells)
+    data_cells.check_one_device(options.cells, found.values(), environment["device"])
+    data_cells.drop_short_line(options.cells)
     columns = planned(options, found)
     left = sum(len(column.data) for column in columns)
     seconds = sum(column.seconds for column in columns)
@@ -221,15 +227,26 @@ def measure(options: argparse.Namespace) -> int:
         if not may_begin():
             break
         for cell in measure_column(column, environment, installed, may_begin):
-            cells.append(options.cells, cell)
+            data_cells.append(options.cells, cell)
             left -= 1
             print(f"{time.monotonic() - begun:.0f} s, {left} left: {told(cell)}", flush=True)
         free_memory()
     return left
 
 
+def rebind_cells(path: Path) -> None:
+    """Bind cells to today's sources where the code that was measured is compiled from those; older cells go."""
+    found = data_cells.read(path)
+    for cell in found.values():
+        rebind(cell, [cell], lambda record: find_spec(parse_spec(record["spec"])))
+    data_cells.write(path, found.values())
+
+
 def main() -> int:
     options = parse_arguments()
+    if options.rebind:
+        rebind_cells(options.cells)
+        return 0
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; benchmarks/results_table.py shows the cells of an earlier run")
     left = measure(options)

@@ -312,7 +312,7 @@ def parse_arguments(
         metavar="FILE",
         help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
     )
-    parser.add_argument("--rebind", action="store_true", help=REBIND)
+    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
     options = parser.parse_args(arguments)
     if data:
         options.data = chosen_data(options, data)

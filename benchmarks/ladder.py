@@ -333,7 +333,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="where to write what was measured")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; its plot lies beside it")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="an earlier run's JSON")
-    parser.add_argument("--rebind", action="store_true", help=REBIND)
+    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
     options = parser.parse_args(arguments)
     if options.rebind and not options.source:
         parser.error("--rebind needs --from")

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cells as data_cells
+import data_cells
 from records import (
     BACK_TO_BACK,
     DASH,

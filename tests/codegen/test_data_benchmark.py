@@ -36,7 +36,7 @@ def script() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def cells(script: ModuleType) -> ModuleType:
-    module: ModuleType = script.cells
+    module: ModuleType = script.data_cells
     return module
 
 
@@ -67,7 +67,7 @@ def write(path: Path, *cells: Any) -> Path:
 
 def left(script: ModuleType, path: Path, *arguments: str) -> list[tuple[str, str, str]]:
     options = script.parse_arguments(["--cells", str(path), *arguments])
-    columns = script.planned(options, script.cells.read(path))
+    columns = script.planned(options, script.data_cells.read(path))
     return [(column.row.name, data, column.dtype) for column in columns for data in column.data]
 
 
@@ -150,6 +150,29 @@ def test_cells_of_two_devices_do_not_mix(
     write(path, cell_of(script), cell_of(script, data="heads", device="another"))
     with pytest.raises(SystemExit, match="of one device"):
         cells.read(path)
+
+
+def test_cells_follow_a_source_whose_code_is_the_same(
+    script: ModuleType, cells: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"versions": {"compiler": "a compiler"}}
+    monkeypatch.setattr("measured.toolchain.compiler_version", lambda: ("", "a compiler"))
+    monkeypatch.setattr("measured.code_sha256", lambda named: "code")
+    older = {"source_sha256": "0" * 64, **versions}
+    path = write(
+        tmp_path / "cells.jsonl",
+        cell_of(script, **older, code_sha256="code", flops=1.0),
+        cell_of(script, **older, code_sha256="code", flops=2.0),
+        cell_of(script, data="heads", **older, code_sha256="another"),
+    )
+    monkeypatch.setattr("sys.argv", ["data.py", "--cells", str(path), "--rebind"])
+    assert script.main() == 0
+    assert left(script, path, *ONE_ROW) == [("topk32", "heads", "fp16")]
+    assert [cell["flops"] for cell in cells.read(path).values() if "flops" in cell] == [2.0]
+    assert len(path.read_text().splitlines()) == 2
+    write(path, cell_of(script, **older | {"versions": {"compiler": "another"}}))
+    with pytest.raises(SystemExit, match="compiled with another"):
+        script.main()
 
 
 def test_measuring_needs_a_gpu(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,17 @@ def drop_short_line(path: Path) -> None:
 def append(path: Path, cell: Cell) -> None:
     """Add a cell as one line."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(cell) + "\n")
+        file.write(line_of(cell))
+
+
+def write(path: Path, cells: Iterable[Cell]) -> None:
+    """Write a file anew."""
+    path.write_text("".join(map(line_of, cells)), encoding="utf-8")
+
+
+def line_of(cell: Cell) -> str:
+    """Return a cell as it stands in the file."""
+    return json.dumps(cell) + "\n"
 
 
 def is_measured(cell: Mapping[str, Any] | None, source: str, shape: Mapping[str, int], own: str) -> bool:

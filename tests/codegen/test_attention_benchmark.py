@@ -730,3 +730,35 @@ def test_cudnn_gets_the_lists_of_each_head(
         (tensors, options) = given.pop()
         assert tensors[:3] == (q, k, k) and torch.equal(tensors[3], problem.head_lists[0])
         assert options == {"sparse_block_size": 64, "layout": "bhsd", "kv_splits": parts}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dense_8k", {"causal": False}),
+        ("causal_8k", {"causal": True}),
+        ("window2k_h16", {"causal": False, "window_size": (2047, 0)}),
+    ],
+)
+def test_fa3_is_asked_for_the_same_pairs_in_bf16(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    given: list[Any] = []
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        given.append(((q, k, v), options))
+        return q, None
+
+    package = ModuleType("flash_attn_interface")
+    package.flash_attn_func = attend  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    (row,) = (row for row in script.ROWS if row.name == name)
+    q, k = torch.randn(1, 2, 8, 128).half(), torch.randn(1, 1, 8, 128).half()
+    problem = script.Problem(spec_of(row.fields), q, k, k, ())
+    (call,) = script.PEERS["fa3"].make(problem).values()
+    q.fill_(3.0)
+    problem.refresh_copies()
+    assert torch.equal(call(), q.bfloat16())
+    ((tensors, told),) = given
+    assert told == options
+    assert [(t.dtype, tuple(t.shape)) for t in tensors] == [(torch.bfloat16, (1, 8, heads, 128)) for heads in (2, 1, 1)]

@@ -5,10 +5,13 @@
     python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
-Groups: "main"; "ordered", lists of 64 x 64 blocks with query blocks as they come and in an order that is found before;
-"bf16", some main rows in that type; "k" and "length", sweeps of the lists' length and of the sequence's; "short"
-sequences; "overlap", lists of which neighbours have entries in common, by a kernel that loads those once and by one
-that does not; "ada", the kernels for sm_89, which a newer GPU runs through PTX.
+    python benchmarks/attention.py --rows topk32 --data std1 heads          # on two data sets of runtime/bench.py
+
+Groups: "main"; "data", the rows that benchmarks/data.py runs on every data set; "ordered", lists of 64 x 64 blocks with
+query blocks as they come and in an order that is found before; "bf16", some main rows in that type; "k" and "length",
+sweeps of the lists' length and of the sequence's; "short" sequences; "overlap", lists of which neighbours have entries
+in common, by a kernel that loads those once and by one that does not; "ada", the kernels for sm_89, which a newer GPU
+runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
 fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
@@ -17,6 +20,7 @@ fails or computes something else gets no time, and the reason is told. docs/meas
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +43,15 @@ from harness import (
     show,
 )
 from measured import kernel_fields
+from records import PLAIN
 
 from codegen.library import find_spec
+from codegen.patterns.block_lists import BlockLists
 from codegen.spec import AttentionSpec, parse_spec
-from runtime import load_kernel
+from runtime import bench, load_kernel
 from runtime.arguments import TORCH_DTYPES
-from runtime.measurement import Call, pairs_of_head, random_lists
+from runtime.bench import Call, make_data
+from runtime.measurement import pairs_of_head, pattern_lists, random_lists
 
 PACKAGES = (
     *("torch", "triton", "flash-attn-4", "fa3-fwd", "flashinfer-python"),
@@ -67,6 +74,7 @@ class Row:
         batch: batch size.
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
+        data: a data set of runtime.bench; names of rows with another than PLAIN end in it.
         overlap: the share of its entries that a list has in common with the one before, in each NEIGHBOURS lists; None
             if each list is drawn on its own.
     """
@@ -81,6 +89,7 @@ class Row:
     batch: int = 1
     kv_heads: int | None = None
     quick: bool = False
+    data: str = PLAIN
     overlap: float | None = None
 
 
@@ -152,27 +161,42 @@ FLASHINFER = ("flashinfer", "flashinfer_cake")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", *FLASHINFER)
 DENSE_PEERS = ("sdpa", "fa4", "fa3")
 
+DATA = ("main", "data")  # groups of main rows that benchmarks/data.py runs on every data set
+
 MAIN_ROWS = (
     Row("topk16", topk(128, 16, 128, 128), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
-    Row("topk32", topk(128, 32, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k"), quick=True),
+    Row("topk32", topk(128, 32, 128, 128), 16, 32768, LIST_PEERS, 720, groups=(*DATA, "k"), quick=True),
     Row("topk64", topk(128, 64, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
     Row("topk32_128k", topk(128, 32, 128, 128, **PACED), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
     Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
     Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
     Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
     Row("topk16_b64", topk(128, 16, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 580),
-    Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, quick=True),
+    Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, groups=DATA, quick=True),
     Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
     Row("topk32_b64_128k", {**SHARED, **PACED, "order_queries": True}, 8, 131072, LIST_PEERS, 560),
-    Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690),
-    Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440),
-    Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, kv_heads=8),
+    Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690, groups=DATA),
+    Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440, groups=DATA),
+    Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, groups=DATA, kv_heads=8),
     Row("window2k", WINDOW, 8, 32768, (*FLEX, "fa4"), 650, quick=True),
     Row("window2k_128k", WINDOW, 8, 131072, (*FLEX, "fa4"), 660),
     Row("dense", EVERY_KEY[128, "dense"], 16, 16384, DENSE_PEERS, 690, batch=2),
     Row("causal", EVERY_KEY[128, "causal"], 16, 16384, DENSE_PEERS, 715, batch=2, quick=True),
     Row("dense_d64", EVERY_KEY[64, "dense"], 8, 16384, DENSE_PEERS, 540),
     Row("causal_d64", EVERY_KEY[64, "causal"], 8, 16384, DENSE_PEERS, 570),
+)
+LISTS: Fields = {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}
+# Beside the main rows of that group; in shapes that every peer has room and time for.
+DATA_ROWS = (
+    *(
+        Row(name, EVERY_KEY[head_dim, kind], 16, 8192, DENSE_PEERS, groups=("data",), batch=2)
+        for name, head_dim, kind in (
+            *(("dense_8k", 128, "dense"), ("causal_8k", 128, "causal")),
+            *(("dense_8k_d64", 64, "dense"), ("causal_8k_d64", 64, "causal")),
+        )
+    ),
+    Row("window2k_h16", WINDOW, 16, 32768, (*FLEX, "fa4", "fa3"), groups=("data",)),
+    Row("block_lists", fields(128, LISTS, (128, 128), 2, schedule="ping_pong"), 16, 32768, FLEX, groups=("data",)),
 )
 K_ROWS = tuple(Row(f"topk{k}", topk(128, k, 128, 128), 16, 32768, LIST_PEERS, groups=("k",)) for k in (8, 128))
 LENGTH_ROWS = tuple(
@@ -257,31 +281,39 @@ ADA_ROWS = (
     Row("ada_dense_wmma", wmma(128, DENSE), 16, 4096, ADA_PEERS, groups=("ada",), batch=4),
     Row("ada_topk32_b64_wmma", wmma(128, listed(64)), 16, 32768, ADA_PEERS, groups=("ada",)),
 )
+
+
+def in_bf16(row: Row) -> Row:
+    """Return a row with the kernel of that type."""
+    return replace(row, fields={**row.fields, "dtype": "bf16"})
+
+
 BF16_ROWS = tuple(
-    replace(
-        row, name=f"{row.name}_bf16", fields={**row.fields, "dtype": "bf16"}, target=None, groups=("bf16",), quick=False
-    )
+    replace(in_bf16(row), name=f"{row.name}_bf16", target=None, groups=("bf16",), quick=False)
     for row in MAIN_ROWS
     if row.name in ("topk32", "topk32_d64", "topk32_b64", "window2k", "dense", "causal")
 )
-ROWS = MAIN_ROWS + ORDERED_ROWS + BF16_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + OVERLAP_ROWS + ADA_ROWS
+ROWS = MAIN_ROWS + DATA_ROWS + ORDERED_ROWS + BF16_ROWS + K_ROWS + LENGTH_ROWS + SHORT_ROWS + OVERLAP_ROWS + ADA_ROWS
 SWEEPS = {"k": "blocks in each list", "length": "queries and keys"}
-GROUPS = ("main", "ordered", "bf16", *SWEEPS, "short", "overlap", "ada")
+GROUPS = ("main", "data", "ordered", "bf16", *SWEEPS, "short", "overlap", "ada")
 
 
 def make_problem(row: Row, spec: AttentionSpec) -> Problem:
-    """Draw random normal inputs and random lists, ascending as cuDNN's splits need them, one for each K/V head.
+    """Draw inputs of the row's data set and random lists, ascending as cuDNN's splits need them, one a K/V head.
 
     Our kernel gets a list for each head, or for each pack of heads where its spec packs the heads of a group.
     """
     torch.manual_seed(0)
     kv_heads = row.kv_heads or row.heads
     q, k, v = (
-        torch.randn((row.batch, heads, row.length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
+        torch.empty((row.batch, heads, row.length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
         for heads in (row.heads, kv_heads, kv_heads)
     )
-    block, lists = spec.pattern.fixed_block, ()
-    if block is not None:
+    make_data(row.data, q, k, v)
+    lists: tuple[torch.Tensor, ...] = ()
+    if isinstance(spec.pattern, BlockLists):
+        lists = pattern_lists(spec, row.heads, row.length)
+    elif spec.pattern.fixed_block is not None:
         drawn = drawn_lists(row, spec, kv_heads)
         rows_of_lists = row.heads // getattr(spec, "packed_heads", 1)
         lists = (drawn.sort(-1).values.repeat_interleave(rows_of_lists // kv_heads, 1).contiguous(),)
@@ -310,38 +342,68 @@ def flops(row: Row, spec: AttentionSpec, lists: tuple[torch.Tensor, ...], device
     return 4.0 * row.batch * row.heads * spec.head_dim * pairs_of_head(spec, row.length, lists, device)
 
 
+def listed_keys(problem: Problem, head: int, query_block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys of a query block's lists, and which of them stand in a full block, of the last batch entry."""
+    block, own = problem.spec.pattern.fixed_block, head // (problem.q.shape[1] // problem.lists[0].shape[1])
+    lists = [tensor[-1, own, query_block] for tensor in problem.lists]
+    if isinstance(problem.spec.pattern, BlockLists):
+        partial_count, partial, full_count, full = lists
+        partial, full = partial[:partial_count], full[:full_count]
+    else:
+        partial, full = lists[0], lists[0][:0]
+    blocks = torch.cat((partial, full)).long()
+    keys = (blocks[:, None] * block.kv + torch.arange(block.kv, device=blocks.device)).flatten()
+    return keys, torch.arange(len(keys), device=keys.device) >= len(partial) * block.kv
+
+
 def exact(problem: Problem, head: int, rows: slice) -> torch.Tensor:
     """Return float64 attention of some query rows, within one query block, of the last batch entry."""
     spec, length, device = problem.spec, problem.q.shape[2], problem.q.device
     block = spec.pattern.fixed_block
     keys = torch.arange(length, device=device)
+    in_full = torch.zeros_like(keys, dtype=torch.bool)
     if block is not None:
-        (lists,) = problem.lists
-        own = head // (problem.q.shape[1] // lists.shape[1])
-        listed = lists[-1, own, rows.start // block.q].long()
-        keys = (listed[:, None] * block.kv + torch.arange(block.kv, device=device)).flatten()
+        keys, in_full = listed_keys(problem, head, rows.start // block.q)
     kv_head = head // (problem.q.shape[1] // problem.k.shape[1])
     queries = torch.arange(rows.start, rows.stop, device=device)
     scores = problem.q[-1, head, rows].double() @ problem.k[-1, kv_head, keys].double().T * spec.head_dim**-0.5
-    hidden = ~spec.pattern.visible(queries[:, None], keys[None], length, length)
+    hidden = ~(spec.pattern.visible(queries[:, None], keys[None], length, length) | in_full)
     return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ problem.v[-1, kv_head, keys].double()
 
 
-def largest_error(problem: Problem, out: torch.Tensor) -> float:
-    """Return the worst error of the last head's first, middle and last rows, relative to their largest element.
+@dataclass(frozen=True)
+class Part:
+    """Rows of one head, of the last batch entry, and what attention gives for them in float64."""
 
-    They are 64, or as many as a query block has if these are fewer.
+    head: int
+    rows: slice
+    expected: torch.Tensor
+
+
+def exact_parts(problem: Problem, heads: Sequence[int], parts: int = 3) -> list[Part]:
+    """Return parts of these heads: the first and the last rows, and ``parts - 2`` evenly spread between.
+
+    A part is 64 rows, or as many as a query block has if these are fewer.
     """
+    length, block = problem.q.shape[2], problem.spec.pattern.fixed_block
+    number = 64 if block is None else min(64, block.q)
+    firsts = [i * length // (parts - 1) // number * number for i in range(parts - 1)]
+    slices = [slice(first, first + number) for first in (*firsts, length - number)]
+    return [Part(head, rows, exact(problem, head, rows)) for head in heads for rows in slices]
+
+
+def errors_of(problem: Problem, parts: Sequence[Part], out: torch.Tensor) -> tuple[float, float]:
+    """Return the worst error of a result: the absolute one, and that relative to the largest element of its part."""
     if out.shape != problem.q.shape:
         raise ValueError(f"the result has shape {tuple(out.shape)}, expected {tuple(problem.q.shape)}")
-    head, length, block = problem.q.shape[1] - 1, problem.q.shape[2], problem.spec.pattern.fixed_block
-    number = 64 if block is None else min(64, block.q)
-    errors = []
-    for first in (0, length // 128 * 64, length - number):
-        rows = slice(first, first + number)
-        expected = exact(problem, head, rows)
-        errors.append((out[-1, head, rows].double() - expected).abs().max() / expected.abs().max())
-    return float(torch.stack(errors).max())  # NaN if there is one
+    absolute = torch.stack([(out[-1, part.head, part.rows].double() - part.expected).abs().max() for part in parts])
+    largest = torch.stack([part.expected.abs().max() for part in parts])
+    return float(absolute.max()), float((absolute / largest).max())  # NaN if there is one
+
+
+def largest_error(problem: Problem, out: torch.Tensor) -> float:
+    """Return the worst error of the last head's first, middle and last rows, relative to their largest element."""
+    return errors_of(problem, exact_parts(problem, [problem.q.shape[1] - 1]), out)[1]
 
 
 def ours(problem: Problem) -> dict[str, Call]:
@@ -366,17 +428,30 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
     makers = [ours, *(PEERS[peer].make for peer in row.peers if peer in peers)]
     outcome = check_and_time(makers, problem, lambda _, out: largest_error(problem, out), work, quick)
     return {
-        "name": row.name,
-        "groups": row.groups,
-        "batch": row.batch,
-        "heads": row.heads,
-        "kv_heads": row.kv_heads or row.heads,
-        "length": row.length,
+        **shape_fields(row),
         **kernel_fields(find_spec(spec), ran=OURS in outcome["results"]),
         "flops": work,
         "target_tflops": row.target,
         **outcome,
     }
+
+
+def shape_fields(row: Row) -> Fields:
+    """Return what a record says of its row."""
+    return {
+        "name": row.name,
+        "groups": row.groups,
+        "data": row.data,
+        "batch": row.batch,
+        "heads": row.heads,
+        "kv_heads": row.kv_heads or row.heads,
+        "length": row.length,
+    }
+
+
+def on_data(row: Row, data: str) -> Row:
+    """Return a row with another data set; it is in no group, so that tables and plots have each row once."""
+    return row if data == PLAIN else replace(row, name=f"{row.name}, {data}", groups=(), target=None, data=data)
 
 
 def plot(report: Fields, path: Path) -> None:
@@ -425,13 +500,13 @@ def plot_sweeps(report: Fields, sweeps: dict[str, list[Fields]], path: Path) -> 
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    return harness.parse_arguments(__doc__, ROWS, GROUPS, PEERS, arguments)
+    return harness.parse_arguments(__doc__, ROWS, GROUPS, PEERS, arguments, data=bench.DATA)
 
 
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> Fields:
-    """Run the chosen rows."""
-    rows = harness.chosen_rows(options, ROWS)
+    """Run the chosen rows, each on the chosen data."""
+    rows = [on_data(row, data) for row in harness.chosen_rows(options, ROWS) for data in options.data]
     return harness.measure(options, rows, PEERS, run_row, harness.environment(PACKAGES), free_memory)
 
 

@@ -6,14 +6,16 @@ compute the problem raises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from harness import Fields, Peer
 
 from codegen.spec import AttentionSpec, parse_spec
 from runtime import load_kernel
-from runtime.measurement import Call, flex_call, flex_mask, median_milliseconds, sdpa_calls
+from runtime.bench import Call, single_calls
+from runtime.measurement import flex_call, flex_mask, sdpa_calls
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,21 @@ class Problem:
     k: torch.Tensor
     v: torch.Tensor
     lists: tuple[torch.Tensor, ...]
+    _copies: list[tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    def copies(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return q, k and v as a peer wants them: in another type or layout."""
+        made = tuple(map(convert, (self.q, self.k, self.v)))
+        self._copies.append((convert, made))
+        return made
+
+    def refresh_copies(self) -> None:
+        """Bring the peers' copies up to date after q, k and v were given other values."""
+        for convert, made in self._copies:
+            for tensor, copy in zip((self.q, self.k, self.v), made, strict=True):
+                copy.copy_(convert(tensor))
 
     @property
     def head_lists(self) -> tuple[torch.Tensor, ...]:
@@ -80,7 +97,7 @@ def flex_tuned(problem: Problem) -> dict[str, Call]:
         calls[f"FlexAttention {block_q}x{columns} {warps} warps {stages} stages"] = call
     if not calls:
         raise refused
-    times = median_milliseconds(calls, repeats=3, warm_up=1)
+    times = single_calls(calls, repeats=3, warm_up=1)
     best = min(times, key=lambda label: times[label])
     return {best: calls[best]}
 
@@ -89,7 +106,7 @@ def fa4(problem: Problem) -> dict[str, Call]:
     """FlashAttention 4, which takes (batch, length, heads, head_dim)."""
     from flash_attn.cute import flash_attn_func
 
-    q, k, v = (t.transpose(1, 2).contiguous() for t in (problem.q, problem.k, problem.v))
+    q, k, v = problem.copies(lambda t: t.transpose(1, 2).contiguous())
     pattern = problem.spec.pattern
     options: Fields = {"causal": pattern.kind == "causal"}
     if pattern.kind == "sliding_window":
@@ -142,16 +159,21 @@ def cudnn_bsa(problem: Problem) -> dict[str, Call]:
 
 
 def fa3(problem: Problem) -> dict[str, Call]:
-    """FlashAttention 3, dense and causal, in bf16: the wheel of its forward pass has no other type."""
+    """FlashAttention 3, dense, causal and windows, in bf16: the wheel of its forward pass has no other type."""
     try:
         from flash_attn_interface import flash_attn_func
     except ModuleNotFoundError:
         from fa3_fwd_interface import flash_attn_func
 
-    q, k, v = (t.transpose(1, 2).to(torch.bfloat16).contiguous() for t in (problem.q, problem.k, problem.v))
+    q, k, v = problem.copies(lambda t: t.transpose(1, 2).to(torch.bfloat16).contiguous())
+
+    pattern = problem.spec.pattern
+    options: Fields = {"causal": pattern.kind == "causal"}
+    if pattern.kind == "sliding_window":
+        options["window_size"] = (pattern.left, pattern.right)
 
     def call() -> torch.Tensor:
-        out = flash_attn_func(q, k, v, causal=problem.spec.pattern.kind == "causal")
+        out = flash_attn_func(q, k, v, **options)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
     return {"FlashAttention-3 (bf16)": call}
@@ -205,7 +227,7 @@ def flashinfer_cake(problem: Problem) -> dict[str, Call]:
     listed.scatter_(2, lists[0].long(), True)
     listed = listed.repeat_interleave(block.q // size, 1).repeat_interleave(block.kv // size, 2)
     sizes = [torch.full((heads, blocks), size, dtype=torch.int32) for blocks in listed.shape[1:]]
-    q, k, v = (t[0].to(torch.bfloat16) for t in (problem.q, problem.k, problem.v))
+    q, k, v = problem.copies(lambda t: t[0].to(torch.bfloat16))
     wrapper = VariableBlockSparseAttentionWrapper(torch.empty(0, dtype=torch.uint8, device=q.device), backend="cake")
     wrapper.plan(listed.cpu(), *sizes, heads, kv_heads, problem.q.shape[3], q_data_type=torch.bfloat16)
     return {"FlashInfer cake (bf16)": lambda: wrapper.run(q, k, v)[None]}

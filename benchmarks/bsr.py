@@ -48,7 +48,7 @@ from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
-from runtime.measurement import Call
+from runtime.bench import Call
 
 PACKAGES = ("torch", "triton")
 SIZE = 8192  # rows and columns of A

@@ -19,7 +19,7 @@ from harness import Fields, Peer
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
 from runtime import load_kernel
-from runtime.measurement import Call, median_milliseconds
+from runtime.bench import Call, single_calls
 
 DENSE = "cuBLAS, dense"
 TUNING_SECONDS = 20.0  # no further options are tried after that
@@ -95,7 +95,7 @@ def triton(problem: Problem) -> dict[str, Call]:
         except Exception:  # too much shared memory, for one
             continue
         calls[f"Triton bsr_dense_addmm, {width} columns {warps} warps {stages} stages"] = call
-    times = median_milliseconds(calls, repeats=5, warm_up=2)
+    times = single_calls(calls, repeats=5, warm_up=2)
     best = min(times, key=lambda label: times[label])
     return {best: calls[best]}
 

@@ -1,18 +1,18 @@
 """Times variants of a row's kernel beside each other, as the figures of the ladders are taken.
 
     python benchmarks/compare.py topk32 schedule=cooperative tile.n=64,stages=4
+    python benchmarks/compare.py topk32 stages=3 --data std4
     python benchmarks/compare.py spmm_b64 tile.n=256,tile.k=64,stages=4 templates=../before/templates
 
 The row is one of attention.py or of bsr.py. Its own kernel comes first; each further argument is a variant: fields of
 the spec, dotted, and ``templates``, a folder to render from in place of the project's. A result is compared with the
-exact one before it is timed. Printed are effective TFLOPS of long runs and, in brackets, call by call.
+exact one before it is timed. Printed are effective TFLOPS of calls back to back and, in brackets, of single ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,13 +24,12 @@ import attention
 import bsr
 import torch
 from harness import OURS, TOLERANCE, Fields, reason
+from records import PLAIN
 
 import codegen.render
 from codegen.spec import AttentionSpec, parse_spec
-from runtime.measurement import Call, median_milliseconds
+from runtime.bench import DATA, Call, back_to_back, single_calls
 
-BLOCK_SECONDS = 0.06  # of one kernel, after as long to settle: power and clock are then its own
-ROUNDS = 3
 ROWS = {row.name: (module, row) for module in (bsr, attention) for row in module.ROWS}
 
 
@@ -88,36 +87,11 @@ def rendered_from(templates: Path | None) -> Iterator[None]:
         codegen.render.render.cache_clear()
 
 
-def long_runs(calls: dict[str, Call]) -> dict[str, float]:
-    """Return the milliseconds of each call in blocks of one after the other, calls in turns; medians of ROUNDS."""
-    repeats = {}
-    for name, call in calls.items():
-        call()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(3):
-            call()
-        torch.cuda.synchronize()
-        repeats[name] = max(3, round(3 * BLOCK_SECONDS / (time.perf_counter() - began)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            for _ in range(repeats[name]):
-                call()
-            start.record()
-            for _ in range(repeats[name]):
-                call()
-            stop.record()
-            stop.synchronize()
-            times[name].append(start.elapsed_time(stop) / repeats[name])
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
-
-
-def problem_of(name: str) -> tuple[Any, float, Callable[[Any, torch.Tensor], float]]:
+def problem_of(name: str, data: str) -> tuple[Any, float, Callable[[Any, torch.Tensor], float]]:
     """Return a row's problem, its FLOPs, and what measures the error of a result."""
     module, row = ROWS[name]
     if module is attention:
+        row = replace(row, data=data)
         spec = parse_spec(row.fields)
         assert isinstance(spec, AttentionSpec)
         problem = attention.make_problem(row, spec)
@@ -126,10 +100,10 @@ def problem_of(name: str) -> tuple[Any, float, Callable[[Any, torch.Tensor], flo
     return problem, bsr.flops(problem), lambda problem, out: bsr.largest_error(problem, OURS, out)
 
 
-def compare(name: str, variants: Sequence[Variant]) -> list[str]:
+def compare(name: str, variants: Sequence[Variant], data: str = PLAIN) -> list[str]:
     """Make, check and time the variants of a row; return a line for each."""
     module, _ = ROWS[name]
-    problem, work, error_of = problem_of(name)
+    problem, work, error_of = problem_of(name, data)
     base = json.loads(problem.spec.canonical_json())
     calls: dict[str, Call] = {}
     failed: dict[str, str] = {}
@@ -146,7 +120,7 @@ def compare(name: str, variants: Sequence[Variant]) -> list[str]:
             calls[variant.label] = call
         else:
             failed[variant.label] = f"wrong result: off by {error:.1e} of the largest element"
-    by_call, in_a_row = median_milliseconds(calls), long_runs(calls)
+    by_call, in_a_row = single_calls(calls), back_to_back(calls)
     lines = [f"{label}: {work / in_a_row[label] / 1e9:.0f} ({work / by_call[label] / 1e9:.0f})" for label in calls]
     return [*lines, *(f"{label}: no time: {why}" for label, why in failed.items())]
 
@@ -156,7 +130,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("row", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}")
     parser.add_argument("variants", nargs="*", type=Variant.parse, metavar="FIELD=VALUE,...", help="kernels beside it")
-    return parser.parse_args(arguments)
+    parser.add_argument("--data", choices=DATA, default=PLAIN, metavar="NAME", help=f"of {', '.join(DATA)}")
+    options = parser.parse_args(arguments)
+    if options.data != PLAIN and ROWS[options.row][0] is bsr:
+        parser.error(f"--data is {options.data}; allowed for a row of bsr.py: {PLAIN}")
+    return options
 
 
 @torch.no_grad()
@@ -164,8 +142,8 @@ def main() -> None:
     options = parse_arguments()
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU")
-    print(f"{options.row} on {torch.cuda.get_device_name()}: TFLOPS of long runs (call by call)")
-    for line in compare(options.row, [Variant("as it is", {}), *options.variants]):
+    print(f"{options.row} on {torch.cuda.get_device_name()}: {options.data}, TFLOPS back to back (single calls)")
+    for line in compare(options.row, [Variant("as it is", {}), *options.variants], options.data):
         print(f"  {line}")
 
 

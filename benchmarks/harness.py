@@ -8,25 +8,38 @@ import importlib.metadata
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from measured import REBIND, rebind
-from records import OURS, absent_peers, best_peer, failures
+from records import (
+    BACK_TO_BACK,
+    DASH,
+    OURS,
+    PLAIN,
+    SINGLE,
+    absent_peers,
+    best_peer,
+    both,
+    failures,
+    ratio_to_best,
+    speeds,
+)
 from rich.console import Console
 from rich.table import Table
 
 from codegen.library import find_spec
 from codegen.spec import parse_spec
 from runtime import toolchain
-from runtime.measurement import Call, median_milliseconds
+from runtime.bench import ROUNDS, Call, back_to_back, single_calls
 from runtime.verification.run import driver_version
 
 Fields = dict[str, Any]
 TOLERANCE = 1e-2  # of the largest element of a part; a correct fp16 result is within about 2e-3
+WAYS = "single calls / back to back"
 OWN_STYLE = {"color": "#1b7f5c", "linewidth": 2.5}
 
 
@@ -72,6 +85,53 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 
+def make_calls(
+    makers: Sequence[Callable[[Any], dict[str, Call]]], problem: Any
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """Return the calls of ours and of the peers, and why others of them cannot compute the problem."""
+    calls: dict[str, Call] = {}
+    failed: dict[str, str] = {}
+    for make in makers:
+        try:
+            calls |= make(problem)
+        except Exception as error:
+            failed[make.__name__] = reason(error)
+    return calls, failed
+
+
+def check_calls(
+    calls: Mapping[str, Call], error_of: Callable[[str, Any], float]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the errors of the calls whose results are right, and what is wrong with the others."""
+    errors: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for label, call in calls.items():
+        try:
+            error = error_of(label, call())
+        except Exception as failure:
+            failed[label] = reason(failure)
+            continue
+        if error <= TOLERANCE:
+            errors[label] = error
+        else:
+            failed[label] = f"wrong result: off by {error:.1e} of the largest element"
+    return errors, failed
+
+
+def time_calls(calls: dict[str, Call], work: float, repeats: int, rounds: int = ROUNDS) -> dict[str, Fields]:
+    """Time calls in both ways; return milliseconds and effective TFLOPS by label."""
+    single, long = single_calls(calls, repeats=repeats), back_to_back(calls, rounds=rounds)
+    return {
+        label: {
+            "milliseconds": round(single[label], 4),
+            SINGLE: round(work / single[label] / 1e9, 1),
+            "back_to_back_milliseconds": round(long[label], 4),
+            BACK_TO_BACK: round(work / long[label] / 1e9, 1),
+        }
+        for label in calls
+    }
+
+
 def check_and_time(
     makers: Sequence[Callable[[Any], dict[str, Call]]],
     problem: Any,
@@ -79,7 +139,7 @@ def check_and_time(
     work: float,
     quick: bool,
 ) -> Fields:
-    """Make every call, check its result, and time those that are right, in turns.
+    """Make every call, check its result, and time those that are right, in both ways.
 
     Args:
         makers: of ours and of the peers.
@@ -91,35 +151,12 @@ def check_and_time(
     Returns:
         ``results`` by label (milliseconds, effective TFLOPS, error), and why the ``failed`` ones have none.
     """
-    calls: dict[str, Call] = {}
-    errors: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for make in makers:
-        try:
-            made = make(problem)
-        except Exception as error:
-            failed[make.__name__] = reason(error)
-            continue
-        for label, call in made.items():
-            try:
-                errors[label] = error_of(label, call())
-            except Exception as error:
-                failed[label] = reason(error)
-                continue
-            if errors[label] <= TOLERANCE:
-                calls[label] = call
-            else:
-                failed[label] = f"wrong result: off by {errors[label]:.1e} of the largest element"
-    times = median_milliseconds(calls, repeats=7 if quick else 21)
-    results = {
-        label: {
-            "milliseconds": round(time, 4),
-            "tflops": round(work / time / 1e9, 1),
-            "error": float(f"{errors[label]:.2e}"),
-        }
-        for label, time in times.items()
-    }
-    return {"results": results, "failed": failed}
+    calls, failed = make_calls(makers, problem)
+    errors, wrong = check_calls(calls, error_of)
+    right = {label: calls[label] for label in errors}
+    times = time_calls(right, work, 7 if quick else 21, 1 if quick else ROUNDS)
+    results = {label: {**time, "error": float(f"{errors[label]:.2e}")} for label, time in times.items()}
+    return {"results": results, "failed": failed | wrong}
 
 
 def free_memory() -> None:
@@ -144,28 +181,29 @@ def target(record: Fields) -> str:
     """Return what a row set out to reach: TFLOPS, or how often those of the best peer."""
     if record.get("target_ratio"):
         return f"{record['target_ratio']}x"
-    return f"{record['target_tflops']:.0f}" if record["target_tflops"] else "-"
+    return f"{record['target_tflops']:.0f}" if record["target_tflops"] else DASH
 
 
 def cells(record: Fields) -> list[str]:
     """Return a row of the printed table."""
-    results, peer = record["results"], best_peer(record)
-    own, best = results.get(OURS), results.get(peer)
+    results = record["results"]
+    own, best = results.get(OURS), [best_peer(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
+    of_best = [results.get(peer, {}).get(figure) for peer, figure in zip(best, (SINGLE, BACK_TO_BACK), strict=True)]
     return [
         record["name"],
-        f"{own['milliseconds']:.3f}" if own else "-",
-        f"{own['tflops']:.0f}" if own else "-",
+        both(own["milliseconds"], own.get("back_to_back_milliseconds"), ".3f") if own else DASH,
+        speeds(own),
         target(record),
-        f"{best['tflops']:.0f}" if best else "-",
-        peer or "-",
-        f"{own['tflops'] / best['tflops']:.2f}" if own and best else "-",
-        f"{own['error']:.0e}" if own else "-",
+        both(*of_best),
+        " / ".join(dict.fromkeys(peer for peer in best if peer)) or DASH,
+        both(*(ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)), ".2f"),
+        f"{own['error']:.0e}" if own else DASH,
     ]
 
 
 def show(report: Fields, remarks: Sequence[str] = ()) -> None:
     """Print the table, below it some remarks, what failed and what was not run."""
-    table = Table(title=f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run")
+    table = Table(title=f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians of one run, {WAYS}")
     for heading in ("row", "ms", "ours", "target", "best peer", "which", "ratio", "error"):
         table.add_column(heading, justify="left" if heading in ("row", "which") else "right")
     for record in report["rows"]:
@@ -230,21 +268,27 @@ def save(figure: Any, path: Path) -> None:
         print(f"wrote {path.with_suffix(suffix)}")
 
 
+def peer_names(peers: Collection[str]) -> Callable[[str], list[str]]:
+    """Return what reads NAME,... of --peers."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in peers]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(peers)}")
+        return names
+
+    return read
+
+
 def parse_arguments(
     doc: str | None,
     rows: Sequence[Row],
     groups: Sequence[str],
     peers: Mapping[str, Peer],
     arguments: list[str] | None = None,
+    data: Collection[str] = (),
 ) -> argparse.Namespace:
-    """Return the options that every benchmark takes."""
-
-    def peer_names(text: str) -> list[str]:
-        names = text.split(",")
-        if unknown := [name for name in names if name not in peers]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(peers)}")
-        return names
-
+    """Return the options that every benchmark takes, and ``--data`` if there are data sets to choose from."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw, allow_abbrev=False)
     names = [row.name for row in rows]
@@ -254,7 +298,9 @@ def parse_arguments(
     usual = [name for name, peer in peers.items() if not peer.opt_in]
     opt_in = ", ".join(name for name in peers if name not in usual)
     every = f"of {','.join(peers)}" + (f"; {opt_in} only if named here" if opt_in else "")
-    parser.add_argument("--peers", type=peer_names, default=usual, metavar="NAME,...", help=every)
+    parser.add_argument("--peers", type=peer_names(peers), default=usual, metavar="NAME,...", help=every)
+    if data:
+        add_data_option(parser, data)
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
@@ -266,11 +312,25 @@ def parse_arguments(
         metavar="FILE",
         help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
     )
-    parser.add_argument("--rebind", action="store_true", help=REBIND)
+    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
     options = parser.parse_args(arguments)
+    if data:
+        options.data = chosen_data(options, data)
     if options.rebind and not options.sources:
         parser.error("--rebind needs --from")
     return options
+
+
+def add_data_option(parser: argparse.ArgumentParser, data: Collection[str], default: str = PLAIN) -> None:
+    """Let a benchmark take names of data sets, or "all"."""
+    choices = (*data, "all")
+    told = f"of {', '.join(choices)}; by default {default}"
+    parser.add_argument("--data", nargs="+", choices=choices, default=[default], metavar="NAME", help=told)
+
+
+def chosen_data(options: argparse.Namespace, data: Collection[str]) -> list[str]:
+    """Return the data sets that --data asks for, each once."""
+    return list(data if "all" in options.data else dict.fromkeys(options.data))
 
 
 def chosen_rows(options: argparse.Namespace, rows: Sequence[AnyRow]) -> list[AnyRow]:

@@ -29,8 +29,8 @@ from codegen.render import render
 from codegen.spec import BsrSpmmSpec, Spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
+from runtime.bench import Call, single_calls
 from runtime.bsr_spmm import BsrSpmmKernel
-from runtime.measurement import Call, median_milliseconds
 
 Fields = dict[str, Any]
 CUBLAS = "cuBLAS, dense A"
@@ -175,7 +175,7 @@ def measure_steps(repeats: int) -> Fields:
             calls[step.name], errors[step.name], work[step.name] = call, error, 2.0 * a.values().numel() * SIZE
         else:
             failed[step.name] = f"wrong result: off by {error:.1e} of the largest element"
-    times = median_milliseconds(calls, repeats)
+    times = single_calls(calls, repeats)
 
     def speed(name: str) -> Fields:
         return {"flops": work[name], "tflops": round(work[name] / times[name] / 1e9, 1)}
@@ -212,7 +212,7 @@ def measure_copies(repeats: int) -> Fields:
             calls[name] = call
         else:
             failed[name] = "wrong result: not a copy"
-    times = median_milliseconds(calls, repeats)
+    times = single_calls(calls, repeats)
 
     def speed(name: str) -> Fields:
         return {"gigabytes_per_second": round(2 * x.nbytes / times[name] / 1e6)}
@@ -333,7 +333,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="where to write what was measured")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; its plot lies beside it")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="an earlier run's JSON")
-    parser.add_argument("--rebind", action="store_true", help=REBIND)
+    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
     options = parser.parse_args(arguments)
     if options.rebind and not options.source:
         parser.error("--rebind needs --from")

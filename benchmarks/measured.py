@@ -15,7 +15,7 @@ from codegen.render import render
 from runtime import toolchain
 from runtime.compiler import compile_spec
 
-REBIND = "with --from: a row's source is today's, if the code that was measured is compiled from that, byte for byte"
+REBIND = "a row's source is today's, if the code that was measured is compiled from that, byte for byte"
 
 
 def kernel_fields(named: NamedSpec, ran: bool = True) -> dict[str, Any]:

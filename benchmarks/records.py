@@ -6,12 +6,36 @@ from collections.abc import Mapping
 from typing import Any
 
 OURS = "ours"
+DASH = "-"
+PLAIN = "std1"  # the data set of rows that name none
+SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"  # the figures of a result; older ones have the first alone
 
 
-def best_peer(record: Mapping[str, Any]) -> str | None:
-    """Return the fastest peer of a row, if any ran."""
-    tflops = {label: result["tflops"] for label, result in record["results"].items() if label != OURS}
-    return max(tflops, key=lambda label: tflops[label], default=None)
+def best_peer(record: Mapping[str, Any], figure: str = SINGLE) -> str | None:
+    """Return the fastest peer of a row by one of its figures, if any has it."""
+    found = {label: result[figure] for label, result in record["results"].items() if label != OURS and figure in result}
+    return max(found, key=lambda label: found[label], default=None)
+
+
+def ratio_to_best(record: Mapping[str, Any], figure: str) -> float | None:
+    """Return by how much we are faster than the best peer; None if either has no such figure."""
+    own, peer = record["results"].get(OURS, {}), best_peer(record, figure)
+    if peer is None or figure not in own:
+        return None
+    ratio: float = own[figure] / record["results"][peer][figure]
+    return ratio
+
+
+def both(single: float | None, back_to_back: float | None, form: str = ".0f") -> str:
+    """Return two figures as they are printed, the single calls' first; a dash for what was not measured."""
+    if single is None and back_to_back is None:
+        return DASH
+    return " / ".join(DASH if value is None else f"{value:{form}}" for value in (single, back_to_back))
+
+
+def speeds(result: Mapping[str, Any] | None) -> str:
+    """Return both TFLOPS of a result."""
+    return both(result.get(SINGLE), result.get(BACK_TO_BACK)) if result else DASH
 
 
 def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:

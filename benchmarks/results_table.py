@@ -1,5 +1,5 @@
-"""Writes the tables of results (README.md, docs/results.md) from the receipts in generated/ and the JSON that
-benchmarks/attention.py and benchmarks/bsr.py wrote, and from nothing else.
+"""Writes the tables of results (README.md, docs/results.md) from the receipts in generated/ and what
+benchmarks/attention.py, benchmarks/bsr.py and benchmarks/data.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from records import OURS, absent_peers, best_peer, failures
+import data_cells
+from records import (
+    BACK_TO_BACK,
+    DASH,
+    OURS,
+    PLAIN,
+    SINGLE,
+    absent_peers,
+    best_peer,
+    both,
+    failures,
+    ratio_to_best,
+    speeds,
+)
 
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
@@ -27,22 +40,30 @@ ATTENTION = MEASURED / "attention_h200.json"
 BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
+CELLS = MEASURED / "attention_data_h100.jsonl"
+COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
-DASH = "-"
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
-COMPACT_HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio")
-COMPACT_ALIGNMENT = ["---", "---", "---:", "---", "---:", "---:"]
+COMPACT_HEADINGS = (
+    *("kernel", "workload", "TFLOPS, single calls", "back to back", "best peer", "its TFLOPS", "ratio to the best"),
+    "worst over the data",
+)
+COMPACT_ALIGNMENT = ["---", "---", "---:", "---:", "---", "---:", "---:", "---:"]
 FULL_HEADINGS = ("row", "kernel", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
 FULL_ALIGNMENT = ["---", "---", "---", "---:", "---:", "---:", "---", "---:"]
-# Whose receipts the README shows as long as no benchmark has a row of them; docs/results.md shows every kernel.
-HEADLINE = ("h100_bsr_spmm_b128", "h100_bsr_spmm_b64")
-# One row of each kind for the README's one screen, the slower ones too; docs/results.md has every row.
+# One row of each kind for the README's one screen, the slower ones too; docs/results.md has every row. Of several names
+# the first one that was measured.
 HEADLINE_ROWS = (
-    *("topk32", "topk32_d64", "topk32_b64", "topk64_b128x64", "gqa_topk32_b64"),
-    *("window2k", "dense", "causal", "dense_d64", "causal_d64"),
-    *("spmm_b128", "spmm_b64", "spmm_b64_clustered", "spmm_b32", "spmm_b16_gathered"),
-    *("spgemm_b128_balanced", "sddmm_b128"),
+    *(("dense_8k", "dense"), ("causal_8k", "causal"), ("dense_8k_d64", "dense_d64"), ("causal_8k_d64", "causal_d64")),
+    *(("topk32",), ("topk32_d64",), ("topk32_b64",), ("topk32_d64_b64",), ("topk64_b128x64",), ("gqa_topk32_b64",)),
+    *(("window2k_h16", "window2k"), ("block_lists",)),
+    *(("spmm_b128",), ("spmm_b64",), ("spmm_b64_clustered",), ("spmm_b32",), ("spmm_b16_gathered",)),
+    *(("spgemm_b128_balanced",), ("sddmm_b128",)),
 )
+# Whose errors stand beside ours and FA4's: the first of these that computes the row.
+OTHERS = ("SDPA cuDNN", "SDPA flash", "cuDNN BSA", "FlexAttention")
+NO_CELLS = "No cell has been measured."
+NO_TIME = "no time"
 OLDER = "†"
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
 UNSHIPPED = "‡"
@@ -127,68 +148,199 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
 
 
 def compact_table(
-    reports: Sequence[Mapping[str, Any]], specs: list[NamedSpec], folder: Path, names: Container[str] | None = None
+    reports: Sequence[Mapping[str, Any]],
+    measured: Mapping[data_cells.Key, data_cells.Cell],
+    names: Sequence[Sequence[str]] = HEADLINE_ROWS,
 ) -> str:
-    """Return what the README shows: main rows of the benchmarks, then the receipts of kernels that have none.
+    """Return what the README shows.
 
     Args:
         reports: of the benchmarks.
-        specs: whose receipts are shown where no report has a main row of them.
-        folder: of the receipts.
-        names: which main rows; all by default.
+        measured: cells of benchmarks/data.py. Those on plain data stand for rows that are not in the reports, or that
+            have not been timed back to back there.
+        names: which rows, in this order; of several names the first one that was measured.
+
+    Raises:
+        SystemExit: if they are of several devices.
     """
-    verified = verified_receipts(specs, folder)
-    # A report that is older than groups has main rows only.
-    records = [r for report in reports for r in report["rows"] if "main" in r.get("groups", ("main",))]
-    measured = {shipped_stem(record) for record in records}
-    records = [record for record in records if names is None or record["name"] in names]
-    rows, devices = [], {f"{report['device']}, driver {report['driver']}" for report in reports}
-    for record in records:
-        own, peer = record["results"].get(OURS), best_peer(record)
-        best = record["results"].get(peer)
-        speeds = [
-            speed(record),
-            (peer or DASH).partition(",")[0],
-            f"{best['tflops']:.0f}" if best else DASH,
-            ratio(own, best),
-        ]
+    devices = {f"{source['device']}, driver {source['driver']}" for source in (*reports, *measured.values())}
+    if len({source["device"] for source in (*reports, *measured.values())}) > 1:
+        raise SystemExit(f"error: the README's rows are of {' and of '.join(sorted(devices))}; one device is allowed")
+    found = {record["name"]: record for report in reports for record in report["rows"]}
+    plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
+    for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
+        if name not in found or BACK_TO_BACK not in found[name]["results"].get(OURS, {}):
+            found[name] = cell
+    rows = []
+    for alternatives in names:
+        record = next((found[name] for name in alternatives if name in found), None)
+        if record is None:
+            continue
+        own = record["results"].get(OURS, {})
+        peer = best_peer(record, BACK_TO_BACK) or best_peer(record)
         stem = shipped_stem(record)
-        rows.append(line([f"`{stem}`" if stem else row_name(record), workload(record), *speeds]))
-    for named in (named for named in specs if named.stem not in measured):
-        cells = numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED
-        rows.append(line([f"`{named.stem}`", *cells[:5]]))
-    devices |= {f"{r.verification.device}, driver {r.verification.driver}" for r in verified.values() if r.verification}
+        texts = [
+            f"`{stem}`" if stem else row_name(record),
+            workload(record),
+            speed(record),
+            f"{own[BACK_TO_BACK]:.0f}" if BACK_TO_BACK in own else DASH,
+            (peer or DASH).partition(",")[0],
+            speeds(record["results"].get(peer)),
+            ratios(record),
+            worst_ratio(record["name"], measured),
+        ]
+        rows.append(line(texts))
     text = (
-        f"{' and '.join(sorted(devices))}; effective TFLOPS, medians ([how they are taken, what the names "
-        "mean](docs/measuring.md)). Every kernel, every peer and the errors: [docs/results.md](docs/results.md)."
+        f"{' and '.join(sorted(devices))}; effective TFLOPS, medians; pairs of figures are of single calls / back to "
+        "back ([how they are taken, what the names and the data are](docs/measuring.md)). "
+        "The best peer is that of calls back to back; bold: behind a peer. Every kernel, every peer and the errors: "
+        "[docs/results.md](docs/results.md)."
     )
     return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
 
 
+def emphasised(text: str, ratios: Iterable[float | None]) -> str:
+    """Return a text, bold if one of the ratios says that we are behind."""
+    return f"**{text}**" if any(ratio is not None and ratio < 1 for ratio in ratios) else text
+
+
+def ratios(record: Mapping[str, Any]) -> str:
+    """Return by how much we are faster than the best peer, in both ways; bold if we are behind."""
+    found = [ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
+    return emphasised(both(*found, ".2f"), found)
+
+
+def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
+    """Return the smallest ratio to the best peer that a row has on any data set, back to back, and which that is."""
+    every = [(name, data, dtype) for dtype, names in data_cells.DATA.items() for data in names]
+    found = {data_words(key): measured[key] for key in every if key in measured}
+    if not found:
+        return DASH
+    part = f", {len(found)} of {len(every)} measured" if len(found) < len(every) else ""
+    for words, cell in found.items():
+        if OURS not in cell["results"]:
+            return f"**{NO_TIME}** ({words}{part})"
+    of_data = {
+        words: ratio for words, cell in found.items() if (ratio := ratio_to_best(cell, BACK_TO_BACK)) is not None
+    }
+    if not of_data:
+        return DASH
+    worst = min(of_data, key=lambda words: of_data[words])
+    mark = "" if all(map(is_current, found.values())) else OLDER
+    return f"{emphasised(f'{of_data[worst]:.2f}', [of_data[worst]])}{mark} ({worst}{part})"
+
+
+def data_words(key: data_cells.Key) -> str:
+    """Return the data set of a cell, and its type unless it is fp16."""
+    _, data, dtype = key
+    return data if dtype == "fp16" else f"{data}, {dtype}"
+
+
+def data_tables(measured: Mapping[data_cells.Key, data_cells.Cell]) -> dict[str, str]:
+    """Return the tables of benchmarks/data.py by the names of their markers: ratios, TFLOPS and errors."""
+    devices = " and ".join(sorted({f"{cell['device']}, driver {cell['driver']}" for cell in measured.values()}))
+    head = ["data", *(f"`{row}`" for row in data_cells.ROWS)]
+    tables = {}
+    for name, (told, means) in DATA_TABLES.items():
+        rows = [
+            line(
+                [data_words((DASH, data, dtype)), *(told(measured.get((row, data, dtype))) for row in data_cells.ROWS)]
+            )
+            for dtype, every in data_cells.DATA.items()
+            for data in every
+        ]
+        text = with_note(f"{devices}; {means}" if devices else NO_CELLS, rows)
+        tables[name] = "\n".join([text, "", line(head), line(["---", *["---:"] * len(data_cells.ROWS)]), *rows])
+    named = {"rows": [{**cell, "name": f"{key[0]}, {data_words(key)}"} for key, cell in measured.items()]}
+    tables["data-ratio-h100"] = "\n".join([tables["data-ratio-h100"], *listed_below(without_time(named))])
+    return tables
+
+
+def ratio_cell(cell: Mapping[str, Any] | None) -> str:
+    """Return both ratios to the best peer."""
+    if cell is None:
+        return DASH
+    return (ratios(cell) if OURS in cell["results"] else f"**{NO_TIME}**") + mark_of(cell)
+
+
+def tflops_cell(cell: Mapping[str, Any] | None) -> str:
+    """Return our speeds, and in brackets those of the peer that is the best back to back."""
+    if cell is None:
+        return DASH
+    peer = best_peer(cell, BACK_TO_BACK)
+    own = speeds(cell["results"].get(OURS)) + mark_of(cell)
+    return own + (f" ({peer} {speeds(cell['results'][peer])})" if peer else "")
+
+
+def error_cell(cell: Mapping[str, Any] | None) -> str:
+    """Return absolute errors: ours, FA4's and those of another."""
+    if cell is None:
+        return DASH
+    other = next((label for label in OTHERS if label in cell["results"]), None)
+    found = [cell["results"].get(label) for label in (OURS, "FA4", other)]
+    return " / ".join(f"{result['absolute_error']:.1e}" if result else DASH for result in found)
+
+
+# Markers of docs/results.md, how a cell is told there, and what that means.
+DATA_TABLES = {
+    "data-ratio-h100": (
+        ratio_cell,
+        "our TFLOPS over those of the best peer of the same run, single calls / back to back; bold: behind a peer.",
+    ),
+    "data-tflops-h100": (
+        tflops_cell,
+        "effective TFLOPS, single calls / back to back; in brackets those of the peer that is the best back to back.",
+    ),
+    "data-error-h100": (
+        error_cell,
+        "the largest absolute error against float64: ours / FA4's / that of SDPA (cuDNN), of cuDNN BSA where rows have "
+        "lists, of FlexAttention in `block_lists`.",
+    ),
+}
+
+
+def listed_below(lines: Sequence[str]) -> list[str]:
+    """Return lines that follow a table."""
+    return ["", *lines] if lines else []
+
+
+def without_time(report: Mapping[str, Any]) -> list[str]:
+    """Return what has no time, and why, as a list."""
+    lines = []
+    for (label, why), missed in failures(report).items():
+        lines.append(f"- {', '.join(f'`{row}`' for row in missed)}: {label} has no time: {why}")
+    if report.get("not_run"):
+        lines.append(f"- not run: {', '.join(f'`{name}`' for name in report['not_run'])}")
+    for name, missed in absent_peers(report).items():
+        lines.append(f"- peer not installed: `{name}`, for {', '.join(f'`{row}`' for row in missed)}")
+    return lines
+
+
 def full_table(report: Mapping[str, Any]) -> str:
     """Return a whole benchmark: every row, every peer, errors, and what has no time."""
-    rows, without = [], []
+    rows = []
     for record in report["rows"]:
         own, results = record["results"].get(OURS), record["results"]
-        peers = sorted((label for label in results if label != OURS), key=lambda label: -results[label]["tflops"])
-        told = ", ".join(f"{label} {results[label]['tflops']:.0f} ({results[label]['error']:.0e})" for label in peers)
-        times = [f"{own['milliseconds']:.3f}", speed(record), f"{own['error']:.0e}"] if own else [DASH, DASH, DASH]
-        best = results.get(best_peer(record))
+        peers = sorted((label for label in results if label != OURS), key=lambda label: -results[label][SINGLE])
+        told = ", ".join(f"{label} {peer_speeds(results[label])} ({results[label]['error']:.0e})" for label in peers)
+        times = [DASH, DASH, DASH]
+        if own:
+            times = [f"{own['milliseconds']:.3f}", f"{speeds(own)}{mark_of(record)}", f"{own['error']:.0e}"]
         stem = shipped_stem(record)
         names = [row_name(record), f"`{stem}`" if stem else DASH]
-        rows.append(line([*names, workload(record), *times, told or DASH, ratio(own, best)]))
-    for (label, why), missed in failures(report).items():
-        without.append(f"- {', '.join(f'`{row}`' for row in missed)}: {label} has no time: {why}")
-    if report.get("not_run"):
-        without.append(f"- not run: {', '.join(f'`{name}`' for name in report['not_run'])}")
-    for name, missed in absent_peers(report).items():
-        without.append(f"- peer not installed: `{name}`, for {', '.join(f'`{row}`' for row in missed)}")
+        rows.append(line([*names, workload(record), *times, told or DASH, ratios(record)]))
     text = (
-        f"{report['device']}, driver {report['driver']}; effective TFLOPS, medians, each row of one run "
-        "([how they are taken](measuring.md)); error against float64, of the largest element."
+        f"{report['device']}, driver {report['driver']}; effective TFLOPS and ratios of single calls / back to back, "
+        "medians, each row of one run ([how they are taken](measuring.md)); ms of single calls; error against float64, "
+        "of the largest element; bold: behind a peer."
     )
     table = [with_note(text, rows), "", line([*FULL_HEADINGS]), line(FULL_ALIGNMENT), *rows]
-    return "\n".join([*table, "", *without] if without else table)
+    return "\n".join([*table, *listed_below(without_time(report))])
+
+
+def peer_speeds(result: Mapping[str, Any]) -> str:
+    """Return both TFLOPS of a peer, or the one that was measured."""
+    return speeds(result) if BACK_TO_BACK in result else f"{result[SINGLE]:.0f}"
 
 
 def with_note(text: str, rows: list[str]) -> str:
@@ -248,12 +400,12 @@ def bsr_workload(record: Mapping[str, Any]) -> str:
 def speed(record: Mapping[str, Any]) -> str:
     """Return our TFLOPS in a row, marked if the kernel's source has changed since."""
     own = record["results"].get(OURS)
-    return f"{own['tflops']:.0f}{'' if is_current(record) else OLDER}" if own else DASH
+    return f"{own[SINGLE]:.0f}{mark_of(record)}" if own else DASH
 
 
-def ratio(own: Mapping[str, Any] | None, best: Mapping[str, Any] | None) -> str:
-    """Return by how much we are faster than the best peer."""
-    return f"{own['tflops'] / best['tflops']:.2f}" if own and best else DASH
+def mark_of(record: Mapping[str, Any]) -> str:
+    """Return a mark if the kernel's source has changed since."""
+    return "" if is_current(record) else OLDER
 
 
 def is_current(record: Mapping[str, Any]) -> bool:
@@ -308,15 +460,16 @@ def main() -> int:
     check = parser.parse_args().check
     specs, attention = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
-    reports = [attention, bsr] if bsr else [attention]
-    headline = [named for named in specs if named.stem in HEADLINE]
+    compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
+    measured = data_cells.read(CELLS)
     docs = ROOT / "docs"
     pages = {
-        ROOT / "README.md": {"results": compact_table(reports, headline, GENERATED, HEADLINE_ROWS)},
+        ROOT / "README.md": {"results": compact_table(compact, measured)},
         docs / "results.md": {
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
             **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},
+            **data_tables(measured),
             "results": table(specs, GENERATED, docs),
         },
     }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from runtime import load_kernel
-from runtime.measurement import median_milliseconds
+from runtime.bench import single_calls
 
 
 class BlockSparseLinear(torch.nn.Module):
@@ -108,7 +108,7 @@ def main() -> None:
         module(x).backward(dy)
 
     calls = {"block-sparse": lambda: step(layer), "torch, dense": lambda: step(dense)}
-    times = median_milliseconds(calls, repeats=9)
+    times = single_calls(calls, repeats=9)
     print(f"{tokens} tokens, {size} features, {stored} of {size // options.block} blocks of {options.block} a row")
     for name, milliseconds in times.items():
         print(f"{name:14} forwards and backwards {milliseconds:7.3f} ms")

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from runtime import load_kernel
-from runtime.measurement import median_milliseconds
+from runtime.bench import single_calls
 
 
 def choose_blocks(q: torch.Tensor, k: torch.Tensor, block: int, count: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ def main() -> None:
         "FlexAttention, same lists": (lambda: flex(q, k, v, block_mask=mask, **small), sparse_flops),
         "torch SDPA, dense": (lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), dense_flops),
     }
-    times = median_milliseconds({name: call for name, (call, _) in calls.items()}, repeats=9)
+    times = single_calls({name: call for name, (call, _) in calls.items()}, repeats=9)
     for name, milliseconds in times.items():
         print(f"{name:28} {milliseconds:8.3f} ms  {calls[name][1] / milliseconds / 1e9:5.0f} TFLOPS")
 

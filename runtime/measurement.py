@@ -9,7 +9,6 @@ its time says how fast it is.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,41 +23,16 @@ from codegen.receipts import MeasurementRecord
 from codegen.spec import AttentionSpec, BlockShape
 from runtime.arguments import TORCH_DTYPES
 from runtime.attention import AttentionKernel
+from runtime.bench import Call, single_calls
 from runtime.bsr_sddmm import BsrSddmmKernel
 from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernel import Kernel
 from runtime.tile_copy import TileCopyKernel
 
-Call = Callable[[], Any]
-SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
-LONGEST_SLEEP = 20_000_000  # a call that waits for the GPU is not slept over
-CYCLES_PER_SECOND = 2e9  # no less than the clock of any GPU here
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"
 LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
-
-
-def median_milliseconds(calls: dict[str, Call], repeats: int = 15, warm_up: int = 4) -> dict[str, float]:
-    """Return the median time of each call; calls take turns, so that a drift of the clock meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    sleeps: dict[str, int] = {}
-    for name, call in calls.items():
-        for _ in range(warm_up):
-            began = time.perf_counter()
-            call()
-            sleeps[name] = int(2 * (time.perf_counter() - began) * CYCLES_PER_SECOND)
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # The host runs ahead meanwhile: only the GPU's time is between the events.
-            torch.cuda._sleep(min(max(SLEEP_CYCLES, sleeps.get(name, 0)), LONGEST_SLEEP))
-            start.record()
-            call()
-            stop.record()
-            stop.synchronize()
-            times[name].append(start.elapsed_time(stop))
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
 @dataclass(frozen=True)
@@ -93,7 +67,7 @@ def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     with torch.no_grad():
         load = workload(kernel)
         own = kernel.compiled.named.stem
-        times = median_milliseconds({own: load.call, **load.peers})
+        times = single_calls({own: load.call, **load.peers})
     return tuple(
         MeasurementRecord(
             shape=load.shape,
@@ -126,7 +100,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
         for count in (heads, packs, packs)
     )
-    indices = () if positional else _lists(spec, packs, length)
+    indices = () if positional else pattern_lists(spec, packs, length)
     order = (kernel.query_order(indices[0], length),) if spec.query_order else ()  # found once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
@@ -147,7 +121,8 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     )
 
 
-def _lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
+def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
+    """Return random lists of a pattern that has some: different blocks for each head."""
     block = spec.pattern.fixed_block
     assert block is not None
     rows, columns = length // block.q, length // block.kv

@@ -52,7 +52,7 @@ def record(name: str, **tflops: float) -> dict[str, Any]:
 
 
 def test_every_row_is_a_kernel_that_can_be_built(script: ModuleType) -> None:
-    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 75
+    assert len({row.name for row in script.ROWS}) == len(script.ROWS) == 81
     for row in script.ROWS:
         assert render(find_spec(row.fields))
         assert set(row.peers) <= set(script.PEERS)
@@ -158,12 +158,20 @@ def test_exact_is_attention_over_the_visible_pairs(script: ModuleType, name: str
 
 
 def test_what_a_row_says(script: ModuleType) -> None:
-    assert script.harness.cells(record("x", ours=630.0, FA4=600.0, flex=400.0)) == [
-        *("x", "1.000", "630", "700", "600", "FA4", "1.05", "1e-03"),
-    ]
-    assert script.harness.cells(record("x", ours=630.0)) == ["x", "1.000", "630", "700", "-", "-", "-", "1e-03"]
+    def told(**changes: float) -> list[str]:
+        found = record("x", ours=630.0, FA4=600.0, flex=400.0)
+        for label, tflops in changes.items():
+            found["results"][label] |= {"back_to_back_milliseconds": 1.25, "back_to_back_tflops": tflops}
+        return script.harness.cells(found)
+
+    ours = ("x", "1.000 / 1.250", "630 / 504", "700")
+    assert told(ours=504.0, FA4=420.0, flex=400.0) == [*ours, "600 / 420", "FA4", "1.05 / 1.20", "1e-03"]
+    assert told(ours=504.0, FA4=420.0, flex=504.0) == [*ours, "600 / 504", "FA4 / flex", "1.05 / 1.00", "1e-03"]
+    older = ("x", "1.000 / -", "630 / -", "700")  # without the times back to back
+    assert told() == [*older, "600 / -", "FA4", "1.05 / -", "1e-03"]
+    assert script.harness.cells(record("x", ours=630.0)) == [*older, "-", "-", "-", "1e-03"]
     assert script.harness.cells(record("x", ours=630.0) | {"target_tflops": None})[3] == "-"
-    assert script.harness.cells(record("x", FA4=600.0)) == ["x", "-", "-", "700", "600", "FA4", "-", "-"]
+    assert script.harness.cells(record("x", FA4=600.0)) == ["x", "-", "-", "700", "600 / -", "FA4", "-", "-"]
 
 
 def test_shows_an_earlier_run(
@@ -219,6 +227,62 @@ def test_arguments(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> No
         with pytest.raises(SystemExit, match="2"):
             script.parse_arguments(wrong)
         assert "nothing" in capsys.readouterr().err
+
+
+def test_rows_are_run_on_the_data_that_are_asked_for(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*arguments: str) -> list[tuple[str, str, tuple[str, ...], float | None]]:
+        given: list[Any] = []
+        monkeypatch.setattr(script.harness, "environment", lambda packages: {})
+        monkeypatch.setattr(script.harness, "measure", lambda options, rows, *more: given.extend(rows))
+        script.measure(script.parse_arguments(["--rows", "dense", *arguments]))
+        return [(row.name, row.data, row.groups, row.target) for row in given]
+
+    plain = ("dense", "std1", ("main",), 690)
+    assert rows() == [plain]
+    assert rows("--data", "std4", "std1", "std4") == [("dense, std4", "std4", (), None), plain]
+    assert [data for _, data, *_ in rows("--data", "all")] == list(script.bench.DATA)
+    with pytest.raises(SystemExit, match="2"):
+        script.parse_arguments(["--data", "nothing"])
+
+
+def test_copies_of_a_peer_are_brought_up_to_date(script: ModuleType) -> None:
+    q, k, v = (torch.full((1, heads, 4, 2), value) for heads, value in ((2, 1.0), (1, 2.0), (1, 3.0)))
+    problem = script.Problem(None, q, k, v, ())
+    first = problem.copies(lambda t: t.transpose(1, 2).contiguous())
+    second = problem.copies(lambda t: t[0].to(torch.bfloat16))
+    q.copy_(torch.arange(16.0).view(q.shape))
+    k.fill_(7.0)
+    problem.refresh_copies()
+    for tensor, one, two in zip((q, k, v), first, second, strict=True):
+        assert torch.equal(one, tensor.transpose(1, 2)) and torch.equal(two.float(), tensor[0])
+    assert replace(problem, v=k)._copies == []  # those of another problem are not its own
+
+
+def test_exact_sees_full_blocks_whole_and_partial_ones_masked(script: ModuleType) -> None:
+    torch.manual_seed(0)
+    (row,) = (row for row in script.ROWS if row.name == "block_lists")
+    spec, length, size = spec_of(row.fields), 1024, 128
+    assert spec.hash == find_spec("h100_block_lists").spec.hash
+    q, k, v = (torch.randn(1, 2, length, 128) for _ in range(3))
+    blocks = length // size
+    diagonal = torch.arange(blocks, dtype=torch.int32).expand(1, 2, blocks)
+    counts = (diagonal - 1).clamp(min=0).contiguous()  # full: block 0 to the one before the last before its own
+    full = torch.arange(blocks, dtype=torch.int32).expand(1, 2, blocks, blocks).contiguous()
+    lists = (torch.ones_like(counts), diagonal[..., None].contiguous(), counts, full)
+    problem = script.Problem(spec, q, k, v, lists)
+    position = torch.arange(length)
+    own = position // size
+    seen = (own[None] < (own[:, None] - 1)) | ((own[None] == own[:, None]) & (position[None] <= position[:, None]))
+    scores = (q[0, 1].double() @ k[0, 1].double().T * 128**-0.5).masked_fill(~seen, -torch.inf)
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    out[0, 1] = scores.softmax(-1) @ v[0, 1].double()
+    parts = script.exact_parts(problem, [1], parts=5)
+    assert [part.rows.start for part in parts] == [0, 256, 512, 768, 960]
+    absolute, relative = script.errors_of(problem, parts, out)
+    assert absolute < 1e-12 and relative < 1e-12
+    out[0, 1, 1023, 5] += 0.25
+    absolute, relative = script.errors_of(problem, parts, out)
+    assert absolute == pytest.approx(0.25) and relative == pytest.approx(0.25 / float(parts[-1].expected.abs().max()))
 
 
 def test_rows_are_chosen_by_name_group_or_quick(script: ModuleType) -> None:
@@ -426,13 +490,19 @@ def test_only_calls_with_right_results_are_timed(script: ModuleType, monkeypatch
         assert result == ("a problem", label)
         return errors[label]
 
-    monkeypatch.setattr(script.harness, "median_milliseconds", median)
+    def blocks(calls: dict[str, Any], rounds: int) -> dict[str, float]:
+        repeated.append(rounds)
+        return dict.fromkeys(calls, 2.5)
+
+    monkeypatch.setattr(script.harness, "single_calls", median)
+    monkeypatch.setattr(script.harness, "back_to_back", blocks)
+    times = {"milliseconds": 2.0, "tflops": 1500.0, "back_to_back_milliseconds": 2.5, "back_to_back_tflops": 1200.0}
     makers = [raises, many, lambda problem: {"cannot": cannot}]
     for quick in (True, False):
         found = script.harness.check_and_time(makers, "a problem", error_of, 3e12, quick)
         assert found["results"] == {
-            "ours": {"milliseconds": 2.0, "tflops": 1500.0, "error": 1e-2},
-            "good": {"milliseconds": 2.0, "tflops": 1500.0, "error": 1.23e-3},
+            "ours": {**times, "error": 1e-2},
+            "good": {**times, "error": 1.23e-3},
         }
         assert found["failed"] == {
             "raises": "ValueError: takes another",
@@ -440,7 +510,7 @@ def test_only_calls_with_right_results_are_timed(script: ModuleType, monkeypatch
             "nan": "wrong result: off by nan of the largest element",
             "cannot": "RuntimeError: ",
         }
-    assert repeated == [7, 21]
+    assert repeated == [7, 1, 21, 3]
 
 
 def test_a_row_without_a_time_of_ours_is_a_failure(script: ModuleType) -> None:
@@ -462,7 +532,8 @@ def test_measuring_needs_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPat
 
 def test_a_record_says_what_was_run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = (row for row in script.ROWS if row.name == "causal")
-    problem = script.Problem(spec_of(row.fields), torch.zeros(2, 2, 128, 128), None, None, ())
+    q = torch.zeros(2, 2, 128, 128)
+    problem = script.Problem(spec_of(row.fields), q, q, q, ())
     asked: list[Any] = []
 
     def check(makers: list[Any], given: Any, error_of: Any, work: float, quick: bool) -> dict[str, Any]:
@@ -478,7 +549,8 @@ def test_a_record_says_what_was_run(script: ModuleType, monkeypatch: pytest.Monk
     for results in ({"ours": {}}, {"FA4": {}}):
         found = script.run_row(row, ["fa4", "flex"], True)
         assert found == {
-            **{"name": "causal", "groups": ("main",), "batch": 2, "heads": 16, "kv_heads": 16, "length": 16384},
+            **{"name": "causal", "groups": ("main",), "data": "std1"},
+            **{"batch": 2, "heads": 16, "kv_heads": 16, "length": 16384},
             **{"spec": "attention", "ran": "ours" in results, "flops": 5.0, "target_tflops": 715},
             **{"results": results, "failed": {}},
         }
@@ -566,8 +638,8 @@ def test_our_call_takes_the_lists_that_are_drawn(
     def drawn(heads: int, rows: int, columns: int, k: int) -> torch.Tensor:
         return torch.stack([torch.randperm(columns)[:k] for _ in range(heads * rows)]).view(1, heads, rows, k)
 
-    randn = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *sizes, device=None, **more: randn(*sizes, **(more | {"device": "cpu"})))
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda sizes, **more: empty(sizes, **(more | {"device": "cpu"})))
     monkeypatch.setattr(script, "load_kernel", Kernel)
     monkeypatch.setattr(script, "random_lists", drawn)
     (row,) = (replace(row, length=4096) for row in script.ROWS if row.name == name)
@@ -623,7 +695,7 @@ def test_a_tuned_flex_call_is_the_fastest_of_its_options(script: ModuleType, mon
 
     monkeypatch.setattr(peers, "flex_mask", lambda *given: type("Mask", (), {"BLOCK_SIZE": (128, 64)}))
     monkeypatch.setattr(peers, "flex_call", flex_call)
-    monkeypatch.setattr(peers, "median_milliseconds", median)
+    monkeypatch.setattr(peers, "single_calls", median)
     q = torch.zeros(1, 2, 128, 128)
     problem, refused = script.Problem(None, q, q, q, ()), {4}
     ((label, call),) = script.PEERS["flex_tuned"].make(problem).items()
@@ -658,3 +730,35 @@ def test_cudnn_gets_the_lists_of_each_head(
         (tensors, options) = given.pop()
         assert tensors[:3] == (q, k, k) and torch.equal(tensors[3], problem.head_lists[0])
         assert options == {"sparse_block_size": 64, "layout": "bhsd", "kv_splits": parts}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dense_8k", {"causal": False}),
+        ("causal_8k", {"causal": True}),
+        ("window2k_h16", {"causal": False, "window_size": (2047, 0)}),
+    ],
+)
+def test_fa3_is_asked_for_the_same_pairs_in_bf16(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    given: list[Any] = []
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        given.append(((q, k, v), options))
+        return q, None
+
+    package = ModuleType("flash_attn_interface")
+    package.flash_attn_func = attend  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    (row,) = (row for row in script.ROWS if row.name == name)
+    q, k = torch.randn(1, 2, 8, 128).half(), torch.randn(1, 1, 8, 128).half()
+    problem = script.Problem(spec_of(row.fields), q, k, k, ())
+    (call,) = script.PEERS["fa3"].make(problem).values()
+    q.fill_(3.0)
+    problem.refresh_copies()
+    assert torch.equal(call(), q.bfloat16())
+    ((tensors, told),) = given
+    assert told == options
+    assert [(t.dtype, tuple(t.shape)) for t in tensors] == [(torch.bfloat16, (1, 8, heads, 128)) for heads in (2, 1, 1)]

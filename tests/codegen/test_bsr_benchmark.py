@@ -347,7 +347,7 @@ def test_a_triton_call_is_the_fastest_of_its_options(script: ModuleType, monkeyp
 
     peers = sys.modules["bsr_peers"]
     monkeypatch.setattr("torch.sparse._triton_ops.bsr_dense_addmm", product)
-    monkeypatch.setattr(peers, "median_milliseconds", median)
+    monkeypatch.setattr(peers, "single_calls", median)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     ((label, call),) = script.PEERS["triton"].make(problem).items()
     assert label == "Triton bsr_dense_addmm, 128 columns 8 warps 2 stages"

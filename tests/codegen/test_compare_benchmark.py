@@ -84,52 +84,27 @@ def test_other_templates_are_used_for_a_while(script: ModuleType, tmp_path: Path
         assert render(named) == before
 
 
-class Event:
-    """A CUDA event on a clock that each call moves on by what it takes."""
-
-    now = 0.0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.at = Event.now
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Event) -> float:
-        return other.at - self.at
-
-
 @dataclass(frozen=True)
 class Problem:
     spec: Spec
 
 
 def test_variants_are_checked_and_timed_in_turns(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(script, "median_milliseconds", lambda calls: dict.fromkeys(calls, 2.0))
-    order = []
+    monkeypatch.setattr(script, "single_calls", lambda calls: dict.fromkeys(calls, 2.0))
+    monkeypatch.setattr(script, "back_to_back", lambda calls: {label: call() for label, call in calls.items()})
 
     def ours(problem: Problem) -> dict[str, Any]:
         stages = problem.spec.stages
         if stages == 5:
             raise ValueError("does not fit\nat all")
 
-        def call() -> int:
-            order.append(stages)
-            Event.now += stages
-            return stages
-
-        return {"ours": call}
+        return {"ours": lambda: stages}
 
     module = SimpleNamespace(ours=ours)
     monkeypatch.setitem(script.ROWS, "a_row", (module, None))
     spec = find_spec("h100_topk32_d64").spec
     error_of = lambda problem, out: 1.0 if problem.spec.stages == 6 else 1e-4  # noqa: E731
-    monkeypatch.setattr(script, "problem_of", lambda name: (Problem(spec), 4e12, error_of))
+    monkeypatch.setattr(script, "problem_of", lambda name, data: (Problem(spec), 4e12, error_of))
     variants = [
         script.Variant("as it is", {}),
         *map(script.Variant.parse, ("stages=2", "stages=5", "stages=6", "lse=3")),
@@ -140,5 +115,24 @@ def test_variants_are_checked_and_timed_in_turns(script: ModuleType, monkeypatch
     assert lines[2] == "stages=5: no time: ValueError: does not fit"
     assert lines[3] == "stages=6: no time: wrong result: off by 1.0e+00 of the largest element"
     assert lines[4].startswith("lse=3: no time: SpecError: lse")
-    turns = [value for i, value in enumerate(order) if i == 0 or value != order[i - 1]]
-    assert turns[-2 * script.ROUNDS :] == [own, 2] * script.ROUNDS
+
+
+def test_data_is_that_of_the_row(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(
+        script.attention, "make_problem", lambda row, spec: made.append(row) or SimpleNamespace(lists=())
+    )
+    monkeypatch.setattr(script.attention, "flops", lambda row, spec, lists: 1.0)
+    script.problem_of("topk32", "std4")
+    assert [(row.name, row.data) for row in made] == [("topk32", "std4")]
+    assert script.parse_arguments(["topk32"]).data == "std1"
+    assert script.parse_arguments(["topk32", "stages=3", "--data", "rising"]).data == "rising"
+
+
+@pytest.mark.parametrize("arguments", [["topk32", "--data", "nothing"], ["spmm_b64", "--data", "std4"]])
+def test_data_that_a_row_does_not_have(
+    script: ModuleType, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.parse_arguments(arguments)
+    assert arguments[-1] in capsys.readouterr().err

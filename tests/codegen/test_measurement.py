@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +41,7 @@ def test_a_peer_is_compiled_for_every_kernel(monkeypatch: pytest.MonkeyPatch) ->
         return dict.fromkeys(calls, 1.0)
 
     monkeypatch.setattr(measurement, "workload", workload)
-    monkeypatch.setattr(measurement, "median_milliseconds", timed)
+    monkeypatch.setattr(measurement, "single_calls", timed)
     kernels = torch._dynamo.config.recompile_limit + 4
     for size in range(1, kernels + 1):
         kernel: Any = type("Kernel", (int,), {"compiled": SimpleNamespace(named=SimpleNamespace(stem="ours"))})(size)
@@ -107,7 +106,7 @@ def test_speed_is_work_over_time_and_a_dense_peer_does_more(monkeypatch: pytest.
     load = measurement.Workload("a shape", 6e12, lambda: None, peers, {"dense": 30e12})
     times = {"ours": 2.00004, "dense": 5.0, "sparse": 4.0}
     monkeypatch.setattr(measurement, "workload", lambda kernel: load)
-    monkeypatch.setattr(measurement, "median_milliseconds", lambda calls: {name: times[name] for name in calls})
+    monkeypatch.setattr(measurement, "single_calls", lambda calls: {name: times[name] for name in calls})
     kernel: Any = SimpleNamespace(compiled=SimpleNamespace(named=SimpleNamespace(stem="ours")))
     found = [record.model_dump() for record in measurement.measure(kernel)]
     own = {"shape": "a shape", "milliseconds": 2.0, "tflops": 2999.9}
@@ -115,34 +114,6 @@ def test_speed_is_work_over_time_and_a_dense_peer_does_more(monkeypatch: pytest.
         {**own, "peer": "dense", "peer_milliseconds": 5.0, "peer_tflops": 6000.0},
         {**own, "peer": "sparse", "peer_milliseconds": 4.0, "peer_tflops": 1500.0},
     ]
-
-
-def test_medians_of_calls_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, slept = [], []
-    times = {"a": iter([5.0, 1.0, 3.0, 9.0, 2.0]), "b": iter([7.0, 8.0, 6.0, 6.5, 7.5])}
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            order.append("event")
-
-        def synchronize(self) -> None:
-            pass
-
-        def elapsed_time(self, other: Event) -> float:
-            return next(times[order[-2]])
-
-    clock = itertools.count(0.0, 1e-3)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
-    monkeypatch.setattr(measurement.time, "perf_counter", lambda: next(clock))
-    calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    assert measurement.median_milliseconds(calls, repeats=5, warm_up=2) == {"a": 3.0, "b": 7.0}
-    assert order[:4] == ["a", "a", "b", "b"]  # before anything is timed
-    assert order[4:] == ["event", "a", "event", "event", "b", "event"] * 5
-    assert slept == [pytest.approx(4_000_000, rel=1e-3)] * 10  # twice as long as a call takes to be enqueued
 
 
 @pytest.mark.parametrize(
@@ -322,7 +293,7 @@ def test_flex_is_given_the_same_pairs(name: str) -> None:
     spec: Any = find_spec(name).spec
     heads, length = 8, 4096
     packs, block = heads // spec.packed_heads, spec.pattern.fixed_block
-    indices = () if block is None else measurement._lists(spec, packs, length)
+    indices = () if block is None else measurement.pattern_lists(spec, packs, length)
     mask = measurement.flex_mask(spec, length, indices)
     position = torch.arange(length)
     visible = spec.pattern.visible(position[:, None], position[None], length, length).expand(length, length)

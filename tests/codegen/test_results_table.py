@@ -135,17 +135,123 @@ def report(*records: dict[str, Any], **more: Any) -> dict[str, Any]:
 SHAPE = "B1 H16 S32768 d128, topk32 of 128x128"
 
 
-def test_compact_table_has_main_rows_beside_their_best_peer_and_then_receipts(
-    named: NamedSpec, write: Callable[..., None], tmp_path: Path
-) -> None:
-    write(named, measurement=[timed("long", "dense", 4.0, 900.0)])
-    unverified = find_spec("h100_bsr_spmm_b64")
-    others = record("a", "h100_topk64", groups=["main", "k"]), record("b", groups=["k"])
-    found = rows(script.compact_table([report(*others)], [find_spec("h100_topk64"), named, unverified], tmp_path))
-    assert list(found)[2:] == ["h100_topk64", named.stem, unverified.stem]
-    assert found["h100_topk64"] == [SHAPE.replace("topk32", "topk64"), "600", "fast", "1200", "0.50"]
-    assert found[named.stem] == ["long", "600", "dense", "300", "2.00"]
-    assert found[unverified.stem] == ["unverified", "-", "-", "-", "-"]
+BOTH = {  # the fast one is not the best back to back
+    "ours": {"milliseconds": 2.0, "tflops": 600.0, "back_to_back_tflops": 500.0, "error": 4e-4},
+    "slow": {"milliseconds": 4.0, "tflops": 300.0, "back_to_back_tflops": 400.0, "error": 5e-4},
+    "fast": {"milliseconds": 1.0, "tflops": 500.0, "back_to_back_tflops": 300.0, "error": 3e-4},
+}
+
+
+def compact(*reports: dict[str, Any], measured: Any = None, names: Any = (("a",), ("b",))) -> str:
+    found: str = script.compact_table(reports, measured or {}, names)
+    return found
+
+
+def test_compact_table_has_rows_beside_their_best_peer_back_to_back() -> None:
+    found = rows(compact(report(record("b", "h100_topk64"), record("a", results=BOTH), record("c"))))
+    assert list(found)[2:] == ["h100_topk32", "h100_topk64"]  # as they are named, not as they were measured
+    assert found["h100_topk32"] == [SHAPE, "600", "500", "slow", "300 / 400", "1.20 / 1.25", "-"]
+    # Results that are older than calls back to back.
+    assert found["h100_topk64"][1:] == ["600", "-", "fast", "1200 / -", "**0.50 / -**", "-"]
+
+
+def test_of_several_names_the_first_that_was_measured_is_shown() -> None:
+    reports = report(record("a"), record("b", "h100_topk64"))
+    assert list(rows(compact(reports, names=[("none", "b", "a"), ("none",)])))[2:] == ["h100_topk64"]
+
+
+def cell(name: str = "a", data: str = "std1", dtype: str = "fp16", spec: str = "h100_topk32", **changes: Any) -> Any:
+    """A cell of benchmarks/data.py, and what it is found by."""
+    results = {label: {**result, "absolute_error": 1e-4} for label, result in BOTH.items()}
+    found = {"device": "a device", "driver": "580.0", "data": data, "results": results, **changes}
+    return (name, data, dtype), record(name, spec, **found)
+
+
+def behind(back_to_back: float) -> dict[str, Any]:
+    """Results of which the best peer has 400."""
+    return {
+        label: {**cell()[1]["results"][label], **({"back_to_back_tflops": back_to_back} if label == "ours" else {})}
+        for label in BOTH
+    }
+
+
+def test_worst_ratio_over_the_data() -> None:
+    def told(*cells: Any) -> str:
+        return rows(compact(report(record("a")), measured=dict(cells)))["h100_topk32"][-1]
+
+    every = [("a", data, dtype) for dtype, names in script.data_cells.DATA.items() for data in names]
+    assert told() == "-"
+    assert told(cell()) == "1.25 (std1, 1 of 13 measured)"
+    assert told(cell(), cell(data="heads", results=behind(380.0))) == "**0.95** (heads, 2 of 13 measured)"
+    assert told(*(cell(*key) for key in every)) == "1.25 (std1)"
+    slower = cell("a", "std4", "bf16", results=behind(440.0))
+    assert told(*(cell(*key) for key in every), slower) == "1.10 (std4, bf16)"
+    assert told(cell(), cell(data="sink", results={})) == "**no time** (sink, 2 of 13 measured)"
+    alone = {"ours": BOTH["ours"]}
+    assert told(cell(results=alone)) == "-"
+    assert told(cell(source_sha256="0" * 64)) == "1.25† (std1, 1 of 13 measured)"
+
+
+def test_cells_on_plain_data_stand_for_rows_that_lack_figures() -> None:
+    older, newer = record("a"), record("a", results={"ours": {**BOTH["ours"], "tflops": 650.0}})
+    measured = dict([cell(), cell(data="heads"), cell("b", spec="h100_topk64")])
+    assert rows(compact(report(older), measured=measured))["h100_topk32"][1:3] == ["600", "500"]
+    assert rows(compact(report(newer), measured=measured))["h100_topk32"][1:3] == ["650", "500"]
+    assert rows(compact(report(newer), measured=measured))["h100_topk64"][1:3] == ["600", "500"]
+
+
+def test_rows_of_two_devices_are_not_mixed() -> None:
+    another = report(record("b", "h100_topk64")) | {"device": "another"}
+    for given in (
+        {"reports": [report(record("a")), another], "measured": {}},
+        {"reports": [report(record("a"))], "measured": dict([cell(device="another")])},
+    ):
+        with pytest.raises(SystemExit, match=r"of a device, driver 580\.0 and of another, driver 580\.0; one device"):
+            script.compact_table(**given)
+
+
+def test_tables_of_the_data_have_dashes_for_what_was_not_measured() -> None:
+    found = script.data_tables({})
+    assert set(found) == {"data-ratio-h100", "data-tflops-h100", "data-error-h100"}
+    for text in found.values():
+        assert text.startswith("No cell has been measured.\n")
+        cells = rows(text)
+        assert list(cells)[2:] == [
+            *script.data_cells.DATA["fp16"],
+            *(f"{d}, bf16" for d in script.data_cells.DATA["bf16"]),
+        ]
+        assert all(row == ["-"] * 11 for row in list(cells.values())[2:])
+
+
+def test_tables_of_the_data() -> None:
+    first, second = script.data_cells.ROWS[:2]
+    fa4 = {"FA4": {**BOTH["fast"], "absolute_error": 2e-4}, "SDPA cuDNN": {**BOTH["slow"], "absolute_error": 3e-4}}
+    measured = dict(
+        [
+            cell(first),
+            cell(first, "std4", results=behind(380.0)),
+            cell(second, "std4", results={"ours": {**BOTH["ours"], "absolute_error": 1e-4}, **fa4}),
+            cell(second, "rising", results={}, failed={"ours": "wrong result: off by 1"}, not_installed=["fa3"]),
+            cell(second, "heads", "bf16", source_sha256="0" * 64),
+        ]
+    )
+    found = script.data_tables(measured)
+    ratio, tflops, error = (rows(found[f"data-{name}-h100"]) for name in ("ratio", "tflops", "error"))
+    assert ratio["std1"][:2] == ["1.20 / 1.25", "-"]
+    assert ratio["std4"][:2] == ["**1.20 / 0.95**", "1.20 / 1.25"]  # behind in one of both ways
+    assert ratio["rising"][:2] == ["-", "**no time**"]
+    assert ratio["heads, bf16"][:2] == ["-", "1.20 / 1.25†"]
+    assert tflops["std4"][:2] == ["600 / 380 (slow 300 / 400)", "600 / 500 (SDPA cuDNN 300 / 400)"]
+    assert tflops["rising"][:2] == ["-", "-"]
+    assert error["std1"][0] == "1.0e-04 / - / -"
+    assert error["std4"][1] == "1.0e-04 / 2.0e-04 / 3.0e-04"
+    assert found["data-ratio-h100"].startswith("a device, driver 580.0; our TFLOPS over those of the best peer")
+    assert "†: measured with an earlier source" in found["data-ratio-h100"].splitlines()[0]
+    assert found["data-ratio-h100"].splitlines()[-3:] == [
+        "",
+        f"- `{second}, rising`: ours has no time: wrong result: off by 1",
+        f"- peer not installed: `fa3`, for `{second}, rising`",
+    ]
 
 
 def bsr_record(name: str, spec: str, **changes: Any) -> dict[str, Any]:
@@ -154,15 +260,12 @@ def bsr_record(name: str, spec: str, **changes: Any) -> dict[str, Any]:
     return record(name, spec, **(shape | changes))
 
 
-def test_rows_of_bsr_products_take_the_place_of_receipts(tmp_path: Path) -> None:
-    specs = [find_spec("h100_bsr_spmm_b128"), find_spec("h100_bsr_spmm_b64")]
-    rows_of_bsr = bsr_record("spmm_b64", specs[1].stem), bsr_record("sweep", specs[0].stem, groups=["crossover"])
-    text = script.compact_table([report(record("a")), report(*rows_of_bsr) | {"device": "another"}], specs, tmp_path)
-    found = rows(text)
-    assert list(found)[2:] == ["h100_topk32", "h100_bsr_spmm_b64", "h100_bsr_spmm_b128"]
-    assert found["h100_bsr_spmm_b64"] == ["M8192 K8192 N1024, 16 blocks 64x64 a row", "600", "fast", "1200", "0.50"]
-    assert found["h100_bsr_spmm_b128"] == ["unverified", "-", "-", "-", "-"]
-    assert text.startswith("a device, driver 580.0 and another, driver 580.0; ")
+def test_rows_of_bsr_products_have_no_other_data() -> None:
+    text = compact(report(record("a")), report(bsr_record("b", "h100_bsr_spmm_b64")))
+    assert rows(text)["h100_bsr_spmm_b64"] == [
+        *("M8192 K8192 N1024, 16 blocks 64x64 a row", "600", "-", "fast", "1200 / -", "**0.50 / -**", "-"),
+    ]
+    assert text.startswith("a device, driver 580.0; ")
 
 
 def test_a_row_of_a_spec_that_is_not_shipped_is_marked(tmp_path: Path) -> None:
@@ -171,7 +274,7 @@ def test_a_row_of_a_spec_that_is_not_shipped_is_marked(tmp_path: Path) -> None:
     other["spec"]["pattern"]["k"] = 33
     for text, names in (
         (script.full_table(report(record("a"), other)), ("| `a` | `h100_topk32` |", "| `b`‡ | - |")),
-        (script.compact_table([report(record("a"), other)], [], tmp_path), ("| `h100_topk32` |", "| `b`‡ |")),
+        (compact(report(record("a"), other)), ("| `h100_topk32` |", "| `b`‡ |")),
     ):
         assert all(name in text for name in names)
         assert "‡: a spec that is not shipped" in text.splitlines()[0]
@@ -200,11 +303,13 @@ def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
         "`h100_topk32`",
         SHAPE,
         "2.000",
-        "600",
+        "600 / -",
         "4e-04",
         "fast 1200 (3e-04), slow 300 (5e-04)",
-        "0.50",
+        "**0.50 / -**",
     ]
+    timed_both = rows(script.full_table(report(record("a", results=BOTH))))["a"]
+    assert timed_both[3:] == ["600 / 500", "4e-04", "fast 500 / 300 (3e-04), slow 300 / 400 (5e-04)", "1.20 / 1.25"]
     assert found["b"] == ["`h100_topk32`", SHAPE.replace("H16", "H64:8"), "-", "-", "-", "-", "-"]
     assert text.splitlines()[-3:] == [
         "- `b`: FA4 has no time: ImportError: no",
@@ -218,7 +323,7 @@ def test_a_row_without_peers_has_no_ratio(tmp_path: Path) -> None:
     alone = record("a")
     alone["results"] = {"ours": alone["results"]["ours"]}
     assert rows(script.full_table(report(alone)))["a"][-2:] == ["-", "-"]
-    assert rows(script.compact_table([report(alone)], [], tmp_path))["h100_topk32"][1:] == ["600", "-", "-", "-"]
+    assert rows(compact(report(alone)))["h100_topk32"][1:] == ["600", "-", "-", "-", "-", "-"]
 
 
 def test_a_kernel_of_no_family_comes_last(tmp_path: Path) -> None:
@@ -229,6 +334,9 @@ def test_a_kernel_of_no_family_comes_last(tmp_path: Path) -> None:
 def test_a_copy_has_a_ratio_and_no_speed(named: NamedSpec, write: Callable[..., None], tmp_path: Path) -> None:
     write(named, measurement=[timed("shape", "copy_", 3.0, 0.0) | {"tflops": 0.0}])
     assert rows(script.table([named], tmp_path))[named.stem] == ["shape", "-", "copy_", "-", "1.50", "5.0e-04"]
+
+
+PAGE = (*("attention", "attention-h100", "bsr", "bsr-h100", "data-ratio-h100", "data-tflops-h100", "data-error-h100"),)
 
 
 @pytest.mark.parametrize("changed", ["README.md", "results.md"])
@@ -247,7 +355,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
     assert script.main() == 1
     assert checked == [
         ("README.md", ["results"], True),
-        ("docs/results.md", ["attention", "attention-h100", "bsr", "bsr-h100", "results"], True),
+        ("docs/results.md", sorted([*PAGE, "results"]), True),
     ]
 
 
@@ -259,7 +367,7 @@ def test_a_kernel_that_changed_since_is_marked(change: dict[str, Any], tmp_path:
     older["spec"] = older["spec"] | change.pop("spec", {})
     text = script.full_table(report(older | change))
     (row,) = (cells for name, cells in rows(text).items() if name.startswith("a"))  # an unknown spec has a mark too
-    assert row[3] == "600†"
+    assert row[3] == "600 / -†"
     assert "†: measured with an earlier source" in text.splitlines()[0]
     assert "†" not in script.full_table(report(record("a")))
 
@@ -306,12 +414,13 @@ def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.Ca
     assert "must be there once each" in capsys.readouterr().out
 
 
-def test_the_readme_shows_kernels_that_exist() -> None:
-    assert set(script.HEADLINE) <= {named.stem for named in script.shipped_specs()}
+def test_the_readme_has_every_row_that_has_data() -> None:
+    shown = {name for names in script.HEADLINE_ROWS for name in names}
+    assert set(script.data_cells.ROWS) <= shown
 
 
 def test_the_pages_have_the_markers_that_are_written() -> None:
-    for page, names in {"README.md": ["results"], "docs/results.md": ["attention", "bsr", "results"]}.items():
+    for page, names in {"README.md": ["results"], "docs/results.md": [*PAGE, "results"]}.items():
         text = (PROJECT / page).read_text(encoding="utf-8")
         for name in names:
             assert "\nnew\n" in script.rewritten(text, name, "new")

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4816b1e3060b471ec29b3e88da34456471b490e5c8f2c0c82cfdaa27330b2ba6
+// seal: sha256 f46dcc0ff97635a90dd437d2fbb0af42aea12a17851b3d950de4b7dd83bce397
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -632,8 +632,8 @@ __device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params&
 // row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
 // nothing else.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
 // error rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
@@ -653,8 +653,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
 __device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
-  const bool mine = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
-  return __any_sync(0xFFFFFFFF, mine);
+  const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, rises);
 }
 
 // Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.

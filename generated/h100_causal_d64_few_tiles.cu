@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 af20902249a6bf265f26491c444a2c231fe404c60a21964fae7f6b8efb762094
+// seal: sha256 cdbee4bee140ebe6b83fde2e6faf5b85a2fe9467e8126de22bf38094f9c38599
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -637,8 +637,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
 // nothing else.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
 // error rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
@@ -658,8 +658,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
 __device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
-  const bool mine = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
-  return __any_sync(0xFFFFFFFF, mine);
+  const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, rises);
 }
 
 // Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 3fb0591447c0b4b9de87bb9a50f7ec33beb1668e4f5d334e118981068bbfe14a
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 18c3a96644f7c869478b4d280517d07ee92222c30167caf4f969d09badaf88e6
+// seal: sha256 3586cb1761f5d7b083b90cceeb593fdc85a8e2cf7504f39e3a9b35509db8c9ea
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -607,8 +607,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
 // nothing else.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
 // error rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
@@ -628,8 +628,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
 __device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
-  const bool mine = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
-  return __any_sync(0xFFFFFFFF, mine);
+  const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, rises);
 }
 
 // Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.

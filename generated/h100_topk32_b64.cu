@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 435b975d3aa7fb0e21ae8f123987a6f1d282ecd2b09295d5a89e42c3ee516d88
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2bf55199b27498ea1d338844564dd9752440e2af2f4aa9ffa611b559b2073f0e
+// seal: sha256 02a9ab12a5e3fab4f451418726c8386849ecb861816e0113df3301b8948d289f
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -669,8 +669,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
 // nothing else.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
 // error rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
@@ -690,8 +690,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
 __device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
-  const bool mine = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
-  return __any_sync(0xFFFFFFFF, mine);
+  const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, rises);
 }
 
 // Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.

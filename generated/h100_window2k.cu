@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a049f0a64eb54a879ffc1c1adc8686d99f936210377ecf1c8b0044a7414a8b38
+// seal: sha256 340afdce6a739187afd29f316633bcfacfb382abf9ce16ebf86fa886fb2d17fc
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -675,8 +675,8 @@ __device__ __forceinline__ void hide_before(float (&s)[kTileN / 2], const Params
 // row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
 // nothing else.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
 // error rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
@@ -696,8 +696,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
 __device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
-  const bool mine = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
-  return __any_sync(0xFFFFFFFF, mine);
+  const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, rises);
 }
 
 // Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 21b60ab06d764c3c977b6d88fd45b37cfca07e9ec0218d63f8483ef41fff7b9a
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 128b22763272d747f400e6256a318ab60b9ac0b27a5e411208edcdc096e53a07
+// seal: sha256 bb1a18bc1a2478c02384a88b2254c348e18cba3d35c48cc7d2f9a90316eec991
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -340,8 +340,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 
 // Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it.
 constexpr float kRescaleThreshold = 1.0f;
 
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
@@ -356,9 +356,9 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
     }
     step_max[0] *= scale_log2;
     step_max[1] *= scale_log2;
-    const bool mine = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
-                      step_max[1] - row_max[tile][1] >= kRescaleThreshold;
-    if (!__any_sync(0xFFFFFFFF, mine)) continue;
+    const bool rises = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                       step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, rises)) continue;
     quad_max(step_max);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: e4f95ce32c0d856f56206f5cf9c6c8755b9480952c2d026e830aa8e505a66251
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f5873644ad9980513530a42fa3820ed03a1d527a33397a710dcf82a0a5134603
+// seal: sha256 a5364acc9a04230741f5d855c52fe751fa7d3d8e6a749601477e41fb15cae977
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -327,8 +327,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 
 // Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it.
 constexpr float kRescaleThreshold = 1.0f;
 
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
@@ -343,9 +343,9 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
     }
     step_max[0] *= scale_log2;
     step_max[1] *= scale_log2;
-    const bool mine = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
-                      step_max[1] - row_max[tile][1] >= kRescaleThreshold;
-    if (!__any_sync(0xFFFFFFFF, mine)) continue;
+    const bool rises = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                       step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, rises)) continue;
     quad_max(step_max);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

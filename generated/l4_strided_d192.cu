@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
 // templates: attention/patterns/strided.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 42fa373c07cc1a62a477ab978bfa005f25861c72b20309b0e3ce8ad70db36132
+// seal: sha256 ff30278d2e0b7575a84b26500c3376a1f73427fde2670e04f0dcf717358ce510
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -378,8 +378,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 
 // Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it.
 constexpr float kRescaleThreshold = 1.0f;
 
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
@@ -394,9 +394,9 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
     }
     step_max[0] *= scale_log2;
     step_max[1] *= scale_log2;
-    const bool mine = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
-                      step_max[1] - row_max[tile][1] >= kRescaleThreshold;
-    if (!__any_sync(0xFFFFFFFF, mine)) continue;
+    const bool rises = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                       step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, rises)) continue;
     quad_max(step_max);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 0d38a6c5ba119f6e658dd4720efd74ac413bb0e0838bc0b0183723a3967e81de
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c7b6d5c83e550a27b707ede5c3b1ffb217888c897bd2337073808b5119f13260
+// seal: sha256 05e5d5d2a27b68825f88c85f45abc00ee526b25908dda4d83406652b6498fdee
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -349,8 +349,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 
 // Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it.
 constexpr float kRescaleThreshold = 1.0f;
 
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
@@ -365,9 +365,9 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
     }
     step_max[0] *= scale_log2;
     step_max[1] *= scale_log2;
-    const bool mine = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
-                      step_max[1] - row_max[tile][1] >= kRescaleThreshold;
-    if (!__any_sync(0xFFFFFFFF, mine)) continue;
+    const bool rises = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                       step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, rises)) continue;
     quad_max(step_max);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

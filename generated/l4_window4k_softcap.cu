@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":4095,"right":0},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 269bd448bb2b535497b123d1e124603144665228849e49f70f43382e8d22791f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 73d6e489cc6f61d8366a3945a6f77c785965fba9c2bfd0901ed53c2be9240f8a
+// seal: sha256 0532da002e8f66b3ad52fe9317f455e091d1ff86f441287dab4a5f043bbd964d
 
 // Attention forward for sm_89: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -380,8 +380,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 
 // Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly; one
-// of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
+// one of weight 2 or more always gets it.
 constexpr float kRescaleThreshold = 1.0f;
 
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
@@ -396,9 +396,9 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
     }
     step_max[0] *= scale_log2;
     step_max[1] *= scale_log2;
-    const bool mine = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
-                      step_max[1] - row_max[tile][1] >= kRescaleThreshold;
-    if (!__any_sync(0xFFFFFFFF, mine)) continue;
+    const bool rises = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                       step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, rises)) continue;
     quad_max(step_max);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

@@ -1,6 +1,6 @@
 """What ``key_parts`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec.
 
-The keys of a tile are two streams, each with rings and warpgroups of its own. Those of the second one leave O, shifts
+The keys of a tile are two streams, each with rings and warpgroups of its own. Those of the second one leave O, maxima
 and sums in shared memory, and those of the first one take them in.
 """
 

@@ -100,7 +100,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     step_blocks = 1 if block is None else max(1, n // block.kv)
 
     scores, output, queries = (WARPGROUP_ROWS * size // WARPGROUP for size in (n, d, d))
-    part_floats = WARPGROUP * (output + 4)  # O, two shifts and two sums of each thread
+    part_floats = WARPGROUP * (output + 4)  # O, two maxima and two sums of each thread
     accumulators = scores + scores // 2 + output
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
     kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]

@@ -49,7 +49,7 @@ def test_each_row_has_a_warpgroup_in_both_parts() -> None:
     assert (values["kStreams"], values["kConsumerWarpgroups"], values["kStreamWarpgroups"]) == (2, 4, 2)
     assert plan.threads == 5 * 128
     (left,) = (region for region in plan.shared if region.name == "Parts")
-    assert left.bytes == 2 * 4 * 128 * (64 * 64 // 128 + 4)  # O of 64 x 64, two shifts and two sums of each thread
+    assert left.bytes == 2 * 4 * 128 * (64 * 64 // 128 + 4)  # O of 64 x 64, two maxima and two sums of each thread
     assert plan.tile_queries == 128
 
 

@@ -27,11 +27,11 @@ WGMMA: dict[str, Any] = {"arch": "sm_90a", "head_dim": 64, "stages": 2}
 SHARED: dict[str, Any] = {**WGMMA, "share_kv": True, "schedule": "cooperative"}
 MMA: dict[str, Any] = {"arch": "sm_89", "head_dim": 128, "stages": 2}  # half a step at a time, in groups of 16 keys
 KERNELS: dict[str, dict[str, Any]] = {
-    "few or many steps": {**WGMMA, "pattern": DENSE},
-    "many steps": {**WGMMA, "pattern": LISTS},
-    "first steps mostly hidden": {**WGMMA, "pattern": CAUSAL},
-    "each weight looked at, many steps": {**SHARED, "pattern": SQUARE_LISTS},
-    "each weight looked at": {**WGMMA, "pattern": DENSE, "key_parts": 2},
+    "every key": {**WGMMA, "pattern": DENSE},
+    "a diagonal": {**WGMMA, "pattern": CAUSAL},
+    "lists": {**WGMMA, "pattern": LISTS},
+    "lists, K and V shared": {**SHARED, "pattern": SQUARE_LISTS},
+    "keys in two parts": {**WGMMA, "pattern": DENSE, "key_parts": 2},
     "bf16": {**WGMMA, "pattern": DENSE, "dtype": "bf16"},
     "mma.sync": {**MMA, "pattern": DENSE},
     "mma.sync, bf16": {**MMA, "pattern": DENSE, "dtype": "bf16"},
@@ -51,14 +51,10 @@ COMMON = """\
 #include <vector>
 #define __device__
 #define __forceinline__ inline
-#define __all_sync(lanes, all) (all)
+#define __any_sync(lanes, some) (some)
 using uint32 = std::uint32_t;
 using std::fmaxf;
-using std::fminf;
-inline int min(int a, int b) { return a < b ? a : b; }
-inline int max(int a, int b) { return a > b ? a : b; }
 inline float ex2(float x) { return std::exp2(x); }
-inline float quad_sum(float x) { return x; }
 inline void quad_max(float (&)[2]) {}
 inline int __float_as_int(float x) { int bits; std::memcpy(&bits, &x, 4); return bits; }
 inline float __int_as_float(int bits) { float x; std::memcpy(&x, &bits, 4); return x; }
@@ -77,8 +73,8 @@ inline float widen(uint32 bits) {
   return bits < 0x400 ? bits / 16777216.0f : __int_as_float((bits << 13) + (112 << 23));
 }
 inline uint32 pack(float low, float high) { return narrow(low) | narrow(high) << 16; }
-struct Params { int kv_len; float scale_log2; };
-constexpr float kNoShift = -1e30f, kMinusInfinity = -INFINITY;
+struct Params { float scale_log2; };
+constexpr float kLeastLogit = -1e30f, kMinusInfinity = -INFINITY;
 constexpr int kTileN = %(keys)d, kHeadDim = 64;
 float most = 0.0f;  // of all weights that are multiplied
 // o += weight times value for two pairs of a row.
@@ -89,49 +85,45 @@ void multiply(float* o, uint32 weights, const float* values) {
     *o += weight * values[i];
   }
 }
-void tell(const float (&sums)[2], const float (&of_values)[2], const float (&shift)[2], int moves) {
+void tell(const float (&sums)[2], const float (&of_values)[2], const float (&row_max)[2], int raises) {
   for (int row = 0; row < 2; ++row) {
-    std::printf("%%.9g %%.9g ", sums[row] == 0 ? 0 : of_values[row] / sums[row], shift[row] + std::log2(sums[row]));
+    std::printf("%%.9g %%.9g ", sums[row] == 0 ? 0 : of_values[row] / sums[row], row_max[row] + std::log2(sums[row]));
   }
-  std::printf("%%d %%.9g", moves, most);
+  std::printf("%%d %%.9g", raises, most);
 }
 """
 # Each reads steps, keys, the scale, and for each step the scores and the values of this thread's pairs.
 READ = """\
   const int count = std::atoi(word[1]);
-  const Params p{std::atoi(word[2]), static_cast<float>(std::atof(word[3]))};
+  const Params p{static_cast<float>(std::atof(word[2]))};
   std::vector<float> read(count * kTileN);
   if (std::fread(read.data(), 4, read.size(), stdin) != read.size()) return 1;
 """
 WGMMA_PROGRAM = """\
-inline uint32 multiply_pairs(uint32 x, uint32 y) {
-  return pack(widen(x & 0xFFFF) * widen(y & 0xFFFF), widen(x >> 16) * widen(y >> 16));
-}
 %(functions)s
 int main(int, char** word) {
 %(read)s
-  float o[kHeadDim / 2] = {}, s[kTileN / 2], shift[2] = {kNoShift, kNoShift}, row_sum[2] = {}, rescale[2];
+  float o[kHeadDim / 2] = {}, s[kTileN / 2], row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {};
+  float step_max[2], rescale[2];
   uint32 prob[kTileN / 16][4];
-  const float room = headroom(p, count);
-%(looks)s
-  int moves = 0;
+  int raised = 0;
   for (int i = 0; i < count; ++i) {
     const float* values = read.data() + i * kTileN + kTileN / 2;
     std::memcpy(s, values - kTileN / 2, sizeof s);
-    const float before[2] = {shift[0], shift[1]};
+    const float before[2] = {row_max[0], row_max[1]};
     if (i == 0) {
-      move_shifts(prob, row_sum, shift, rescale, s, room, p.scale_log2);
+%(first_step)s
     } else {
-%(lines)s
-      moves += shift[0] != before[0] || shift[1] != before[1];
+%(further_step)s
+      raised += row_max[0] != before[0] || row_max[1] != before[1];
     }
     for (int j = 0; j < kTileN / 4; ++j) multiply(o + j %% 2 * 2, prob[j / 4][j %% 4], values + j * 2);
   }
-  tell(row_sum, {o[0], o[2]}, shift, moves);
+  tell(row_sum, {o[0], o[2]}, row_max, raised);
 }
 """
 MMA_PROGRAM = """\
-constexpr int kRowTiles = 1, kRowBytes = 1, kGroupKeys = %(group)d, kHalfStep = %(half_step)d, kLongRow = %(long_row)d;
+constexpr int kRowTiles = 1, kRowBytes = 1, kGroupKeys = %(group)d, kHalfStep = %(half_step)d;
 const float* values;  // of a step
 void multiply_group(float (&o)[1][kHeadDim / 8][4], const uint32 (&prob)[1][kGroupKeys / 16][4], uint32 key) {
   const float* from = values + key / 2;
@@ -140,19 +132,21 @@ void multiply_group(float (&o)[1][kHeadDim / 8][4], const uint32 (&prob)[1][kGro
 %(functions)s
 int main(int, char** word) {
 %(read)s
-  float o[1][kHeadDim / 8][4] = {}, s[1][kTileN / 8][4], shift[1][2] = {{kNoShift, kNoShift}}, row_sum[1][2] = {};
-  int moves = 0;
+  float o[1][kHeadDim / 8][4] = {}, s[1][kTileN / 8][4], row_max[1][2] = {{kLeastLogit, kLeastLogit}};
+  float row_sum[1][2] = {};
+  int raised = 0;
   for (int i = 0; i < count; ++i) {
     values = read.data() + i * kTileN + kTileN / 2;
     std::memcpy(s, values - kTileN / 2, sizeof s);
-    const float before[2] = {shift[0][0], shift[0][1]};
-    multiply_output<0, kHalfStep>(o, row_sum, shift, s, p, count, p.scale_log2, 0);
+    const float before[2] = {row_max[0][0], row_max[0][1]};
+    raise_row_max(o, row_sum, row_max, s, p.scale_log2);
+    multiply_output<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, 0);
     if (kHalfStep < kTileN / kGroupKeys) {
-      multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, shift, s, p, count, p.scale_log2, 0);
+      multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, 0);
     }
-    moves += i > 0 && (shift[0][0] != before[0] || shift[0][1] != before[1]);
+    raised += i > 0 && (row_max[0][0] != before[0] || row_max[0][1] != before[1]);
   }
-  tell(row_sum[0], {o[0][0][0], o[0][0][2]}, shift[0], moves);
+  tell(row_sum[0], {o[0][0][0], o[0][0][2]}, row_max[0], raised);
 }
 """
 
@@ -164,17 +158,18 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
     source = render_plan(plan)
     values: dict[str, Any] = {"half": plan.spec.dtype == "fp16", "keys": KEYS, "read": READ}
     if kernel["arch"] == "sm_90a":
-        softmax = r"// P: a step's weights.*?\n(?=// What a consumer knows of a piece|// A load of K)"
+        softmax = r"// Online softmax with lazy rescaling.*?\n(?=// What a consumer knows of a piece|// A load of K)"
         functions = re.search(softmax, source, re.DOTALL)
-        asked = re.search(r" *bool fits = .*?;\n( *//.*?\n)* *if \(looks.*?;\n", source)
-        used = re.search(r"( *)float sum\[2\];\n\1if \(.*?\n\1}\n", source[source.index("consume(") :], re.DOTALL)
-        assert functions and used and (asked is None) == (kernel["pattern"] in (LISTS, SQUARE_LISTS))
+        consume = source[source.index("consume(const Params") :]
+        first = re.search(r" *take_step_max\(.*?;\n *raise_row_max\(.*?;\n *scale_apply_exp2\(.*?;\n", consume)
+        taken = re.search(r" *take_step_max\(.*?;\n *const bool raises = .*?;\n", consume)
+        used = re.search(r"( *)if \(raises\) {\n.*?\n\1}\n *scale_apply_exp2\(.*?;\n", consume, re.DOTALL)
+        assert functions and first and taken and used
         program = WGMMA_PROGRAM
-        assert ("uint32 bits" in functions[0]) == bool(kernel.get("share_kv") or kernel.get("key_parts"))
-        looks = "  const bool looks = is_short(p, count);" if asked else ""
-        values |= {"functions": functions[0], "looks": looks, "lines": (asked[0] if asked else "") + used[0]}
+        values |= {"functions": functions[0], "first_step": first[0], "further_step": taken[0] + used[0]}
     else:
-        functions = re.search(r"// P of a group of keys.*?\n(?=extern)", source, re.DOTALL)
+        softmax = r"// Online softmax with lazy rescaling.*?\n(?=extern)"
+        functions = re.search(softmax, source, re.DOTALL)
         assert functions
         # Without the products themselves: the program has its own.
         own = re.sub(r"// o \+= P V for this warp's rows and one group.*?\n}\n", "", functions[0], flags=re.DOTALL)
@@ -182,12 +177,7 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
         constants = {constant.name: constant.value for constant in plan.constants}
         group = constants["kGroupKeys"]
         program = MMA_PROGRAM
-        values |= {
-            "functions": own,
-            "group": group,
-            "half_step": constants.get("kHalfStep", KEYS // int(group)),
-            "long_row": constants["kLongRow"],
-        }
+        values |= {"functions": own, "group": group, "half_step": constants.get("kHalfStep", KEYS // int(group))}
     (folder / "main.cpp").write_text((COMMON + program) % values, encoding="utf-8")
     options = ("-std=c++17", "-O1", "-Wno-unknown-pragmas")
     subprocess.run(["g++", *options, "main.cpp", "-o", "main"], cwd=folder, check=True)
@@ -203,22 +193,22 @@ class Softmax:
     def __init__(self, program: Path, dtype: str) -> None:
         self.program, self.epsilon = program, EPSILON[dtype]
 
-    def run(self, scores: Rows, values: Rows, kv_len: int = 1 << 20) -> tuple[list[float], list[float], int, float]:
-        """Return the rows' results, their log2 of the sum of 2^score, how often shifts moved, the largest weight."""
+    def run(self, scores: Rows, values: Rows) -> tuple[list[float], list[float], int, float]:
+        """Return the rows' results, their log2 of the sum of 2^score, steps that raised row_max, the largest weight."""
         laid = b"".join(
             struct.pack(f"{KEYS // 2}f", *(step[j // 2 % 2][j // 4 * 2 + j % 2] for j in range(KEYS // 2)))
             for pair in zip(scores, values, strict=True)
             for step in pair
         )
-        words = [self.program, str(len(scores)), str(kv_len), "1.0"]
+        words = [self.program, str(len(scores)), "1.0"]
         output = subprocess.run(words, input=laid, check=True, capture_output=True).stdout.split()
         numbers = [float(word) for word in output]
         return numbers[0:4:2], numbers[1:4:2], int(numbers[4]), numbers[5]
 
-    def check(self, scores: Rows, values: Rows, kv_len: int = 1 << 20) -> int:
-        """Compare with float64; return how often shifts moved."""
-        results, logs, moves, most = self.run(scores, values, kv_len)
-        assert most <= 2.0  # a sum below 2 may be that of a weight that is rounded to 2
+    def check(self, scores: Rows, values: Rows) -> int:
+        """Compare with float64; return how many steps raised row_max."""
+        results, logs, raised, most = self.run(scores, values)
+        assert most <= 2.0  # a weight below 2 may be rounded to it
         for row in (0, 1):
             of_row = [[key for step in all_steps for key in step[row]] for all_steps in (scores, values)]
             seen = [(s, v) for s, v in zip(*of_row, strict=True) if s != HIDDEN]
@@ -233,7 +223,7 @@ class Softmax:
             slack = (self.epsilon + 1e-6 + 1e-7 * abs(top)) * math.fsum(map(abs, products)) / total
             assert abs(results[row] - math.fsum(products) / total) <= slack + 1e-7 * len(seen)
             assert logs[row] == pytest.approx(top + math.log2(total), abs=1e-4, rel=2e-7)
-        return moves
+        return raised
 
 
 @pytest.fixture(params=KERNELS, scope="module")
@@ -260,20 +250,27 @@ def single(x: float) -> float:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 15, 16, 40])
-@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 64.0])
-def test_scores_that_are_much_alike_move_no_shifts(softmax: Softmax, steps: int, spread: float) -> None:
-    moves = softmax.check(rows(steps, lambda *at: spread * noise(*at)), rows(steps, lambda *at: noise(at[2], *at[:2])))
-    if spread <= 1.0 and steps >= 16:  # where there are fewer steps, weights are exact more often
-        assert moves <= 1  # the second step of a kernel whose first one hides keys
+@pytest.mark.parametrize("spread", [0.0, 0.5, 8.0, 64.0])
+def test_scores_that_are_much_alike_raise_no_row_max(softmax: Softmax, steps: int, spread: float) -> None:
+    scores = rows(steps, lambda *at: spread * noise(*at))
+    raised = softmax.check(scores, rows(steps, lambda *at: noise(at[2], *at[:2])))
+    if spread <= 0.5:
+        assert raised == 0
+
+
+@pytest.mark.parametrize(("above", "raised"), [(0.5, 0), (0.99, 0), (1.0, 1), (30.0, 1)])
+def test_a_step_raises_row_max_from_twice_its_weight_on(softmax: Softmax, above: float, raised: int) -> None:
+    scores = rows(8, lambda *at: above if at == (4, 1, 7) else 0.0 if at[2] == 0 else -1.0)
+    assert softmax.check(scores, rows(8, noise)) == raised
 
 
 @pytest.mark.parametrize("rise", [0.5, 3.0, 20.0, -0.5, -3.0, -20.0])
 @pytest.mark.parametrize("steps", [3, 30])
 def test_scores_that_rise_or_fall_from_step_to_step(softmax: Softmax, rise: float, steps: int) -> None:
     scores = rows(steps, lambda *at: rise * at[0] + noise(*at))
-    moves = softmax.check(scores, rows(steps, lambda *at: noise(at[1], *at[::2])))
+    raised = softmax.check(scores, rows(steps, lambda *at: noise(at[1], *at[::2])))
     if rise == 20.0:
-        assert moves == steps - 1
+        assert raised == steps - 1
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 19])
@@ -300,13 +297,6 @@ def test_a_row_without_keys_stays_as_it_is_while_the_other_moves(softmax: Softma
         return HIDDEN if at[1] == 0 else 30.0 + noise(*at)
 
     softmax.check(rows(20, score), rows(20, noise))
-
-
-def test_few_keys_that_are_listed_again_count_as_a_short_row(softmax: Softmax) -> None:
-    # One key has far more weight than any before it, but less than all of them together.
-    scores = rows(32, lambda *at: 3.5 if at == (2, 0, 3) else noise(*at))
-    values = rows(32, noise)
-    assert softmax.check(scores, values, kv_len=100) > softmax.check(scores, values)
 
 
 @settings(max_examples=60, deadline=None)

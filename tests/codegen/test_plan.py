@@ -330,37 +330,6 @@ def test_steps_that_do_not_fit_the_stripes_are_refused(block: int, causal: bool)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "keys", "short"),
-    [
-        ({"kind": "dense"}, 128, True),
-        ({"kind": "topk", "k": 7, "block": {"q": 128, "kv": 128}}, 128, True),
-        ({"kind": "topk", "k": 7, "block": {"q": 128, "kv": 128}}, 64, True),
-        ({"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}, 64, False),
-        ({"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}, 128, False),
-        ({"kind": "topk", "k": 15, "block": {"q": 128, "kv": 64}}, 128, True),
-        ({"kind": "topk", "k": 9, "block": {"q": 64, "kv": 64}}, 64, True),
-        ({"kind": "block_lists", "block": {"q": 128, "kv": 128}}, 128, True),
-    ],
-)
-def test_kernels_whose_rows_may_have_few_keys_look_ahead(pattern: dict[str, Any], keys: int, short: bool) -> None:
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": 128, "n": keys}}
-    plan = plan_of(fields)
-    assert plan.values["short_rows"] is short and ("will_fit(s, shift" in render_plan(plan)) is short
-    if pattern["kind"] == "topk" and pattern["block"]["q"] == 64:
-        assert "will_fit" not in render_plan(
-            plan_of(fields | {"share_kv": True, "schedule": "cooperative", "stages": 2})
-        )
-
-
-@pytest.mark.parametrize("keys", [64, 80, 96, 128, 192])
-def test_a_row_is_long_from_as_many_keys_on_in_steps_of_any_width(keys: int) -> None:
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}
-    source = render_plan(plan_of(fields | {"tile": {"m": 128, "n": keys}}))
-    (steps,) = re.findall(r"min\(steps, p\.kv_len / kTileN\) / ([\d.]+)f;", source)
-    assert float(steps) * keys == pytest.approx(1024)
-
-
-@pytest.mark.parametrize(
     ("m", "head_dim", "keys", "registers"),
     [(128, 64, 192, (56, 224)), (192, 128, 80, (32, 160)), (192, 64, 128, (32, 160)), (256, 64, 64, (32, 112))],
 )

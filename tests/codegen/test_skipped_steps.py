@@ -134,7 +134,7 @@ def build(plan: Plan, folder: Path) -> Path:
     conditions = re.findall(r"if \((.*?)\) ", masked[2])
     # The first step, which is not in the loop, is masked likewise.
     first = re.sub(r"\bblock\b", "newest_seen", masked[2]).replace("\n        ", "\n      ")
-    assert f"k_position.advance();{first}\n      move_shifts(" in source
+    assert f"k_position.advance();{first}\n      take_step_max(" in source
     text = PROGRAM % {
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cdbee4bee140ebe6b83fde2e6faf5b85a2fe9467e8126de22bf38094f9c38599
+// seal: sha256 f52ca730c8543a7f97c29c4aaa4b295d107db9e6289c0c97a19e25b295bf8b70
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -638,8 +638,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // nothing else.
 //
 // Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
-// error rises from 1.0e-3 to 1.7e-3.
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 287127e4d9768c1163fbb0533dac4d0c3feaaf793b0c756ea805c5f6a7f73046
+// seal: sha256 18e034cd36305375977c2fd1cb2c439922b73e5eb8e81053e236569c430a929b
 
 // Attention forward for sm_90a: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -645,8 +645,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // nothing else.
 //
 // Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
-// error rises from 1.0e-3 to 1.7e-3.
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.

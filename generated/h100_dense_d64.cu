@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: f8179f924e74e76f0edb2a8c9374ca4336b84f0f08636b1a789146f00c7134b6
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 224fac7775e9b4f4b8fc5d5d4465682f62bb2da5d6987746b29a0b9bad994336
+// seal: sha256 bd70bff243d272d40e6d95fcbd8244a69a3551cd4097fa4f964ce8e770333566
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -672,8 +672,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // nothing else.
 //
 // Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
-// error rises from 1.0e-3 to 1.7e-3.
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 6a49f7b7c401e6b7d1d559b964a385cc29d8ae16241fdf978dacf347d3c732da
 // templates: attention/load_order.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/pool.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b39687c41b829ff05af1d432dbcdc11902947f93c57463e98bfd639c0dd096cb
+// seal: sha256 386d093a53f1dd1e2292478376f1efc3644283ef19ca887d0341562f05e26359
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -978,8 +978,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // nothing else.
 //
 // Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
-// error rises from 1.0e-3 to 1.7e-3.
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.

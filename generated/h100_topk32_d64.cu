@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":4,"tile":{"m":256,"n":64}}
 // spec hash: 4b4f0628f1da6333e177418ee9e62da83e3ff0a4c38e7ba0bb316c46704262af
 // templates: attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 21e97be580f8318bf59d3387a536809cc39a1a11d98498c78e74e41104376be5
+// seal: sha256 a05492ac688c18697266ee10caefa926e80ed49440bd2262b46bcdd11ecf3b4a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -701,8 +701,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 // nothing else.
 //
 // Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
-// error rises from 1.0e-3 to 1.7e-3.
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 340afdce6a739187afd29f316633bcfacfb382abf9ce16ebf86fa886fb2d17fc
+// seal: sha256 d685a376c084ceaa71eb36416e3c0b457301e6ee70f0386d67a79a4072021954
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -676,8 +676,8 @@ __device__ __forceinline__ void hide_before(float (&s)[kTileN / 2], const Params
 // nothing else.
 //
 // Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, steps that rescale are rarer, but the largest
-// error rises from 1.0e-3 to 1.7e-3.
+// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.

@@ -40,6 +40,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """Return how many processes ``-n auto`` means where there is a GPU, which they share; else leave it to xdist."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -74,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.write_line(f"kernels: {counts}; the same again: --kernel-seed {config.option.kernel_seed}")
     if config.option.record_kernels:
         records = {kernel["stem"]: kernel["record"] for kernel in kernels}
-        if len(records) < kernels[0]["of"]:  # not all were run, or passed: what is known of the others stays
+        if len(records) < kernels[0]["of"] and KNOWN.is_file():  # not all were run, or passed: the others stay
             records = {**json.loads(KNOWN.read_text(encoding="utf-8")), **records}
         lines = (f"  {json.dumps(stem)}: {json.dumps(records[stem])}" for stem in sorted(records))
         KNOWN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -234,10 +234,24 @@ def still_valid(order: RowGroups, name: str, place: tuple[int, ...], value: int)
         return ends_group and value >> 8 == last >> 8 and count < value & 255 <= round_columns(order.ring_columns)
     if name == "rounds":
         return place[1] >= count  # means nothing
-    if name == "entries" and place[2] == 1 and 0 <= value < count and order.entries[place].item() >= 0:
-        columns = order.rounds[place[0]].tolist()  # one may be there twice
-        return bool(columns[value] == columns[order.entries[place].item()])
+    if name == "entries" and place[2] == 1 and order.entries[place].item() >= 0:
+        ring = ring_in(order, place[0])  # a column may be there twice
+        return ring.get(value) == ring[int(order.entries[place])]
     return False
+
+
+def ring_in(order: RowGroups, number: int) -> dict[int, int]:
+    """Return the columns in the places of the ring, as the blocks of a round meet them."""
+    ring: dict[int, int] = {}
+    loaded = 0
+    first = max(start for start in order.starts.tolist() if start <= number)
+    for record in order.rounds[first : number + 1].tolist():
+        count, kept = record[15] & 255, record[15] >> 24 & 255
+        for place in list(ring)[: len(ring) - kept]:
+            del ring[place]
+        ring |= {at % order.ring_columns: column for at, column in enumerate(record[:count], loaded)}
+        loaded += count
+    return ring
 
 
 def test_orders_with_one_thing_wrong_do_not_cover() -> None:

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,11 @@ class NamedSpec:
 
 def shipped_files() -> dict[str, Path]:
     """Return the shipped specs, in whichever folder of specs/ they are, by stem, sorted."""
-    return {path.stem: path for path in sorted(SPECS.rglob("*.yaml"), key=lambda path: path.stem)}
+    return _files(SPECS)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.rglob("*.yaml"), key=lambda path: path.stem)}
 
 
 def shipped_names() -> list[str]:
@@ -113,8 +118,13 @@ def shipped_names() -> list[str]:
 
 
 def shipped_specs() -> list[NamedSpec]:
-    """Read every shipped spec."""
-    return [read_spec(path) for path in shipped_files().values()]
+    """Return every shipped spec, as a process first read it, in a list of the caller's own."""
+    return list(_specs(SPECS))
+
+
+@cache  # YAML takes 2 ms a file, and each advice for another architecture looks through all of them
+def _specs(folder: Path) -> tuple[NamedSpec, ...]:
+    return tuple(read_spec(path) for path in _files(folder).values())
 
 
 def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> NamedSpec:

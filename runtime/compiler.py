@@ -58,18 +58,8 @@ def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache 
         CompileError: when NVRTC refuses the source, with its log.
         CacheError: when the cache cannot be written.
     """
-    plan = plan_for(named)
-    source = render(named)
-    architecture = plan.arch.name if target == "cubin" else plan.arch.virtual
-    options = (f"--gpu-architecture={architecture}", *OPTIONS)
-    key = cache_key(
-        spec=named.spec.canonical_json(),
-        source=source,
-        compiler=" ".join(toolchain.compiler_version()),
-        options=options,
-        headers=toolchain.headers_digest(plan.headers),
-        target=target,
-    )
+    plan, source = plan_for(named), render(named)
+    options, key = _options(plan, target), _key(named, plan, target)
 
     def build() -> Entry:
         code, log = run_nvrtc(source, named.source_file, target, options, plan.headers)
@@ -77,6 +67,31 @@ def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache 
 
     entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
     return Compiled(named, plan, source, target, entry.code, entry.log, options, key, was_cached)
+
+
+def key_of(named: NamedSpec, target: Target = "cubin") -> str:
+    """Return the key that a spec's code has in the cache: it is of everything that the code depends on.
+
+    Raises:
+        SpecError: for a spec that cannot work on its architecture.
+        ToolchainError: when NVRTC or a header is missing.
+    """
+    return _key(named, plan_for(named), target)
+
+
+def _options(plan: Plan, target: Target) -> tuple[str, ...]:
+    return (f"--gpu-architecture={plan.arch.name if target == 'cubin' else plan.arch.virtual}", *OPTIONS)
+
+
+def _key(named: NamedSpec, plan: Plan, target: Target) -> str:
+    return cache_key(
+        spec=named.spec.canonical_json(),
+        source=render(named),
+        compiler=" ".join(toolchain.compiler_version()),
+        options=_options(plan, target),
+        headers=toolchain.headers_digest(plan.headers),
+        target=target,
+    )
 
 
 # Where there is a driver, NVRTC has a cache of its own, and what comes from it has no log: no registers, no spills.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -48,9 +49,10 @@ SHAPES = [
 ]
 WIDTHS = (1, 2, 5, 40)  # shares of a part
 
-PROGRAM = """\
+HEAD = """\
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #define __device__
 #define __forceinline__ inline
@@ -70,6 +72,10 @@ struct Params {
 int shuffled[32];
 int __ldg(const int* word) { return *word; }
 int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; return shuffled[lane]; }
+"""
+# A program of each case: all are compiled at once.
+PROGRAM = """\
+namespace %(name)s {
 %(constants)s
 %(pattern)s
 // The loads of the queries from `first` on; of a part of them, if it has any shares.
@@ -90,7 +96,7 @@ void print_loads(const Params& p, int first, int begin, int shares) {
     std::printf("%%d%%s ", block, %(masked)s ? "*" : "");
   }
 }
-int main() {
+void run() {
   static int lists[2][%(rows)d][%(length)d], counts[2][%(rows)d];
   for (int full = 0; full < 2; ++full)
     for (int row = 0; row < %(rows)d; ++row) {
@@ -116,24 +122,64 @@ int main() {
     }
   }
 }
+}  // namespace %(name)s
 """
 
 
-def program(plan: Plan, block_q: int, *, backwards: bool = False) -> str:
+@dataclass(frozen=True)
+class Steps:
+    """A pattern's loads for a shape.
+
+    Attributes:
+        name: of the case, an identifier.
+        shape: one of SHAPES.
+        pattern: one of PATTERNS.
+        backwards: whether lists are walked through from their end.
+    """
+
+    name: str
+    shape: tuple[Any, ...]
+    pattern: dict[str, Any]
+    backwards: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        arch, block_q, block_kv, m, n, heads = self.shape
+        fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
+        options = {"split_tail": False} if self.backwards else {}
+        pattern = {**self.pattern, "block": {"q": block_q, "kv": block_kv}}
+        return plan_for(find_spec({**fields, **options, "pattern": pattern}))
+
+
+def named(pattern: dict[str, Any], shape: tuple[Any, ...]) -> str:
+    return "_".join(map(str, (pattern["kind"], pattern.get("k", ""), *shape)))
+
+
+FORWARDS = [Steps(named(pattern, shape), shape, pattern) for pattern in PATTERNS for shape in SHAPES]
+BACKWARDS = [
+    Steps(f"{named(PATTERNS[0], shape)}_backwards", shape, PATTERNS[0], backwards=True)
+    for shape in SHAPES
+    if shape[0] == "sm_90a"
+]
+
+
+def program(case: Steps) -> str:
+    plan = case.plan
     assert plan.spec.op == "attention"
     template = environment().get_template(str(plan.values["pattern_template"]))
     pattern = plan.spec.pattern
     return PROGRAM % {
+        "name": case.name,
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values),
         "rows": ROWS,
         "behind": beyond(plan),
         "length": LENGTH,
         "kv_len": KV_LEN,
-        "block_q": block_q,
+        "block_q": case.shape[1],
         "lanes": ", ".join(["lane()"] * 32),
         "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
-        "direction": "    one.backwards = true;" if backwards else "",
+        "direction": "    one.backwards = true;" if case.backwards else "",
         "restriction": "    if (shares > 0) one.restrict_to(begin, shares);" if plan.split else "",
         "widths": ", ".join(map(str, WIDTHS)) if plan.split else "",
     }
@@ -166,22 +212,32 @@ def parts(loads: list[str], shares: int, width: int) -> list[list[str]]:
     return [loads[begin * share : (begin + width) * share] for begin in range(0, LENGTH, width)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "_".join(map(str, shape)))
-@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: f"{pattern['kind']}{pattern.get('k', '')}")
-def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any, ...], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def output_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Steps], str]:
+    """Runs a case's program, of one executable for all."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    arch, block_q, block_kv, m, n, heads = shape
-    fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
-    plan = plan_for(find_spec({**fields, "pattern": {**pattern, "block": {"q": block_q, "kv": block_kv}}}))
-    (tmp_path / "main.cpp").write_text(program(plan, block_q), encoding="utf-8")
-    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
-    lines = iter(output.splitlines())
+    folder, cases = tmp_path_factory.mktemp("listed_steps"), FORWARDS + BACKWARDS
+    runs = "\n".join(f"  if (number == {number}) {case.name}::run();" for number, case in enumerate(cases))
+    main = f"int main(int, char** arguments) {{\n  const int number = std::atoi(arguments[1]);\n{runs}\n}}\n"
+    (folder / "main.cpp").write_text("".join([HEAD, *map(program, cases), main]), encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=folder, check=True)
+
+    def output(case: Steps) -> str:
+        command = [str(folder / "main"), str(cases.index(case))]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    return output
+
+
+@pytest.mark.parametrize("case", FORWARDS, ids=lambda case: case.name)
+def test_loads_are_those_of_the_lists(case: Steps, output_of: Callable[[Steps], str]) -> None:
+    plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
+    lines = iter(output_of(case).splitlines())
     stream = stream_rows(plan)
     for first in range(0, ROWS * block_q + beyond(plan), stream):
         row = first // block_q
-        loads = expected(pattern, row, block_kv, n) if row < ROWS else []
+        loads = expected(case.pattern, row, block_kv, n) if row < ROWS else []
         assert next(lines).split() == loads, first
         if plan.split is not None:
             shares = plan.spec.pattern.shares(KV_LEN, stream, n)  # type: ignore[union-attr]
@@ -191,21 +247,12 @@ def test_loads_are_those_of_the_lists(pattern: dict[str, Any], shape: tuple[Any,
     assert next(lines, None) is None
 
 
-@pytest.mark.parametrize(
-    "shape", [shape for shape in SHAPES if shape[0] == "sm_90a"], ids=lambda s: "_".join(map(str, s))
-)
-def test_lists_are_walked_through_from_their_end(shape: tuple[Any, ...], tmp_path: Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the host program with")
-    arch, block_q, block_kv, m, n, heads = shape
-    fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
-    pattern = {"kind": "topk", "k": LENGTH, "block": {"q": block_q, "kv": block_kv}}
-    plan = plan_for(find_spec({**fields, "pattern": pattern, "split_tail": False}))
-    (tmp_path / "main.cpp").write_text(program(plan, block_q, backwards=True), encoding="utf-8")
-    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    output = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
-    for row, line in zip(range(ROWS), output.splitlines()[:: max(1, block_q // stream_rows(plan))], strict=False):
-        assert line.split() == expected(pattern, row, block_kv, n, backwards=True)
+@pytest.mark.parametrize("case", BACKWARDS, ids=lambda case: case.name)
+def test_lists_are_walked_through_from_their_end(case: Steps, output_of: Callable[[Steps], str]) -> None:
+    plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
+    lines = output_of(case).splitlines()[:: max(1, block_q // stream_rows(plan))]
+    for row, line in zip(range(ROWS), lines, strict=False):
+        assert line.split() == expected(case.pattern, row, block_kv, n, backwards=True)
 
 
 def stream_rows(plan: Plan) -> int:

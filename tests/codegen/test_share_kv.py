@@ -1,6 +1,7 @@
 """``share_kv``, run on the host: how the loads of a tile are put in order, and which has which place and barrier.
 
-The kernel's own functions are compiled for the host. A warp's 32 lanes are 32 threads, which meet at each vote.
+The kernel's own functions are compiled for the host. A warp's 32 lanes are 32 contexts of a thread, which meet at each
+vote.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,21 +34,91 @@ FIELDS: dict[str, Any] = {
 }
 KEY_BLOCKS = 100
 
-PROGRAM = """\
+# Lists of a tile, their entries and stages: all kernels are compiled at once.
+KERNELS = [
+    *((streams, k, 5 if k < 100 else streams) for streams in (2, 3) for k in (1, 5, 32, 40, 128)),
+    *((streams, 40, streams + extra) for streams in (2, 3) for extra in (0, 1)),
+]
+HEAD = """\
 #include <algorithm>
-#include <barrier>
-#include <thread>
+#include <cstdlib>
+#include <functional>
+#include <ucontext.h>
 #include <vector>
 #define __device__
 #define __forceinline__ inline
 using std::max;
 using std::min;
 using uint32 = unsigned int;
-%(constants)s
 struct Params {};
 struct Piece {};
 struct Tile {};
 int __ldg(const int* word) { return *word; }
+// A warp's lanes take turns: each runs up to where they meet. The last to get there is the first to go on, so that
+// they come in one order and in the other by turns: what is missing a __syncwarp is seen in one of them.
+struct Index { int x; } threadIdx;
+ucontext_t lanes[32], caller;
+bool is_done[32];
+int direction;
+std::function<void()> code;
+bool is_last(int lane) { return lane + direction < 0 || lane + direction == 32; }
+void __syncwarp() {
+  const int lane = threadIdx.x;
+  if (is_last(lane)) {
+    direction = -direction;
+    return;
+  }
+  if (is_done[lane + direction]) std::abort();  // it has met less often
+  swapcontext(&lanes[lane], &lanes[lane + direction]);
+  threadIdx.x = lane;
+}
+void run_lane(int lane) {
+  threadIdx.x = lane;
+  code();
+  is_done[lane] = true;
+  setcontext(is_last(lane) ? &caller : &lanes[lane + direction]);
+}
+void run_warp(std::function<void()> function) {
+  static std::vector<char> stacks(32 << 18);
+  code = std::move(function);
+  direction = 1;
+  for (int lane = 0; lane < 32; ++lane) {
+    is_done[lane] = false;
+    getcontext(&lanes[lane]);
+    lanes[lane].uc_stack.ss_sp = stacks.data() + (lane << 18);
+    lanes[lane].uc_stack.ss_size = 1 << 18;
+    makecontext(&lanes[lane], reinterpret_cast<void (*)()>(run_lane), 1, lane);
+  }
+  swapcontext(&caller, &lanes[0]);
+  for (bool done : is_done)
+    if (!done) std::abort();
+}
+int __popc(uint32 bits) { return __builtin_popcount(bits); }
+int lane_words[32];
+uint32 __match_any_sync(unsigned, int value) {
+  uint32 equal = 0;
+  lane_words[threadIdx.x] = value;
+  __syncwarp();
+  for (int lane = 0; lane < 32; ++lane) equal |= static_cast<uint32>(lane_words[lane] == value) << lane;
+  __syncwarp();
+  return equal;
+}
+int __shfl_sync(unsigned, int value, int lane) {
+  lane_words[threadIdx.x] = value;
+  __syncwarp();
+  const int result = lane_words[lane];
+  __syncwarp();
+  return result;
+}
+uint32 __reduce_add_sync(unsigned, uint32 value) {
+  uint32 sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, value, lane);
+  return sum;
+}
+"""
+PROGRAM = """\
+namespace %(name)s {
+%(constants)s
 struct KeyBlocks {
   int entries;
   const int* list;
@@ -58,59 +128,31 @@ struct KeyBlocks {
 };
 KeyBlocks streams[kStreams];
 KeyBlocks key_blocks_of(const Params&, const Piece&, const Tile&, int stream) { return streams[stream]; }
-struct Index { int x; };
-thread_local Index threadIdx;
-std::barrier<> warp(32);
-int __popc(uint32 bits) { return __builtin_popcount(bits); }
-void __syncwarp() { warp.arrive_and_wait(); }
-int lane_words[32];
-uint32 __match_any_sync(unsigned, int value) {
-  uint32 equal = 0;
-  lane_words[threadIdx.x] = value;
-  warp.arrive_and_wait();
-  for (int lane = 0; lane < 32; ++lane) equal |= static_cast<uint32>(lane_words[lane] == value) << lane;
-  warp.arrive_and_wait();
-  return equal;
-}
-int __shfl_sync(unsigned, int value, int lane) {
-  lane_words[threadIdx.x] = value;
-  warp.arrive_and_wait();
-  const int result = lane_words[lane];
-  warp.arrive_and_wait();
-  return result;
-}
-uint32 __reduce_add_sync(unsigned, uint32 value) {
-  uint32 sum = 0;
-  for (int lane = 0; lane < 32; ++lane) sum += __shfl_sync(0, value, lane);
-  return sum;
-}
 %(functions)s
+}  // namespace %(name)s
 // Puts `tiles` tiles in order, one after the other: lists (tiles, kStreams, kTopK); writes the loads of each tile,
 // the steps of its warpgroups and the number of its loads. Lists of query blocks from `query_blocks` on are missing.
-extern "C" void order(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards, uint32* loads,
-    uint32* steps, int* numbers) {
+extern "C" void order_%(name)s(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards,
+    uint32* loads, uint32* steps, int* numbers) {
+  using namespace %(name)s;
   static int blocks[kEntries], grouped[kEntries];
   static unsigned char sets[kEntries];
-  std::vector<std::thread> lanes;
-  for (int lane = 0; lane < 32; ++lane) {
-    lanes.emplace_back([&, lane] {
-      threadIdx.x = lane;
-      LoadCounts before;
-      for (int tile = 0; tile < tiles; ++tile) {
-        if (lane == 0)
-          for (int list = 0; list < kStreams; ++list)
-            streams[list] = {list < query_blocks ? kTopK : 0, lists + (tile * kStreams + list) * kTopK, key_blocks,
-                backwards};
-        __syncwarp();
-        const LoadsOfSets in_tile = match_lists({}, {}, {}, blocks, sets);
-        group_loads(in_tile, blocks, sets, grouped);
-        const int number = order_loads(before, in_tile, grouped, loads + tile * kEntries, steps + tile * kEntries);
-        if (lane == 0) numbers[tile] = number;
-        __syncwarp();
-      }
-    });
-  }
-  for (auto& lane : lanes) lane.join();
+  run_warp([&] {
+    const int lane = threadIdx.x;
+    LoadCounts before;
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (lane == 0)
+        for (int list = 0; list < kStreams; ++list)
+          streams[list] = {list < query_blocks ? kTopK : 0, lists + (tile * kStreams + list) * kTopK, key_blocks,
+              backwards};
+      __syncwarp();
+      const LoadsOfSets in_tile = match_lists({}, {}, {}, blocks, sets);
+      group_loads(in_tile, blocks, sets, grouped);
+      const int number = order_loads(before, in_tile, grouped, loads + tile * kEntries, steps + tile * kEntries);
+      if (lane == 0) numbers[tile] = number;
+      __syncwarp();
+    }
+  });
 }
 """
 
@@ -131,38 +173,38 @@ class Tile:
 Order = Callable[..., list[Tile]]
 
 
+def program(streams: int, k: int, stages: int) -> str:
+    """The functions of a kernel with so many lists of so many entries, and so many stages."""
+    pattern = {**FIELDS["pattern"], "k": k}
+    named = find_spec({**FIELDS, "pattern": pattern, "tile": {"m": 64 * streams, "n": 64}, "stages": stages})
+    source = render(named)
+    parts = (
+        ("template <int kDepth>\nstruct RingPosition", "// A piece of work"),
+        ("constexpr int kSets", "constexpr int kQFullBarrier"),
+        ("constexpr int kEntries", "constexpr int kWarpgroupThreads"),
+        ("using uint64", "// Producer, one warp"),
+    )
+    return PROGRAM % {
+        "name": f"kernel_{streams}_{k}_{stages}",
+        "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
+        "entry": between(source, "  // The i-th entry of the list", "};"),
+        "functions": "\n".join(between(source, *part) for part in parts),
+    }
+
+
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], Order]:
-    """Compile the functions of a kernel with so many lists of so many entries, and so many stages."""
+    """Returns a kernel's order, of one library for all."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    libraries: dict[tuple[int, int, int], ctypes.CDLL] = {}
-
-    def compiled(streams: int, k: int, stages: int) -> ctypes.CDLL:
-        pattern = {**FIELDS["pattern"], "k": k}
-        named = find_spec({**FIELDS, "pattern": pattern, "tile": {"m": 64 * streams, "n": 64}, "stages": stages})
-        source = render(named)
-        parts = (
-            ("template <int kDepth>\nstruct RingPosition", "// A piece of work"),
-            ("constexpr int kSets", "constexpr int kQFullBarrier"),
-            ("constexpr int kEntries", "constexpr int kWarpgroupThreads"),
-            ("using uint64", "// Producer, one warp"),
-        )
-        program = PROGRAM % {
-            "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
-            "entry": between(source, "  // The i-th entry of the list", "};"),
-            "functions": "\n".join(between(source, *part) for part in parts),
-        }
-        folder = tmp_path_factory.mktemp(f"share_kv_{streams}_{k}_{stages}")
-        (folder / "main.cpp").write_text(program, encoding="utf-8")
-        command = ["g++", "-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-pthread", "-shared"]
-        subprocess.run([*command, "-fPIC", "main.cpp", "-o", "main.so"], cwd=folder, check=True)
-        return ctypes.CDLL(str(Path(folder) / "main.so"))
+    folder = tmp_path_factory.mktemp("share_kv")
+    (folder / "main.cpp").write_text("".join([HEAD, *(program(*kernel) for kernel in KERNELS)]), encoding="utf-8")
+    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+    subprocess.run([*command, "main.cpp", "-o", "main.so"], cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "main.so"))
 
     def ordering(streams: int, k: int, stages: int) -> Order:
-        if (streams, k, stages) not in libraries:
-            libraries[streams, k, stages] = compiled(streams, k, stages)
-        library = libraries[streams, k, stages]
+        function = getattr(library, f"order_kernel_{streams}_{k}_{stages}")
 
         def order(
             tiles: list[list[list[int]]], key_blocks: int, query_blocks: int = streams, backwards: bool = False
@@ -171,7 +213,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int],
             loads, steps = ((ctypes.c_uint * len(flat))() for _ in range(2))
             numbers = (ctypes.c_int * len(tiles))()
             given = (ctypes.c_int * len(flat))(*flat)
-            library.order(given, len(tiles), query_blocks, key_blocks, backwards, loads, steps, numbers)
+            function(given, len(tiles), query_blocks, key_blocks, backwards, loads, steps, numbers)
             size = streams * k
             return [
                 Tile(

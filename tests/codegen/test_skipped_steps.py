@@ -173,6 +173,9 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
         # In causal attention whole warpgroups may lie before query 0.
         before = -(-q_len // m) * m - q_len
         start = -(before // ROWS * ROWS) if pattern["kind"] == "causal" else 0
+        visible = [
+            [key for key in range(kv_len) if plan.spec.pattern.visible(i, key, q_len, kv_len)] for i in range(q_len)
+        ]
         for width in (-1, 2) if plan.split else (-1,):
             words = [str(word) for word in (q_len, kv_len, width, start)]
             output = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout
@@ -182,10 +185,7 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
                     asked = dict(map(int, word.split("/")) for word in next(lines).split())
                     queries = range(max(query, 0), min(query + ROWS, q_len))
                     rows = [[int(word) for word in next(lines).split()] for _ in range(ROWS)]
-                    seen = {
-                        i: [key for key in range(kv_len) if plan.spec.pattern.visible(i, key, q_len, kv_len)]
-                        for i in queries
-                    }
+                    seen = {i: visible[i] for i in queries}
                     where = f"q_len {q_len}, kv_len {kv_len}, width {width}, queries from {query}"
                     assert set(asked) == {key // n for keys in seen.values() for key in keys}, where
                     for i, keys in seen.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,28 @@ from typer.testing import CliRunner
 from codegen.library import find_spec
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, Standing, VerificationRecord, state
 from codegen.render import render
-from runtime import toolchain
+from runtime import inspection, toolchain
 from runtime.cli import app
 from runtime.errors import ToolchainError
 
 run = CliRunner()
+disassemble = cache(inspection.disassemble)
 
 
-def test_compile_reports_registers_spills_and_instructions() -> None:
+@pytest.fixture(scope="module")
+def cache_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(cache_of_all: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile and disassemble a kernel for the first test that wants it; own_cache has nothing yet."""
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(cache_of_all))
+    monkeypatch.setattr(inspection, "disassemble", disassemble)
+
+
+def test_compile_reports_registers_spills_and_instructions(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     result = run.invoke(app, ["compile", "l4_topk32_d64"])
     assert result.exit_code == 0, result.output
     header, row, places = result.output.splitlines()[:3]
@@ -32,7 +47,8 @@ def test_compile_reports_registers_spills_and_instructions() -> None:
     assert run.invoke(app, ["compile", "l4_topk32_d64"]).output.splitlines()[1].endswith("cache")
 
 
-def test_cache_commands() -> None:
+def test_cache_commands(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     run.invoke(app, ["compile", "l4_topk32_d64"])
     assert "l4_topk32_d64 (cubin)" in run.invoke(app, ["cache", "list"]).output
     assert run.invoke(app, ["cache", "clear"]).output == "removed 1 entries\n"

@@ -5,15 +5,27 @@ Needs no GPU.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import hashlib
 import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.render import render
-from codegen.spec import parse_spec
-from runtime.compiler import Compiled, compile_spec, run_nvrtc
+from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from codegen.receipts import Receipt, receipt_path, source_sha256
+from codegen.render import render, render_plan
+from runtime import toolchain
+from runtime.compiler import Compiled, compile_spec, key_of, run_nvrtc
 from runtime.errors import CompileError
 from runtime.inspection import mnemonics, usage
 
@@ -506,6 +518,46 @@ PRODUCER_STACK = 24  # bytes of a thread
 # No shipped spec: packed lists of two kinds, or a list of an odd length, for a producer with 32 registers.
 PRODUCERS_THAT_SPILL = ("df783388", "a737b474")
 
+# Those that shipped kernels of sm_89 are compiled for as well, where they have not run.
+OTHER_ARCHS = [
+    {**json.loads(find_spec(name).spec.canonical_json()), "arch": arch}
+    for name in (
+        "l4_topk32_d64",
+        "l4_topk32_wmma",
+        "l4_bsr_spmm_wmma_cp_async",
+        "l4_bsr_sddmm_b64",
+        "l4_bsr_spgemm_wmma",
+    )
+    for arch in ("sm_80", "sm_86", "sm_120")
+]
+KERNELS = [*shipped_specs(), *map(find_spec, OTHERS), *map(find_spec, OTHER_ARCHS)]
+KNOWN = Path(__file__).with_name("known.json")
+UNRECORDED = "compiled (no record of this source by this compiler)"
+SAMPLE = 12  # of those with a record, compiled anew at each run, others each day
+
+Record = dict[str, Any]
+
+
+def sha256(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()
+
+
+def record_of(compiled: Compiled) -> Record:
+    """Return what known.json says of a kernel.
+
+    Its key, that of the cache, is the SHA-256 of everything that the code depends on: source, options, the compiler's
+    version and package, the content of all headers. What has the same key was compiled before, with this result.
+    """
+    used = dataclasses.asdict(usage(compiled))
+    used["instructions"] = {name: count for name, count in used["instructions"].items() if count}
+    return {
+        "key": compiled.key,
+        "source": source_sha256(compiled.source),
+        "compiler_package": toolchain.compiler_version()[1],
+        "cubin": sha256(compiled.code),
+        **used,
+    }
+
 
 def consumers_code(compiled: Compiled) -> list[str]:
     """Return the code behind the setmaxnreg that takes registers (TRY_ALLOC), up to the one that gives them back."""
@@ -518,45 +570,155 @@ def consumers_code(compiled: Compiled) -> list[str]:
     return code[begin:end]
 
 
-def check(compiled: Compiled) -> None:
-    spec, used = compiled.named.spec, usage(compiled)
-    counts = used.instructions
+def compiled_anew(named: NamedSpec, known: Record | None) -> Record:
+    """Compile a kernel, look at what only a compilation shows, and return what there is to know of it."""
+    compiled = compile_spec(named)
+    assert not compiled.was_cached and compiled.code[:4] == b"\x7fELF"
+    assert compiled.options[0] == f"--gpu-architecture={named.spec.arch}"
     assert "warning" not in compiled.log and "serialized" not in compiled.log, compiled.log
-    if spec.hash[:8] in PRODUCERS_THAT_SPILL:
-        assert 0 < used.stack_bytes <= PRODUCER_STACK
+    if named.spec.hash[:8] in PRODUCERS_THAT_SPILL:
         assert not [m for m in consumers_code(compiled) if m.startswith(("LDL", "STL"))]
+    record = record_of(compiled)
+    if known is not None and (known["key"], known["cubin"]) == (record["key"], record["cubin"]):
+        assert known == record, f"{KNOWN.name} does not say what was compiled; remove it and use --record-kernels"
+    return record
+
+
+def check(named: NamedSpec, record: Record) -> None:
+    spec, counts = named.spec, Counter(record["instructions"])
+    if spec.hash[:8] in PRODUCERS_THAT_SPILL:
+        assert 0 < record["stack_bytes"] <= PRODUCER_STACK
     else:
-        assert used.spill_bytes == 0 and used.stack_bytes == 0
-        assert counts["LDL"] == 0 and counts["STL"] == 0
+        spilled = {name: record[name] for name in ("spill_bytes", "stack_bytes") if record[name]}
+        spilled |= {name: counts[name] for name in ("LDL", "STL") if counts[name]}
+        assert not spilled, f"{named.stem} spills: {spilled}"
     assert {name for name in ("HGMMA", "HMMA") if counts[name]} == MMA_OPCODE[spec.mma]
-    for copy, opcode in COPY_OPCODE.items():
-        assert (counts[opcode] > 0) == (spec.copy_ == copy), (copy, counts)
-    stores_by_map = {"o_map", "c_map"} & compiled.plan.tensor_maps.keys()
+    for way, opcode in COPY_OPCODE.items():
+        assert (counts[opcode] > 0) == (spec.copy_ == way), (way, counts)
+    stores_by_map = {"o_map", "c_map"} & plan_for(named).tensor_maps.keys()
     assert (counts["UTMASTG"] > 0) == bool(stores_by_map)
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[str, Record]:
+    """What earlier compilations showed, by the kernel's name; without a file nothing, and all are compiled."""
+    return json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.is_file() else {}
+
+
+@cache
+def sample(seed: int) -> frozenset[str]:
+    """The kernels that are compiled although there is a record of them."""
+    return frozenset(random.Random(seed).sample(sorted(kernel.stem for kernel in KERNELS), SAMPLE))
+
+
+def why_anew(named: NamedSpec, known: Record | None, options: Any) -> str:
+    """Return why a kernel is to be compiled; "" if what is known of it is of this source and compiler."""
+    if options.all_kernels:
+        return "compiled (--all-kernels)"
+    if known is None or known["key"] != key_of(named):
+        return UNRECORDED
+    return "compiled (sample)" if named.stem in sample(options.kernel_seed) else ""
+
+
+@pytest.mark.parametrize("named", KERNELS, ids=lambda named: named.stem)
+def test_it_compiles_without_spills(
+    named: NamedSpec, known: dict[str, Record], request: pytest.FixtureRequest, record_property: Any
+) -> None:
+    """Compiled now, or known from a compilation of the same source by the same compiler (``--all-kernels``: now)."""
+    found = known.get(named.stem)
+    if why := why_anew(named, found, request.config.option):
+        found = compiled_anew(named, found)
+    check(named, found)
+    told = {"stem": named.stem, "record": found, "of": len(KERNELS), "unrecorded": why == UNRECORDED}
+    record_property("kernel", {**told, "how": why or "known from an earlier compilation"})
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Changes what all templates render to."""
+
+    def change(pattern: str, replacement: str) -> None:
+        def render_changed(plan: Plan, origin: str = "") -> str:
+            text, count = re.subn(pattern, replacement, render_plan(plan, origin))
+            assert count
+            return text
+
+        monkeypatch.setattr("codegen.render.render_plan", render_changed)
+        render.cache_clear()
+
+    yield change
+    render.cache_clear()
+
+
+def test_what_is_rendered_in_another_way_is_compiled_anew_and_checked(
+    known: dict[str, Record], changed: Callable[[str, str], None], request: pytest.FixtureRequest
+) -> None:
+    named, options = find_spec("l4_topk32_d64"), copy.copy(request.config.option)
+    options.all_kernels, options.kernel_seed = False, 0
+    before = record_of(compile_spec(named))
+    assert why_anew(named, before, options) in ("", "compiled (sample)")
+    assert why_anew(named, None, options) == UNRECORDED
+    changed(r"\Z", "// A comment more.\n")
+    assert why_anew(named, before, options) == UNRECORDED
+    after = compiled_anew(named, before)  # the same code of another source
+    assert {name for name in before if after[name] != before[name]} == {"key", "source"}
+    check(named, after)
+    changed(r"__launch_bounds__\(kThreads, \d+\)", "__launch_bounds__(kThreads, 8)")  # few registers for each
+    assert why_anew(named, before, options) == UNRECORDED
+    with pytest.raises(AssertionError, match=r"l4_topk32_d64 spills: .*spill_bytes.*LDL.*STL"):
+        check(named, compiled_anew(named, before))
+
+
+def test_a_record_of_what_is_not_compiled_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = find_spec("l4_bsr_spmm_b16")
+    record = compiled_anew(named, None)
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(AssertionError, match=r"known\.json does not say what was compiled"):
+        compiled_anew(named, {**record, "registers": 1})
+
+
+@pytest.mark.parametrize("change", ["compiler", "options", "headers"])
+def test_what_was_compiled_in_another_way_is_compiled_anew(
+    change: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, options = find_spec("l4_topk32_wmma"), copy.copy(request.config.option)
+    options.all_kernels, options.kernel_seed = False, 0
+    record = {"key": key_of(named)}
+    assert why_anew(named, record, options) in ("", "compiled (sample)")
+    if change == "compiler":
+        monkeypatch.setattr(toolchain, "compiler_version", lambda: ("NVRTC 13.0", "nvidia-cuda-nvrtc 13.0.48"))
+    elif change == "options":
+        monkeypatch.setattr("runtime.compiler.OPTIONS", ("--std=c++17", "--ptxas-options=-v", "--use_fast_math"))
+    else:
+        monkeypatch.setattr(toolchain, "headers_digest", lambda headers: "0" * 64)
+    assert why_anew(named, record, options) == UNRECORDED
+
+
+def test_the_sample_is_another_each_day_and_the_same_for_a_seed(request: pytest.FixtureRequest) -> None:
+    options = copy.copy(request.config.option)
+    options.all_kernels, options.kernel_seed = False, 20260101
+    drawn = sample(20260101)
+    assert len(drawn) == SAMPLE and drawn == sample.__wrapped__(20260101) != sample(20260102)
+    for named in KERNELS[:3] + [named for named in KERNELS if named.stem in drawn]:
+        why = why_anew(named, {"key": key_of(named)}, options)
+        assert why == ("compiled (sample)" if named.stem in drawn else "")
+
+
 @pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
-def test_shipped_spec_compiles_without_spills(named: NamedSpec) -> None:
-    compiled = compile_spec(named)
-    assert compiled.code[:4] == b"\x7fELF"
-    check(compiled)
-
-
-@pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: parse_spec(fields).hash[:8])
-def test_other_combinations_compile_without_spills(fields: dict[str, object]) -> None:
-    check(compile_spec(find_spec(fields)))
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_120"])
-@pytest.mark.parametrize(
-    "name",
-    ["l4_topk32_d64", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async", "l4_bsr_sddmm_b64", "l4_bsr_spgemm_wmma"],
-)
-def test_ada_kernels_compile_for_architectures_they_have_not_run_on(name: str, arch: str) -> None:
-    fields = json.loads(find_spec(name).spec.canonical_json())
-    compiled = compile_spec(find_spec({**fields, "arch": arch}))
-    assert compiled.code[:4] == b"\x7fELF" and compiled.options[0] == f"--gpu-architecture={arch}"
-    assert "warning" not in compiled.log and "0 bytes spill stores" in compiled.log
+def test_receipts_say_the_same(named: NamedSpec, known: dict[str, Record]) -> None:
+    """The code itself may differ in the order of its instructions (CONTRIBUTING.md)."""
+    path, record = receipt_path(named.stem, GENERATED / named.subfolder), known.get(named.stem)
+    if not path.is_file():
+        pytest.skip("there is no receipt")
+    receipt = Receipt.read(path)
+    told = (receipt.source.sha256, receipt.cubin.compiler_package)
+    if record is None or (record["source"], record["compiler_package"]) != told:
+        pytest.skip("receipt and record are of two sources or compilers")
+    cubin = receipt.cubin.model_dump()
+    cubin["instructions"] = {name: count for name, count in cubin["instructions"].items() if count}
+    same = cubin.keys() & record.keys()
+    assert len(same) == 7
+    assert {name: record[name] for name in same} == {name: cubin[name] for name in same}
 
 
 @pytest.mark.parametrize("name", ["l4_topk32", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async"])

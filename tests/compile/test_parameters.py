@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -16,29 +17,47 @@ from runtime.compiler import run_nvrtc
 from runtime.launch import ParameterLayout
 
 
-def offsets_of_compiler(declarations: str, fields: list[str], arch: str) -> tuple[list[int], int]:
-    """Return the offset of each field of Params, and its size, as NVRTC has them."""
-    values = [f"(int)((const char*)&p.{field} - (const char*)&p)" for field in fields] + ["(int)sizeof(Params)"]
-    stores = "".join(f"  out[{i}] = {value};\n" for i, value in enumerate(values))
-    source = f'{declarations}\nextern "C" __global__ void k(int* out, Params p) {{\n{stores}}}\n'
-    code, _ = run_nvrtc(source, "params.cu", "ptx", (f"--gpu-architecture={arch}",))
+def declarations(named: NamedSpec) -> str:
+    """Return a source up to the end of its Params, less the headers: all that Params depend on."""
+    source = render(named)
+    return re.sub(r"#include.*", "", source[: source.index("};", source.index("struct Params")) + 2])
+
+
+def layout_of(named: NamedSpec) -> ParameterLayout:
+    return ParameterLayout.of(plan_for(named).params)
+
+
+@cache
+def words_of_compiler(arch: str) -> dict[str, list[int]]:
+    """Return for each shipped kernel the offset of each field of its Params, and their size, as NVRTC has them.
+
+    One compilation for all: each has its declarations in a namespace, and a kernel that takes Params and stores these.
+    """
+    parts = ["struct __half; struct __nv_bfloat16;"]
+    for named in (named for named in shipped_specs() if named.spec.arch == arch):
+        params = f"of_{named.stem}::Params"
+        values = [f"(int)((const char*)&p.{field} - (const char*)&p)" for field in layout_of(named).offsets]
+        stores = "".join(f"  out[{i}] = {value};\n" for i, value in enumerate([*values, f"(int)sizeof({params})"]))
+        kernel = f'extern "C" __global__ void {named.stem}(int* out, {params} p) {{\n{stores}}}\n'
+        parts.append(f"namespace of_{named.stem} {{\n{declarations(named)}\n}}\n{kernel}")
+    code, _ = run_nvrtc("\n".join(parts), "params.cu", "ptx", (f"--gpu-architecture={arch}",))
     ptx = code.decode()
-    numbers = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (\d+);", ptx))
-    found = re.findall(r"st\.global\.[bu]32\s+\[%rd\d+(?:\+(\d+))?\], (%r\d+|\d+);", ptx)
+    return {stem: stored(body) for stem, body in re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.S)}
+
+
+def stored(body: str) -> list[int]:
+    """Return what a kernel stores, by the place where it does."""
+    numbers = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (\d+);", body))
+    found = re.findall(r"st\.global\.[bu]32\s+\[%rd\d+(?:\+(\d+))?\], (%r\d+|\d+);", body)
     by_place = {int(place or 0) // 4: int(numbers.get(value, value)) for place, value in found}
-    assert len(by_place) == len(values), ptx
-    *offsets, size = (by_place[i] for i in range(len(values)))
-    return offsets, size
+    assert sorted(by_place) == list(range(len(found))), body
+    return [by_place[place] for place in sorted(by_place)]
 
 
 @pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
 def test_the_compiler_lays_params_out_in_the_same_way(named: NamedSpec) -> None:
-    layout = ParameterLayout.of(plan_for(named).params)
-    # The declarations suffice: everything up to the end of the struct, less the headers.
-    source = render(named)
-    source = source[: source.index("};", source.index("struct Params")) + 2]
-    source = re.sub(r"#include.*", "struct __half; struct __nv_bfloat16;", source)
-    offsets, size = offsets_of_compiler(source, list(layout.offsets), named.spec.arch)
+    layout = layout_of(named)
+    *offsets, size = words_of_compiler(named.spec.arch)[named.stem]
     assert dict(zip(layout.offsets, offsets, strict=True)) == dict(layout.offsets)
     assert size == layout.size
 

@@ -1,0 +1,66 @@
+"""How tests are spread over processes (tests/conftest.py)."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def conftest() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("conftest_of_all", Path(__file__).parents[1] / "conftest.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def config_of(args: list[str], *, xdist: bool = True, **options: Any) -> Any:
+    given = {"numprocesses": None, "dist": "no", "collectonly": False, "kernel_seed": None, **options}
+    plugins = SimpleNamespace(hasplugin=lambda name: xdist and name == "xdist")
+    return SimpleNamespace(args=args, option=SimpleNamespace(**given), pluginmanager=plugins)
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "dist"),
+    [
+        (config_of(["tests"]), "auto", "worksteal"),
+        (config_of(["tests/gpu", "tests/codegen/test_arch.py::test_one"]), "auto", "worksteal"),
+        (config_of(["tests/codegen/test_arch.py::test_one"]), 0, "worksteal"),  # xdist makes it "no"
+        (config_of(["tests"], numprocesses=3), 3, "no"),
+        (config_of(["tests"], dist="loadfile"), None, "loadfile"),
+        (config_of(["tests"], collectonly=True), None, "no"),
+        (config_of(["tests"], xdist=False), None, "no"),
+    ],
+)
+def test_all_cores_unless_the_command_line_says_otherwise(
+    conftest: ModuleType, config: Any, processes: Any, dist: str
+) -> None:
+    conftest.pytest_cmdline_main(config)
+    assert (config.option.numprocesses, config.option.dist) == (processes, dist)
+    assert config.option.kernel_seed > 20260000
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(16, 4), (2, 2)])
+def test_a_gpu_is_shared_by_few_processes(
+    conftest: ModuleType, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
+    assert conftest.pytest_xdist_auto_num_workers() == processes
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "7")
+    assert conftest.pytest_xdist_auto_num_workers() is None
+
+
+def test_without_a_driver_xdist_counts_the_cores(conftest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert conftest.pytest_xdist_auto_num_workers() is None

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":127,"right":0},"schedule":"multistage","sink":true,"stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: f96557375571502df23ce18e58667a7f72cc07aea4c4f1c93fb0a5d2ef6f5c63
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 298094928733c0e4c563b20d71dd91c55ca93e5fc0a1396c35d248f4c36ade3d
+// seal: sha256 ee21f8fc418ae91ca859edc7e889be2311954762e8f6dbd4133ba67391470c98
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 // Each row's sum has one more term, exp(sink of its head), for which there is no value.
@@ -531,8 +531,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_window128_sink(cons
 
   // Worked out anew: kept from the beginning it would take up registers throughout.
   const Tile end(p, ctaid_x());
-  // The sink joins each row once, as a key with this logit and no value. The larger of it and row_max takes the place of
-  // row_max, so that neither power overflows. A row without keys has kLeastLogit: 0 beside the sink's 1, so O = 0.
+  // The sink joins each row once, as a key with this logit and no value. The larger of it and row_max takes the place
+  // of row_max, so that neither power overflows. A row without keys has kLeastLogit: 0 beside the sink's 1: O = 0.
   const float sink = __ldg(p.sink + end.head) * kLog2E;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {

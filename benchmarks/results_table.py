@@ -211,7 +211,7 @@ def ratios(record: Mapping[str, Any]) -> str:
 
 
 def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
-    """Return the smallest ratio to the best peer that a row has on any data set, back to back, and which that is."""
+    """Return the smallest ratio to the best peer that a row has on any data set, in either way, and which that is."""
     every = [(name, data, dtype) for dtype, names in data_cells.DATA.items() for data in names]
     found = {data_words(key): measured[key] for key in every if key in measured}
     if not found:
@@ -220,14 +220,17 @@ def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -
     for words, cell in found.items():
         if OURS not in cell["results"]:
             return f"**{NO_TIME}** ({words}{part})"
-    of_data = {
-        words: ratio for words, cell in found.items() if (ratio := ratio_to_best(cell, BACK_TO_BACK)) is not None
-    }
+    of_data = [
+        (ratio, f"{words}, {way}")
+        for words, cell in found.items()
+        for figure, way in ((SINGLE, "single"), (BACK_TO_BACK, "back to back"))
+        if (ratio := ratio_to_best(cell, figure)) is not None
+    ]
     if not of_data:
         return DASH
-    worst = min(of_data, key=lambda words: of_data[words])
+    ratio, where = min(of_data)
     mark = "" if all(map(is_current, found.values())) else OLDER
-    return f"{emphasised(f'{of_data[worst]:.2f}', [of_data[worst]])}{mark} ({worst}{part})"
+    return f"{emphasised(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
 
 
 def data_words(key: data_cells.Key) -> str:

@@ -228,7 +228,7 @@ def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -
     ]
     if not of_data:
         return DASH
-    ratio, where = min(of_data)
+    ratio, where = min(of_data, key=lambda found: found[0])
     mark = "" if all(map(is_current, found.values())) else OLDER
     return f"{emphasised(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
 

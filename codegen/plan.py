@@ -5,16 +5,22 @@ A plan is what the templates read, what the runtime launches by, and what ``code
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from codegen.arch import ARCHS, KIB, Arch
 from codegen.dtypes import DTYPES, DType
 from codegen.errors import SpecError
+from codegen.preparation import GatheredLayout, RowCutting
+from codegen.problem import LaunchArgs, Shape
 from codegen.spec import Spec
 from codegen.split import Split
 
 ParamType = Literal["tensor_map", "pointer", "i32", "i64", "f32"]
+Arguments = Callable[["Plan", Any, int], LaunchArgs]
+"""From a plan, the shape of a problem of its operator, and how many thread blocks run at once."""
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -185,10 +191,15 @@ class Plan:
         summary: lines for ``explain``: (label, text).
         flops: floating-point operations of one tile step, and
         bytes: the bytes it loads: their ratio bounds what the memory system allows.
+        arguments: how the arguments of a launch follow from the shape of a problem: see ``problem``.
         headers: CUDA headers the source includes.
         cluster: thread blocks of a cluster; a grid has whole clusters.
         split: how tiles are divided between thread blocks, if they are.
         tile_queries: queries of a tile, in attention.
+        streams: parts of such a tile with key blocks of their own: query blocks, or parts of its keys.
+        kv_bytes: bytes that K, or V, may extend over, if the kernel does not reach all.
+        row_cutting: how long block rows are divided between thread blocks, if they are.
+        gathered: what tiles take of a matrix whose block rows they gather, if they do.
         prologue: the kernel that is launched before this one, if there is one.
     """
 
@@ -208,10 +219,15 @@ class Plan:
     summary: tuple[tuple[str, str], ...]
     flops: int
     bytes: int
+    arguments: Arguments
     headers: tuple[str, ...] = ()
     cluster: int = 1
     split: Split | None = None
     tile_queries: int = 0
+    streams: int = 1
+    kv_bytes: int | None = None
+    row_cutting: RowCutting | None = None
+    gathered: GatheredLayout | None = None
     prologue: Prologue | None = None
 
     def launch(self) -> dict[str, Any]:
@@ -245,6 +261,25 @@ class Plan:
     def dtype(self) -> DType:
         """Return the element type's row."""
         return DTYPES[self.spec.dtype]
+
+    @property
+    def pointers(self) -> frozenset[str]:
+        """Names of the pointer parameters."""
+        return frozenset(param.name for param in self.params if param.type == "pointer")
+
+    def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
+        """Return those of some numbers that are parameters: what a tensor map says, say, is none beside it."""
+        return {param.name: known[param.name] for param in self.params if param.name in known}
+
+    def problem(self, shape: Shape, slots: int = 0) -> LaunchArgs:
+        """Return the arguments of a launch that follow from the shape of its problem.
+
+        Args:
+            shape: of the plan's operator.
+            slots: thread blocks that run at once: read where tiles are divided between them (``split``).
+        """
+        args = self.arguments(self, shape, slots)
+        return replace(args, numbers=self.own(args.numbers))
 
     def thread_blocks(self, tiles: int, slots: int) -> int:
         """Return how many thread blocks a launch has.

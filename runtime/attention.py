@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.patterns import IndexTensor
-from codegen.plans.attention_order import section_heads
-from codegen.plans.attention_params import needs_query_blocks
-from codegen.plans.attention_query_order import NO_SEARCH, OrderSearch, order_search
-from codegen.plans.attention_sm89 import KV_BYTES
+from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -32,7 +29,7 @@ from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
 from runtime.query_order import find_query_order
-from runtime.workspace import SCHEDULER_COUNTERS, counters, scratch
+from runtime.workspace import reserve
 
 _SIGNATURES_KEPT = 64
 _LOG2_E = math.log2(math.e)
@@ -44,16 +41,12 @@ class _Outputs(NamedTuple):
     Attributes:
         keeps_layout: whether a new ``out`` is allocated like q.
         lse_shape: shape of the LSE.
-        counters: counters of divided tiles, 0 without such tiles, and
-        part_bytes: global memory for their parts.
-        order_bytes: global memory for the order of query blocks that a call finds.
+        args: what the launch needs of counters and scratch memory.
     """
 
     keeps_layout: bool
     lse_shape: tuple[int, ...]
-    counters: int = 0
-    part_bytes: int = 0
-    order_bytes: int = 0
+    args: LaunchArgs
 
 
 class AttentionKernel:
@@ -69,13 +62,11 @@ class AttentionKernel:
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
         self.compiled = compiled
+        self._plan = compiled.plan
         assert isinstance(compiled.plan.spec, AttentionSpec)
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._split = compiled.plan.split
-        self._takes_counters = any(param.name == "scheduler" for param in compiled.plan.params)
-        self._is_paced = self.spec.paced
         self._returns_lse = self.spec.lse
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
@@ -186,32 +177,16 @@ class AttentionKernel:
         check_shape("kv_indices", kv_indices.shape, sizes)
         if not isinstance(kv_len, int) or kv_len < 1:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
-        return find_query_order(kv_indices, -(-kv_len // block.kv), int(self.compiled.plan.values["streams"]))
+        return find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.streams)
 
     def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
         """Launch on torch's current stream of the current device."""
         # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        # Held until the launch is enqueued: what is given back before could be handed out again, in a capture at once.
-        held: dict[str, torch.Tensor] = {}
-        if self._takes_counters:
-            held["scheduler"] = counters(device, stream, SCHEDULER_COUNTERS)
-        needed = signature.extra
-        if self._is_paced:  # a stream has one set of counters: those of divided tiles come behind these
-            held["progress"] = counters(device, stream, SCHEDULER_COUNTERS + needed.counters)
-        if needed.order_bytes:
-            held["query_order"] = scratch(device, stream, needed.order_bytes)
-        if self._split is not None:
-            addresses |= {"shares_done": 0, "parts": 0}
-            if needed.counters:
-                held["shares_done"] = (
-                    held["progress"][SCHEDULER_COUNTERS:]
-                    if self._is_paced
-                    else counters(device, stream, needed.counters)
-                )
-                held["parts"] = scratch(device, stream, needed.part_bytes)
-        addresses |= {name: tensor.data_ptr() for name, tensor in held.items()}
+        more, held = reserve(device, stream, signature.extra.args)
+        addresses |= more
         self._loaded.launch(signature, addresses, stream)
+        del held  # not before: what is given back could be handed out again
 
     @staticmethod
     def _key(tensors: tuple[Any, ...], scale: Any) -> Any:
@@ -275,54 +250,26 @@ class AttentionKernel:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        tile_queries = self.compiled.plan.tile_queries
-        query_tiles = -(-q_len // tile_queries)
-        search = self._search(indices, query_tiles)
-        values: dict[str, int | float] = {
-            "q_len": q_len,
-            "kv_len": kv_len,
-            "heads": heads // packed,
-            "heads_per_kv_head": group // packed,
-            "query_tiles": query_tiles,
-            "tiles": batch * (heads // packed) * query_tiles,
-            "scale_log2": factor * _LOG2_E,
-            **index_values,
-            **search.values,
-        }
-        if any(param.name == "section" for param in self.compiled.plan.params):
-            values["section"] = section_heads(self.spec, kv_len, group // packed, batch * (heads // packed))
-        if values["tiles"] >= 2**31:
-            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles of {tile_queries} queries")
-        outputs = _Outputs(keeps_layout, tuple(q.shape[:3]), order_bytes=search.bytes)
-        if self._split is not None:
-            rows = tile_queries // int(self.compiled.plan.values["streams"])
-            shares = self.spec.pattern.shares(kv_len, rows, self.spec.tile.n)
-            slots = self._loaded.slots(q.device.index)
-            values["shares"] = shares
-            values["split_tiles"], values["split_blocks"] = divided = self._split.divide(
-                int(values["tiles"]), shares, slots
-            )
-            outputs = _Outputs(*outputs[:2], *self._split.workspace(*divided))
+        lists = tuple(indices[0].shape[:2]) if indices and indices[0] is not None else (0, 0)
+        slots = 0 if self._plan.split is None else self._loaded.slots(q.device.index)
+        args = self._plan.problem(AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists), slots)
+        if args.numbers["tiles"] >= 2**31:
+            what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
+        values: dict[str, int | float] = {**args.numbers, **index_values, "scale_log2": factor * _LOG2_E}
         tensors = {"q": q, "k": k, "v": v, "o": written}
-        if not self.compiled.plan.tensor_maps:
+        if not self._plan.tensor_maps:
             for name, tensor in tensors.items():
                 for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                     values[f"{name}_{axis}_stride"] = stride
         return self._loaded.signature(
             q.device.index,
-            max(int(values["tiles"]), int(values.get("split_blocks", 0))),
+            args.tiles,
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
-            extra=outputs,
-            prologue_grid=search.thread_blocks,
+            extra=_Outputs(keeps_layout, tuple(q.shape[:3]), args),
+            prologue_grid=args.prologue_grid,
         )
-
-    def _search(self, indices: tuple[Any, ...], query_tiles: int) -> OrderSearch:
-        """Return what a call needs to find the order of its query blocks, if it does."""
-        if self.compiled.plan.prologue is None:
-            return NO_SEARCH
-        streams = int(self.compiled.plan.values["streams"])
-        return order_search(*indices[0].shape[:3], query_tiles=query_tiles, streams=streams)
 
     def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the tensors as the tensor maps address them.
@@ -330,7 +277,7 @@ class AttentionKernel:
         Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
         Where one copy brings all columns of keys, k and v are (batch, kv_heads, groups, kv_len, columns of a group).
         """
-        maps, mapped = self.compiled.plan.tensor_maps, dict(tensors)
+        maps, mapped = self._plan.tensor_maps, dict(tensors)
         if maps and len(maps["q_map"].box) == 5:
             packs = (-1, self.spec.packed_heads)
             mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
@@ -342,8 +289,8 @@ class AttentionKernel:
     def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_strides(name, tensor)
-            if self.spec.mma == "mma" and name != "q":
-                check_extent(name, tensor, KV_BYTES)
+            if self._plan.kv_bytes is not None and name != "q":
+                check_extent(name, tensor, self._plan.kv_bytes)
 
     def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
         """Check the index tensors' types and shapes; return the kernel parameters that describe them."""
@@ -361,8 +308,6 @@ class AttentionKernel:
                 how = "; query_order(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
                 raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
             values |= self._describe(spec, tensor, q)
-        if needs_query_blocks(self.spec):
-            values["query_blocks"] = self._query_blocks(q)
         return values
 
     def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:

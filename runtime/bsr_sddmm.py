@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from codegen.problem import SddmmShape
 from codegen.spec import BsrSddmmSpec
 from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
 from runtime.bsr import (
@@ -102,24 +103,17 @@ class BsrSddmmKernel:
         shape = tuple(pattern.values().shape)
         if out is not None:
             check_out_values(out, self._dtype, shape, a.device)
-        tile, block = self.spec.tile, self.spec.block
-        tiles = -(-shape[0] // (tile.n // block.cols))
-        known: dict[str, int | float] = {
+        plan = self.compiled.plan
+        args = plan.problem(SddmmShape(rows, columns, depth, shape[0]))
+        known = {
             "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
-            "block_rows": rows // block.rows,
-            "block_columns": columns // block.cols,
-            "blocks": shape[0],
-            "k": depth,
-            "steps": -(-depth // tile.k),
-            "tiles": tiles,
             "a_row_stride": a.stride(0),
             "b_row_stride": b.stride(0),
         }
-        # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
-        numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
+        numbers = {**args.numbers, **plan.own(known)}
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
         }
-        return self._loaded.signature(a.device.index, tiles, numbers, tensors)
+        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from codegen.problem import LaunchArgs, SpgemmShape
 from codegen.spec import BsrSpgemmSpec
 from runtime.arguments import TORCH_DTYPES, check_address, check_shape
 from runtime.bsr import (
@@ -23,7 +24,7 @@ from runtime.bsr import (
 from runtime.compiler import Compiled
 from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel, Signature
-from runtime.workspace import counters
+from runtime.workspace import reserve
 
 MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 
@@ -42,8 +43,7 @@ class BsrSpgemmKernel:
         self.spec: BsrSpgemmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._constants = {constant.name: constant.value for constant in compiled.plan.constants}
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
 
     def __repr__(self) -> str:
         arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
@@ -89,12 +89,13 @@ class BsrSpgemmKernel:
         indices |= {f"{name}_col_indices": matrix.col_indices() for name, matrix in matrices.items()}
         shapes = tuple(matrix.shape for matrix in matrices.values())
         key = (shapes, call_key(*values.values(), *indices.values(), out))
-        signature = self._signatures.get(key)
-        if signature is None:
-            signature = self._check(a, b, pattern, out)
+        found = self._signatures.get(key)
+        if found is None:
+            found = self._check(a, b, pattern, out)
             if len(self._signatures) >= SIGNATURES_KEPT:
                 self._signatures.clear()
-            self._signatures[key] = signature
+            self._signatures[key] = found
+        signature, args = found
         if validate:
             check_indices("a", a)
             check_indices("b", b, rising=True)
@@ -112,11 +113,10 @@ class BsrSpgemmKernel:
             addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
             with torch.cuda.device(out.device):
                 stream = torch.cuda.current_stream().cuda_stream
-                if self.spec.balanced:
-                    words = int(self._constants["kLateTiles"]) + out.numel() // self.spec.block.rows**2
-                    held = counters(out.device, stream, words)  # until the launch is enqueued
-                    addresses["scheduler"] = held.data_ptr()
+                more, held = reserve(out.device, stream, args)
+                addresses |= more
                 self._loaded.launch(signature, addresses, stream)
+                del held  # not before: what is given back could be handed out again
         if pattern is None:
             return out
         return torch.sparse_bsr_tensor(
@@ -134,8 +134,10 @@ class BsrSpgemmKernel:
         else:
             check_layout("pattern", pattern)
 
-    def _check(self, a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | None, out: Any) -> Signature:
-        """Check a call of a new signature and prepare it."""
+    def _check(
+        self, a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | None, out: Any
+    ) -> tuple[Signature, LaunchArgs]:
+        """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
         block = self.spec.block
         check_on_gpu("a", a)
         for name, matrix in (("a", a), ("b", b)):
@@ -144,47 +146,40 @@ class BsrSpgemmKernel:
         (rows, depth), columns = a.shape, b.shape[1]
         if b.shape[0] != depth:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}, expected (K {depth}, N)")
-        numbers: dict[str, int | float] = {
+        known = {
             "a_index_words": INDEX_WORDS[a.crow_indices().dtype],
             "b_index_words": INDEX_WORDS[b.crow_indices().dtype],
-            "inner_blocks": depth // block.cols,
         }
+        problem = SpgemmShape(rows, depth, columns)
         if pattern is None:
-            more, c = self._check_dense(b, rows, out)
-            tiles = more["tiles" if self.spec.balanced else "runs"]
+            c = self._check_dense(b, rows, out)
+            known["c_row_stride"] = c[1][0]
         else:
             check_structure("pattern", pattern, block, a.device)
             check_shape("pattern", pattern.shape, [("M", (rows,)), ("N", (columns,))])
             shape = tuple(pattern.values().shape)
             if out is not None:
                 check_out_values(out, self._dtype, shape, a.device)
-            words, tiles = INDEX_WORDS[pattern.crow_indices().dtype], shape[0]
-            more = {"c_index_words": words, "block_rows": rows // block.rows, "blocks": tiles}
+            known["c_index_words"] = INDEX_WORDS[pattern.crow_indices().dtype]
+            problem = SpgemmShape(rows, depth, columns, shape[0])
             c = (shape, (shape[1] * shape[2], shape[2], 1))
+        plan = self.compiled.plan
+        args = plan.problem(problem)
+        if pattern is None and args.tiles >= MOST_RUNS:
+            what = "tiles" if self.spec.balanced else "runs of tiles"
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: with {rows} rows of a 2^29 {what} or more")
         tensors = {
             "a": (tuple(a.values().shape), a.values().stride()),
             "b": (tuple(b.values().shape), b.values().stride()),
             "c": c,
         }
-        return self._loaded.signature(a.device.index, tiles, numbers | more, tensors)
+        numbers = {**args.numbers, **plan.own(known)}
+        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors), args
 
-    def _check_dense(
-        self, b: torch.Tensor, rows: int, out: Any
-    ) -> tuple[dict[str, int], tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Check a dense result; return the numbers of its tiles or runs of tiles, and its shape and strides."""
-        columns, block = b.shape[1], self.spec.block
-        stride = columns
+    def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Check a dense result; return its shape and strides."""
+        stride = columns = b.shape[1]
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)
             stride = out.stride(0)
-        run_tiles = 1 if self.spec.balanced else int(self._constants["kRunTiles"])
-        row_runs = -(-columns // (block.cols * run_tiles))
-        runs = rows // block.rows * row_runs
-        if runs >= MOST_RUNS:
-            what = "tiles" if self.spec.balanced else "runs of tiles"
-            raise ArgumentError("b", f"has shape {tuple(b.shape)}: with {rows} rows of a 2^29 {what} or more")
-        tiles = {"tiles": runs} if self.spec.balanced else {"row_runs": row_runs, "runs": runs}
-        numbers = {"column_blocks": columns // block.cols, **tiles}
-        if not self.compiled.plan.tensor_maps:
-            numbers["c_row_stride"] = stride
-        return numbers, ((rows, columns), (stride, 1))
+        return (rows, columns), (stride, 1)

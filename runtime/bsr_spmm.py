@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from codegen.plans.b_by_rows import copy_stride, copy_tiles
-from codegen.plans.balance import group_tiles
-from codegen.plans.bsr_parts import copies_b, group_columns, reads_columns
-from codegen.plans.bsr_spmm_mma import group_rows
-from codegen.plans.bsr_spmm_sm90a_narrow import whole_rows
+from codegen.problem import LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -43,6 +40,7 @@ from runtime.launch import LoadedKernel, Signature
 from runtime.row_chunks import RowChunks
 from runtime.row_groups import RowGroups
 from runtime.row_orders import RowOrder, RowOrders, extent
+from runtime.workspace import reserve
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -92,12 +90,13 @@ class BsrSpmmKernel:
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
         self.compiled = compiled
+        self._plan = compiled.plan
         assert isinstance(compiled.plan.spec, BsrSpmmSpec)
         self.spec: BsrSpmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._orders = RowOrders(self.spec, compiled.named.stem, loaded)
-        self._signatures: dict[Any, Signature] = {}
+        self._orders = RowOrders(compiled.plan, loaded)
+        self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
 
     def __repr__(self) -> str:
         return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
@@ -259,12 +258,13 @@ class BsrSpmmKernel:
         c, beta, bias, row_order, index, packets, prologue, out, validate = options
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
         key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, extent(row_order))
-        signature = self._signatures.get(key)
-        if signature is None:
-            signature = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
+        found = self._signatures.get(key)
+        if found is None:
+            found = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
             if len(self._signatures) >= SIGNATURES_KEPT:
                 self._signatures.clear()
-            self._signatures[key] = signature
+            self._signatures[key] = found
+        signature, args = found
         if validate:
             check_indices("a", a)
         if out is None:
@@ -278,8 +278,8 @@ class BsrSpmmKernel:
         if values.shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
         by_rows = b  # what the product reads
-        if copies_b(self.spec):
-            by_rows = torch.empty((b.shape[0], copy_stride(self.spec, b.shape[1])), dtype=b.dtype, device=b.device)
+        if args.copy_stride is not None:
+            by_rows = torch.empty((b.shape[0], args.copy_stride), dtype=b.dtype, device=b.device)
         addresses |= {"b": by_rows.data_ptr(), "b_groups": by_rows.data_ptr(), "b_columns": b.data_ptr()}
         addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         if bias is not None:
@@ -292,8 +292,10 @@ class BsrSpmmKernel:
                 packets = self._orders.packets(row_order, b.device)
             if packets is not None:
                 addresses["packets"] = packets.data_ptr()
-            more, held = self._orders.addresses(a, row_order, b, stream)
-            self._loaded.launch(signature, addresses | more, stream, prologue=prologue)
+            addresses |= self._orders.addresses(row_order)
+            more, held = reserve(b.device, stream, args)
+            addresses |= more
+            self._loaded.launch(signature, addresses, stream, prologue=prologue)
             del held  # not before: what is given back could be handed out again
         return out
 
@@ -400,8 +402,8 @@ class BsrSpmmKernel:
 
     def _check(
         self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, row_order: Any = None
-    ) -> Signature:
-        """Check a call of a new signature and prepare it."""
+    ) -> tuple[Signature, LaunchArgs]:
+        """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
         check_values("a", a, self._dtype)
@@ -416,57 +418,48 @@ class BsrSpmmKernel:
         if out is not None:
             check_out(out, self._dtype, (rows, columns), b.device)
             stride = out.stride(0)
-        block, tile, cluster = self.spec.block, self.spec.tile, self.spec.cluster
-        block_rows, tile_rows, column_tiles = rows // block.rows, -(-rows // tile.m), -(-columns // tile.n // cluster)
-        cut = self._orders.cut(a, row_order) if isinstance(row_order, RowChunks) else None
-        copy_rows, copy_columns = copy_tiles(self.spec, *b.shape)
-        prologue_grid = copy_rows * copy_columns
-        if isinstance(row_order, RowGroups):
-            tile_rows, prologue_grid = row_order.rows.shape[0], row_order.rounds.shape[0]
-        tiles = (tile_rows if cut is None else cut.chunks) * column_tiles  # or parts of them, at most
-        if tiles >= 2**31:
+        values = a.values()
+        shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
+        if isinstance(row_order, RowChunks):
+            shape = replace(shape, chunk_blocks=row_order.limit)
+        elif isinstance(row_order, RowGroups):
+            shape = replace(shape, groups=row_order.rows.shape[0], rounds=row_order.rounds.shape[0])
+        args = self._plan.problem(shape)
+        if args.tiles // self._plan.cluster >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
-            "block_rows": block_rows,
-            "row_pairs": tile_rows,
-            "groups": tile_rows,
-            "column_tiles": column_tiles,
-            "group_tiles": min(group_tiles(self.spec, b.shape[0]), column_tiles),
-            "group_rows": group_rows(self.spec, block_rows, a.values().shape[0]),
-            "tiles": tiles,
-            "chunk_blocks": 0 if cut is None else cut.limit,
-            "n": columns,
-            "block_columns": tile_rows if self.spec.transpose_a else depth // block.cols,
             "b_row_stride": used_strides(b)[0],
             "b_column_stride": used_strides(b)[1],
             "c_row_stride": stride,
-            "copy_rows": copy_rows,
-            "whole_rows": whole_rows(self.spec, depth, columns, b.stride(0)),
             "beta": beta,
         }
-        # A kernel takes some of these: what a tensor map says, say, is no parameter beside it.
-        numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
-        values = a.values()
+        numbers = {**args.numbers, **self._plan.own(known)}
         tensors = {
             **added,
-            **self._b_tensors(b),
+            **self._b_tensors(b, args.copy_stride),
             "a": (tuple(values.shape), values.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
-        return self._loaded.signature(b.device.index, tiles * cluster, numbers, tensors, prologue_grid=prologue_grid)
+        signature = self._loaded.signature(
+            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid
+        )
+        return signature, args
 
-    def _b_tensors(self, b: torch.Tensor) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the shapes and strides in which tensor maps see B."""
+    def _b_tensors(
+        self, b: torch.Tensor, copy_stride: int | None
+    ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the shapes and strides in which tensor maps see B, or the copy of it that is made by rows."""
         by_columns: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
             "b_columns": (tuple(b.mT.shape), b.mT.stride())
         }
-        if reads_columns(self.spec):
+        if self.spec.b_layout == "column_major" and copy_stride is None:
             return {"b": by_columns["b_columns"]}
         depth, columns = b.shape
-        width = group_columns(self.spec)
-        row = copy_stride(self.spec, columns) if copies_b(self.spec) else b.stride(0)
+        row = b.stride(0) if copy_stride is None else copy_stride
         by_rows = {**by_columns, "b": ((depth, columns), (row, 1))}
-        # B's columns in groups; the last one may reach beyond B.
-        by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
+        groups = self._plan.tensor_maps.get("b_groups_map")
+        if groups is not None:  # B's columns in groups; the last one may reach beyond B
+            width = groups.box[0]
+            by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
         return by_rows

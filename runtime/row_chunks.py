@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from codegen.plans.row_chunks import RowCut
+from codegen.preparation import RowCut
 
 
 class RowChunks(NamedTuple):

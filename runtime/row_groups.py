@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, round_columns
+from codegen.preparation import COUNT_BITS, ROUND_COLUMNS, round_columns
 from runtime.row_rounds import CPU, Rounds, find_needs, plan_rounds, starts_of
 
 # The score of a row that may join a group, in fifths of a block: 1 for each block that meets a column of the group,

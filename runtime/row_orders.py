@@ -6,16 +6,8 @@ from typing import Any
 
 import torch
 
-from codegen.plans.balance import cuts_rows
-from codegen.plans.gathered import (
-    RECORD_WORDS,
-    count_groups,
-    gathers_rows,
-    packet_bytes,
-    ring_columns,
-    slots,
-)
-from codegen.plans.row_chunks import RowCut, blocks_of_step
+from codegen.plan import Plan
+from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, RowCutting, count_groups
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES, check_address, check_shape, check_tensor
 from runtime.bsr import (
@@ -30,7 +22,6 @@ from runtime.errors import ArgumentError
 from runtime.launch import LoadedKernel
 from runtime.row_chunks import RowChunks, cut_rows
 from runtime.row_groups import RowGroups, covers, gather_rows
-from runtime.workspace import COUNTER_BYTES, SCHEDULER_COUNTERS, counters, scratch
 
 RowOrder = torch.Tensor | RowChunks | RowGroups
 """Block rows, longest first; such rows, the long ones cut; or groups of rows that have columns in common."""
@@ -43,14 +34,15 @@ class RowOrders:
         are_taken: whether the kernel takes one.
     """
 
-    def __init__(self, spec: BsrSpmmSpec, stem: str, loaded: LoadedKernel) -> None:
-        self._spec = spec
-        self._stem = stem
+    def __init__(self, plan: Plan, loaded: LoadedKernel) -> None:
+        assert isinstance(plan.spec, BsrSpmmSpec)
+        self._spec: BsrSpmmSpec = plan.spec
+        self._stem = plan.stem
         self._loaded = loaded
-        self._gathers = gathers_rows(spec)
-        self._ring_columns = ring_columns(spec) if self._gathers else 0
+        self._gathered = plan.gathered
+        self._cutting = plan.row_cutting
         self._groups: RowGroups | None = None  # the last that were checked
-        self.are_taken = spec.balanced or self._gathers
+        self.are_taken = plan.spec.balanced or plan.gathered is not None
 
     def find(self, a: torch.Tensor, columns: int | None) -> RowOrder:
         """Return the order for a matrix, as ``BsrSpmmKernel.row_order`` describes it."""
@@ -63,23 +55,23 @@ class RowOrders:
             raise ArgumentError("columns", f"is {shown}, expected the columns of b, an int of at least 1")
         device, tiles = a.device.index, 0 if columns is None else -(-columns // self._spec.tile.n)
         sm_count = 0 if device is None else self._loaded.sm_count(device)
-        if self._gathers:
-            size = slots(self._spec)
+        if self._gathered is not None:
+            size, ring = self._gathered.slots, self._gathered.ring_columns
             clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
             groups = count_groups(self._block_rows(a), size, clusters, at_once)
             check_row_pointers("a", a)
-            crow, col, ring = a.crow_indices(), a.col_indices(), self._ring_columns
+            crow, col = a.crow_indices(), a.col_indices()
             return gather_rows(crow, col, self._block_columns(a), slots=size, groups=groups, ring_columns=ring)
-        if cuts_rows(self._spec):
-            cut = RowCut.of(self._spec, self._block_rows(a), a.values().shape[0], tiles, sm_count)
-            return cut_rows(a.crow_indices(), cut, blocks_of_step(self._spec))
+        if self._cutting is not None:
+            cut = self._cutting.cut(self._block_rows(a), a.values().shape[0], tiles, sm_count)
+            return cut_rows(a.crow_indices(), cut, self._cutting.step)
         lengths: torch.Tensor = a.crow_indices().diff()
         return lengths.argsort(descending=True).to(torch.int32)
 
     def take(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> RowOrder | None:
         """Return the order of block rows that the kernel takes; None for kernels that take none."""
-        if self._gathers:
-            return self._grouped(a, row_order, validate)
+        if self._gathered is not None:
+            return self._grouped(a, row_order, validate, self._gathered)
         if not self._spec.balanced:
             if row_order is not None:
                 raise ArgumentError("row_order", f"is not an argument of {self._stem}: its spec is not balanced")
@@ -88,8 +80,8 @@ class RowOrders:
             # What is wrong with b is told when it is checked.
             given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
             return self.find(a, b.shape[-1] if given else None)
-        if cuts_rows(self._spec):
-            return self._chunked(a, row_order, validate)
+        if self._cutting is not None:
+            return self._chunked(a, row_order, validate, self._cutting)
         rows = a.shape[0] // self._spec.block.rows
         check_tensor("row_order", row_order, torch.int32, 1, a.device)
         assert isinstance(row_order, torch.Tensor)
@@ -102,42 +94,33 @@ class RowOrders:
             raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
         return row_order
 
-    def cut(self, a: torch.Tensor, rows: RowChunks) -> RowCut:
-        """Return how the block rows of ``a`` are cut."""
-        return RowCut.at(rows.limit, self._block_rows(a), a.values().shape[0])
-
-    def addresses(
-        self, a: torch.Tensor, order: RowOrder | None, b: torch.Tensor, stream: int
-    ) -> tuple[dict[str, int], list[torch.Tensor]]:
-        """Return what the kernel reads of the order of block rows, and the memory that it needs for that.
-
-        The memory must be held until the launch is enqueued: what is given back could be handed out again.
-        """
+    @staticmethod
+    def addresses(order: RowOrder | None) -> dict[str, int]:
+        """Return what the kernel reads of the order of block rows."""
         if order is None:
-            return {}, []
+            return {}
         if isinstance(order, RowGroups):
             parts = {"rounds": order.rounds, "entries": order.entries, "round_starts": order.starts}
-            return {name: part.data_ptr() for name, part in (parts | {"slot_rows": order.rows}).items()}, []
+            return {name: part.data_ptr() for name, part in (parts | {"slot_rows": order.rows}).items()}
         if isinstance(order, RowChunks):
-            return self._chunk_addresses(a, order, b, stream)
-        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS)
-        return {"row_order": order.data_ptr(), "scheduler": scheduler.data_ptr()}, [scheduler]
+            return {"chunks": order.chunks.data_ptr(), "chunk_count": order.total.data_ptr()}
+        return {"row_order": order.data_ptr()}
 
     def packets(self, order: RowOrder | None, device: torch.device) -> torch.Tensor | None:
         """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
-        if not isinstance(order, RowGroups):
+        if self._gathered is None or not isinstance(order, RowGroups):
             return None
-        return torch.empty(self._packed_bytes(order), dtype=torch.uint8, device=device)
+        return torch.empty(_packed_bytes(order, self._gathered), dtype=torch.uint8, device=device)
 
     def pack(self, a: torch.Tensor, row_order: Any) -> torch.Tensor:
         """Pack A, whose structure is checked, as ``BsrSpmmKernel.pack`` describes it."""
-        if not self._gathers:
+        if self._gathered is None:
             raise ArgumentError("a", f"is not packed for {self._stem}: its tiles do not gather block rows")
         check_values("a", a, TORCH_DTYPES[self._spec.dtype])
         check_address("a.values()", a.values().data_ptr())
-        order = self._grouped(a, row_order, False)
+        order = self._grouped(a, row_order, False, self._gathered)
         # Zeros, as packets may end with bytes that nothing is written to: the same A is the same bytes.
-        packets = torch.zeros(self._packed_bytes(order), dtype=torch.uint8, device=a.device)
+        packets = torch.zeros(_packed_bytes(order, self._gathered), dtype=torch.uint8, device=a.device)
         if packets.shape[0]:
             tensors = {"a": a.values(), "entries": order.entries, "packets": packets}
             addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -154,12 +137,12 @@ class RowOrders:
         """
         if packed is None:
             return
-        if not isinstance(order, RowGroups):
+        if self._gathered is None or not isinstance(order, RowGroups):
             raise ArgumentError("packed", f"is not an argument of {self._stem}: its tiles do not gather block rows")
         if not isinstance(packed, torch.Tensor):
             raise ArgumentError("packed", f"is {type(packed).__name__}, expected what pack(a, row_order) returns")
         given = (packed.dtype, tuple(packed.shape), packed.device)
-        wanted = (torch.uint8, (self._packed_bytes(order),), a.device)
+        wanted = (torch.uint8, (_packed_bytes(order, self._gathered),), a.device)
         if given != wanted:
             words, expected = (f"{kind} {shape} on {device}" for kind, shape, device in (given, wanted))
             raise ArgumentError("packed", f"is {words}, expected {expected}: it is not of this row_order")
@@ -169,23 +152,20 @@ class RowOrders:
         if validate and not torch.equal(packed, self.pack(a, order)):
             raise ArgumentError("packed", "is not what pack(a, row_order) returns: A's values are others")
 
-    def _packed_bytes(self, order: RowGroups) -> int:
-        return int(order.rounds.shape[0]) * packet_bytes(self._spec)
-
     def _block_rows(self, a: torch.Tensor) -> int:
         return int(a.shape[0]) // self._spec.block.rows
 
     def _block_columns(self, a: torch.Tensor) -> int:
         return int(a.shape[1]) // self._spec.block.cols
 
-    def _chunked(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowChunks:
+    def _chunked(self, a: torch.Tensor, row_order: Any, validate: bool, cutting: RowCutting) -> RowChunks:
         """Return the chunks that the kernel takes."""
         if not isinstance(row_order, RowChunks):
             raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
-        step = blocks_of_step(self._spec)
+        step = cutting.step
         if type(row_order.limit) is not int or row_order.limit < 1 or row_order.limit % step:
             raise ArgumentError("row_order.limit", f"is {row_order.limit!r}, expected a positive multiple of {step}")
-        cut = self.cut(a, row_order)
+        cut = RowCut.at(row_order.limit, self._block_rows(a), a.values().shape[0])
         tensors = {"chunks": row_order.chunks, "total": row_order.total}
         check_prepared("row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
         check_address("row_order.chunks", row_order.chunks.data_ptr())
@@ -195,7 +175,7 @@ class RowOrders:
                 raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
         return row_order
 
-    def _grouped(self, a: torch.Tensor, row_order: Any, validate: bool) -> RowGroups:
+    def _grouped(self, a: torch.Tensor, row_order: Any, validate: bool, layout: GatheredLayout) -> RowGroups:
         """Return the groups of block rows that the kernel takes."""
         if row_order is None:
             raise ArgumentError(
@@ -206,7 +186,7 @@ class RowOrders:
         if not isinstance(row_order, RowGroups):
             raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
         if row_order is not self._groups:
-            self._check_groups(row_order)
+            _check_groups(row_order, layout)
             self._groups = row_order
         if row_order.rounds.device != a.device:
             raise ArgumentError("row_order", f"is on {row_order.rounds.device}, a is on {a.device}")
@@ -224,37 +204,26 @@ class RowOrders:
                 raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
         return row_order
 
-    def _check_groups(self, order: RowGroups) -> None:
-        """Check what can be said of groups of block rows by themselves."""
-        size, ring = slots(self._spec), self._ring_columns
-        tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-                raise ArgumentError(f"row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
-        rounds, groups = order.rounds.shape[0], order.rows.shape[0]
-        shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
-        check_prepared("row_order", tensors, shapes, order.rounds.device)
-        if order.ring_columns != ring:
-            raise ArgumentError(
-                "row_order", f"is for a ring of {order.ring_columns} columns, that of this kernel has {ring}"
-            )
-        check_address("row_order.entries", order.entries.data_ptr())
 
-    def _chunk_addresses(
-        self, a: torch.Tensor, rows: RowChunks, b: torch.Tensor, stream: int
-    ) -> tuple[dict[str, int], list[torch.Tensor]]:
-        """Return what the kernel reads of the chunks, and where it counts them and leaves their parts of C."""
-        finished, part_bytes = self.cut(a, rows).workspace(self._spec, -(-b.shape[1] // self._spec.tile.n))
-        scheduler = counters(b.device, stream, SCHEDULER_COUNTERS + finished)
-        parts = scratch(b.device, stream, part_bytes) if part_bytes else None
-        addresses = {
-            "chunks": rows.chunks.data_ptr(),
-            "chunk_count": rows.total.data_ptr(),
-            "scheduler": scheduler.data_ptr(),
-            "chunks_done": scheduler.data_ptr() + SCHEDULER_COUNTERS * COUNTER_BYTES,
-            "parts": 0 if parts is None else parts.data_ptr(),
-        }
-        return addresses, [scheduler] if parts is None else [scheduler, parts]
+def _check_groups(order: RowGroups, layout: GatheredLayout) -> None:
+    """Check what can be said of groups of block rows by themselves."""
+    size, ring = layout.slots, layout.ring_columns
+    tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            raise ArgumentError(f"row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
+    rounds, groups = order.rounds.shape[0], order.rows.shape[0]
+    shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
+    check_prepared("row_order", tensors, shapes, order.rounds.device)
+    if order.ring_columns != ring:
+        raise ArgumentError(
+            "row_order", f"is for a ring of {order.ring_columns} columns, that of this kernel has {ring}"
+        )
+    check_address("row_order.entries", order.entries.data_ptr())
+
+
+def _packed_bytes(order: RowGroups, layout: GatheredLayout) -> int:
+    return int(order.rounds.shape[0]) * layout.packet_bytes
 
 
 def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from codegen.plans.gathered import ROUND_COLUMNS, kept_rounds, round_columns
+from codegen.preparation import ROUND_COLUMNS, kept_rounds, round_columns
 
 CPU = torch.device("cpu")  # named with each new tensor, as torch's default may be another device
 # What a row weighs more, in the choice of a round's columns, for each block that it has left above its group's mean. A

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from codegen.problem import CopyShape
 from codegen.spec import TileCopySpec
 from runtime.arguments import (
     TORCH_DTYPES,
@@ -88,20 +89,10 @@ class TileCopyKernel:
             check_strides("out", out)
             check_output("out", out)
             stride = out.stride(0)
-        tile = self.spec.tile
-        column_tiles = -(-columns // tile.n)
-        tiles = -(-rows // tile.m) * column_tiles
-        if tiles >= MOST_TILES:
+        plan = self.compiled.plan
+        args = plan.problem(CopyShape(rows, columns))
+        if args.tiles >= MOST_TILES:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {MOST_TILES} tiles or more")
-        known: dict[str, int | float] = {
-            "in_row_stride": used_strides(x)[0],
-            "out_row_stride": stride,
-            "rows": rows,
-            "columns": columns,
-            "column_tiles": column_tiles,
-            "tiles": tiles,
-        }
-        # What a tensor map says is no parameter beside it.
-        numbers = {param.name: known[param.name] for param in self.compiled.plan.params if param.name in known}
+        numbers = {**args.numbers, **plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})}
         tensors = {"in": (tuple(x.shape), x.stride())}
-        return self._loaded.signature(x.device.index, tiles, numbers, tensors)
+        return self._loaded.signature(x.device.index, args.tiles, numbers, tensors)

@@ -6,7 +6,8 @@ import threading
 
 import torch
 
-SCHEDULER_COUNTERS = 2  # tiles handed out, thread blocks that ended
+from codegen.problem import LaunchArgs
+
 COUNTER_BYTES = 4
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, which is a stream of its own in each thread
 
@@ -47,3 +48,24 @@ def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
     if found is None or found.numel() < size:
         found = _scratch[key] = torch.empty(size, dtype=torch.uint8, device=device)
     return found
+
+
+def reserve(device: torch.device, stream: int, args: LaunchArgs) -> tuple[dict[str, int], list[torch.Tensor]]:
+    """Return the addresses of a launch's counters and of its scratch memory by parameter, and the tensors they are in.
+
+    These must be held until the launch is enqueued: what is given back could be handed out again, in a capture at once.
+    Where nothing is wanted of a kind, its addresses are 0.
+    """
+    addresses: dict[str, int] = {}
+    held: list[torch.Tensor] = []
+    if not args.counters and not args.scratch:
+        return addresses, held
+    for wanted, unit, allocate in ((args.counters, COUNTER_BYTES, counters), (args.scratch, 1, scratch)):
+        number, place = sum(wanted.values()), 0
+        if number:
+            held.append(allocate(device, stream, number))
+            place = held[-1].data_ptr()
+        for name, count in wanted.items():
+            addresses[name] = place
+            place += count * unit
+    return addresses, held

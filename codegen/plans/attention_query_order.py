@@ -36,9 +36,6 @@ class OrderSearch(NamedTuple):
     bytes: int
 
 
-NO_SEARCH = OrderSearch({}, 0, 0)
-
-
 def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, streams: int) -> OrderSearch:
     """Return what it takes to find the order of lists (batches, heads, query_blocks, k) in ``query_tiles`` a head."""
     values = {

@@ -13,6 +13,7 @@ from codegen.plan import (
     check_budget,
     require,
 )
+from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -183,7 +184,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         flops=4 * m * n * d,
         bytes=2 * slot_bytes,
+        arguments=arguments,
         tile_queries=tile_queries,
+        kv_bytes=KV_BYTES,
     )
 
 

@@ -19,6 +19,7 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.attention_key_parts import add_parts, check_key_parts, computing, part_constants, what_streams_are
+from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_order import order_params
 from codegen.plans.attention_pace import check_pace, pace_constants, pace_params, pace_summary
 from codegen.plans.attention_params import (
@@ -249,7 +250,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
         flops=4 * rows.tile_queries * spec.packed_heads * parts * n * d,
         bytes=2 * kv_bytes * streams,
+        arguments=arguments,
         tile_queries=rows.tile_queries,
+        streams=streams,
         prologue=query_order_prologue(spec, stem, streams),
     )
 

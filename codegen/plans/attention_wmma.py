@@ -13,6 +13,7 @@ from codegen.plan import (
     check_budget,
     require,
 )
+from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -154,6 +155,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         flops=4 * m * n * d,
         bytes=2 * n * d * dtype.bytes,
+        arguments=arguments,
         headers=(dtype.header, "mma.h"),
         tile_queries=m,
     )

@@ -6,6 +6,7 @@ from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Plan, check_budget, i32, i64, pointer, require
 from codegen.plans.bsr_parts import INDEX_PARAMS
+from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.plans.multistage import MMA, Tiles
 from codegen.spec import BsrSddmmSpec
 
@@ -78,6 +79,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=(m + n) * k * dtype.bytes,
+        arguments=arguments,
         headers=(dtype.header, "mma.h") if spec.mma == "wmma" else (),
     )
 

@@ -17,6 +17,7 @@ from codegen.plans.bsr_parts import (
     group_columns,
     warpgroup_constants,
 )
+from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
 
 STAGING_GROUPS = 2  # column groups of C: one is filled while the other is stored
@@ -97,4 +98,5 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        arguments=arguments,
     )

@@ -20,6 +20,7 @@ from codegen.plans.bsr_parts import (
     group_columns,
     small_block_registers,
 )
+from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
 
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
@@ -105,6 +106,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        arguments=arguments,
     )
 
 

@@ -6,9 +6,12 @@ is a block that this lists.
 
 from __future__ import annotations
 
+from functools import partial
+
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.plan import (
+    Arguments,
     Constant,
     Param,
     Plan,
@@ -30,12 +33,12 @@ from codegen.plans.bsr_parts import (
     WARPGROUP_ROWS,
     column_groups,
 )
+from codegen.plans.bsr_spgemm_launch import LATE_TILES, of_pattern, of_runs, of_tickets
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
 OVERHEAD = 32  # registers beside the accumulators
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
-LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
 SCHEDULER = "tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches"
 
 
@@ -129,6 +132,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        arguments=_arguments(spec),
     )
 
 
@@ -137,6 +141,13 @@ def _template(spec: BsrSpgemmSpec) -> str:
     if spec.output == "bsr":
         return "bsr_spgemm/sm90a_pattern.cu.j2"
     return "bsr_spgemm/sm90a_balanced.cu.j2" if spec.balanced else "bsr_spgemm/sm90a.cu.j2"
+
+
+def _arguments(spec: BsrSpgemmSpec) -> Arguments:
+    """Return how the arguments of a launch follow from the shape of a problem."""
+    if spec.output == "bsr":
+        return of_pattern
+    return of_tickets if spec.balanced else partial(of_runs, run_tiles=RUN_TILES)
 
 
 def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:

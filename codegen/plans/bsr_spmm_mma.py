@@ -14,6 +14,7 @@ from codegen.plan import (
     i32,
     require,
 )
+from codegen.plans.bsr_spmm_launch import L2_BYTES, arguments
 from codegen.plans.bsr_spmm_wmma import warp_level_params
 from codegen.spec import BsrSpmmSpec
 
@@ -26,7 +27,6 @@ LOW_ROWS = 32  # of a tile that may be 512 columns wide
 WARP_ROWS = 64  # or all rows of a tile that has fewer
 WARP_COLUMNS = 64
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
-L2_BYTES = 16 << 20  # of A at once: a third of the L2, through which B and C go too
 GROUP_PARAMS = (
     i32("group_rows", "block rows whose blocks are meant to be in the L2 at once"),
     i32("column_tiles", "tiles of a block row"),
@@ -115,6 +115,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        arguments=arguments,
     )
 
 
@@ -141,13 +142,6 @@ def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
         Constant("kRowChunks", chunks, "chunks of a tile row: of a row of A, of a column of B"),
         Constant("kPassRows", threads // chunks, "tile rows that all threads copy at a time, a chunk each"),
     )
-
-
-def group_rows(spec: BsrSpmmSpec, block_rows: int, blocks: int) -> int:
-    """Return how many block rows, of ``block_rows`` with ``blocks`` in all, have their part of A in the L2 at once."""
-    a_bytes = blocks * spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
-    groups = max(1, -(-a_bytes // L2_BYTES))
-    return max(1, -(-block_rows // groups))
 
 
 def _check(spec: BsrSpmmSpec) -> None:

@@ -23,6 +23,7 @@ from codegen.plans.bsr_parts import (
     spmm_staging_groups,
     warpgroup_constants,
 )
+from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import (
     epilogue_constants,
     epilogue_maps,
@@ -142,5 +143,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes // spec.cluster + b_bytes,
+        arguments=arguments,
         cluster=spec.cluster,
     )

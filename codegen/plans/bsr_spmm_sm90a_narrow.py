@@ -17,13 +17,13 @@ from codegen.plans.bsr_parts import (
     SWIZZLE,
     WARPGROUP,
     Part,
-    copies_b,
     small_block_registers,
     spmm_b_maps,
     spmm_params,
     spmm_shared,
     spmm_staging_groups,
 )
+from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import (
     epilogue_constants,
     epilogue_maps,
@@ -31,7 +31,7 @@ from codegen.plans.epilogue import (
     epilogue_summary,
     epilogue_values,
 )
-from codegen.plans.row_chunks import chunk_constants, chunk_params, chunk_summary
+from codegen.plans.row_chunks import chunk_constants, chunk_params, chunk_summary, row_cutting
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
@@ -136,30 +136,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        arguments=arguments,
+        row_cutting=row_cutting(spec) if spec.balanced else None,
         prologue=prologue,
     )
-
-
-def whole_rows(spec: BsrSpmmSpec, depth: int, columns: int, stride: int) -> int:
-    """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
-
-    The last group may reach beyond its row, into those below, whose elements are then brought and not used. The last
-    rows have too few below them, and a copy brings all rows that meet a block column. A copy of B by rows has room
-    behind each row.
-
-    Args:
-        spec: the spec.
-        depth: rows of B.
-        columns: of B.
-        stride: elements from one row of B to the next, as the caller has it.
-    """
-    beyond = -columns % WARPGROUP_COLUMNS
-    if beyond == 0 or copies_b(spec):
-        return depth
-    if stride <= 0:
-        return 0
-    rows, cols = -(-beyond // stride), spec.block.cols
-    return max(0, depth - -(-rows // cols) * cols)
 
 
 def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:

@@ -23,6 +23,7 @@ from codegen.plans.bsr_parts import (
     spmm_staging_groups,
     warpgroup_constants,
 )
+from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 
@@ -100,4 +101,5 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=CONSUMERS * 2 * WARPGROUP_ROWS * n * k,
         bytes=CONSUMERS * a_bytes + b_bytes,
+        arguments=arguments,
     )

@@ -23,6 +23,7 @@ from codegen.plans.bsr_parts import (
     spmm_staging_groups,
     warpgroup_constants,
 )
+from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
 from codegen.spec import BsrSpmmSpec
 
@@ -104,4 +105,5 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
+        arguments=arguments,
     )

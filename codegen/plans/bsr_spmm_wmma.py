@@ -19,6 +19,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 
 WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
@@ -140,6 +141,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * m * n * k,
         bytes=(m * k + k * n) * dtype.bytes,
+        arguments=arguments,
         headers=(dtype.header, "mma.h"),
     )
 

@@ -23,6 +23,8 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
+from codegen.plans.bsr_spmm_launch import arguments
+from codegen.preparation import RECORD_WORDS, ROUND_COLUMNS, GatheredLayout, round_columns
 from codegen.spec import BsrSpmmSpec
 
 BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
@@ -37,14 +39,8 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
 CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
 PACK_THREADS = 256
 CHUNK_BYTES = 16  # of A, that a thread packs at a time
-RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
 COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
-ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round that its record has room for
-ROUNDS_IN_RING = 3  # that fit the ring at least: one is multiplied while the next ones come
-FEWEST_KEPT = 3  # more rounds that columns stay, if they do: for one or two, fewer loads were measured to gain nothing
 RECORDS = 4  # of rounds, that a producer warp asks for before it needs them
-COUNT_BITS = 8  # of a number in a record's last word: columns, their place in the ring, blocks, places still needed
-TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
 ENTRY_BYTES = 4  # of a slot in a packet: where its block finds its rows of B, or half of that for two rounds
 STAGING_BYTES = 8192  # a warpgroup's, of C
 
@@ -71,43 +67,6 @@ def packet_bytes(spec: BsrSpmmSpec) -> int:
 def ring_columns(spec: BsrSpmmSpec) -> int:
     """Return for how many block columns the ring has room for their rows of B: all that is left of shared memory."""
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
-
-
-def round_columns(ring_columns: int) -> int:
-    """Return how many block columns a round loads at most, where so many have room in the ring."""
-    return min(ROUND_COLUMNS, max(1, ring_columns // ROUNDS_IN_RING))
-
-
-def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
-    """Return for how many more rounds block columns stay in the ring: as many as leave room for the next ones, or none.
-
-    Args:
-        ring_columns: block columns that have room.
-        columns: different ones that a group needs.
-        rounds: that it has at least.
-    """
-    kept = ring_columns * rounds // columns - ROUNDS_IN_RING if columns else 0
-    return kept if kept >= FEWEST_KEPT else 0
-
-
-def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:
-    """Return into how many groups to divide the block rows of a matrix: as few as leave no SM idle for long.
-
-    Args:
-        block_rows: of the matrix.
-        slots: rows of a group, at most.
-        clusters: of tiles of B's columns, each multiplied by every group; 0 for the fewest groups.
-        at_once: clusters that run at once; 0 for the fewest groups.
-    """
-    fewest = -(-block_rows // slots)
-    if fewest == 0 or clusters <= 0 or at_once <= 0:
-        return fewest
-
-    def duration(groups: int) -> int:
-        waves = -(-groups * clusters // at_once)
-        return waves * (-(-block_rows // groups) + TILE_ROWS)
-
-    return min(range(fewest, min(2 * fewest, block_rows) + 1), key=duration)
 
 
 def block_bytes(spec: BsrSpmmSpec) -> int:
@@ -195,6 +154,8 @@ def build(
         summary=_summary(spec, tile, consumers),
         flops=2 * ROWS * COLUMNS * cols,
         bytes=packet_bytes(spec) // CLUSTER + ROUND_COLUMNS * column_bytes(spec),
+        arguments=arguments,
+        gathered=GatheredLayout(slots(spec), ring_columns(spec), packet_bytes(spec)),
         cluster=CLUSTER,
         prologue=Prologue(f"{stem}_pack_a", PACK_THREADS),
     )

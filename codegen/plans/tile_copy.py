@@ -17,6 +17,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.problem import CopyShape, LaunchArgs
 from codegen.spec import TileCopySpec
 
 THREADS = 256
@@ -107,4 +108,15 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
         ),
         flops=0,
         bytes=tile_bytes,
+        arguments=_arguments,
     )
+
+
+def _arguments(plan: Plan, shape: CopyShape, slots: int) -> LaunchArgs:
+    """Work out a launch."""
+    del slots
+    assert isinstance(plan.spec, TileCopySpec)
+    column_tiles = -(-shape.columns // plan.spec.tile.n)
+    tiles = -(-shape.rows // plan.spec.tile.m) * column_tiles
+    numbers = {"rows": shape.rows, "columns": shape.columns, "column_tiles": column_tiles, "tiles": tiles}
+    return LaunchArgs(numbers, tiles)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from codegen.plans.balance import cuts_rows, group_tiles
-from codegen.plans.gathered import gathers_rows
-from codegen.plans.row_chunks import RowCut
+from codegen.plan import Plan
+from codegen.problem import SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.arguments import TORCH_DTYPES
 from runtime.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.verification.common import Outcome, generator, max_error, poisoned_memory, tolerance
+
+MANY_COLUMNS = 1 << 24  # of B: more than any kernel has at once
 
 
 @dataclass(frozen=True)
@@ -108,22 +109,25 @@ GATHER_CASES = (
 """Further ones, of kernels whose tiles gather block rows."""
 
 
-def cases_of(spec: BsrSpmmSpec) -> tuple[Case, ...]:
+def cases_of(plan: Plan) -> tuple[Case, ...]:
     """Return the cases of a kernel."""
-    if cuts_rows(spec):
+    spec = plan.spec
+    assert isinstance(spec, BsrSpmmSpec)
+    if plan.row_cutting is not None:
         return CASES + CUT_CASES
-    if gathers_rows(spec):
+    if plan.gathered is not None:
         return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
-    group = group_tiles(spec, 8192)
+    wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)
+    group = plan.problem(wide).numbers.get("group_tiles", 1)
     if spec.mma == "wgmma" and group > 1 and not spec.transpose_a:  # column tiles in groups: two, and a narrower one
         columns = 2 * group * spec.cluster * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
     return CASES
 
 
-def row_counts(spec: BsrSpmmSpec, case: Case, random: torch.Generator, device: torch.device) -> torch.Tensor:
+def row_counts(plan: Plan, case: Case, random: torch.Generator, device: torch.device) -> torch.Tensor:
     """Draw the stored blocks of each block row, int64 (block rows,)."""
     rows, most = case.block_rows, case.block_columns
     drawn = torch.randint(0, most + 1, (rows,), generator=random, device=device)
@@ -132,7 +136,8 @@ def row_counts(spec: BsrSpmmSpec, case: Case, random: torch.Generator, device: t
     if case.row_counts == "even":
         return torch.full((rows,), max(1, most // 2), device=device)
     if case.row_counts == "limit":
-        limit = RowCut.of(spec, rows, 0).limit
+        assert plan.row_cutting is not None
+        limit = plan.row_cutting.cut(rows, 0).limit
         lengths = [0, limit, 1, limit + 1, 2 * limit, 0, 2 * limit + 1, 3, 4 * limit - 1]
         return torch.tensor(lengths, device=device)
     if case.row_counts == "few_long":
@@ -144,11 +149,13 @@ def row_counts(spec: BsrSpmmSpec, case: Case, random: torch.Generator, device: t
     return drawn
 
 
-def make_inputs(spec: BsrSpmmSpec, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def make_inputs(plan: Plan, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw fresh random inputs: A in BSR, A dense in float64, B. C's elements have a variance of about 1."""
+    spec = plan.spec
+    assert isinstance(spec, BsrSpmmSpec)
     random = generator(case.name, device)
     dtype, block = TORCH_DTYPES[spec.dtype], spec.block
-    counts = row_counts(spec, case, random, device)
+    counts = row_counts(plan, case, random, device)
     columns = []
     for count in counts.tolist():
         if case.repeated:
@@ -223,8 +230,8 @@ def finish(
 
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
-    spec = kernel.spec
-    a, dense, b = make_inputs(spec, case, device)
+    spec, gathers = kernel.spec, kernel.compiled.plan.gathered is not None
+    a, dense, b = make_inputs(kernel.compiled.plan, case, device)
     dense = dense.T if spec.transpose_a else dense
     bias = make_bias(spec, case, dense.shape[0], device)
     product = dense @ b.double()
@@ -238,9 +245,9 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     for run in range(2):
         if spec.balanced and case.row_counts == "limit":
             more["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
-        elif gathers_rows(spec) or (spec.balanced and run):
+        elif gathers or (spec.balanced and run):
             more["row_order"] = kernel.row_order(a, case.n)
-        if gathers_rows(spec) and run:
+        if gathers and run:
             more["packed"] = kernel.pack(a, more["row_order"])
         if spec.transpose_a and run:
             more["index"] = kernel.transposed_index(a)

@@ -49,7 +49,7 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     if isinstance(kernel, BsrSpgemmKernel):
         cases = bsr_spgemm.cases_of(kernel.spec)
     elif isinstance(kernel, BsrSpmmKernel):
-        cases = bsr_spmm.cases_of(kernel.spec)
+        cases = bsr_spmm.cases_of(kernel.compiled.plan)
     for case in cases:
         yield module.run_case(kernel, case, device)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from codegen.library import find_spec
-from codegen.spec import BlockShape, BsrSpgemmSpec, BsrSpmmSpec
+from codegen.plans import plan_for
+from codegen.spec import BlockShape, BsrSpgemmSpec
 
 torch = pytest.importorskip("torch")
 
@@ -49,6 +51,7 @@ class Product:
         spec = find_spec(name).spec
         small = {"block": BlockShape(rows=16, cols=16)}  # no time is spent on large ones, where cases allow that
         self.spec: Any = spec.model_copy(update=small) if isinstance(spec, BsrSpgemmSpec) else spec
+        self.compiled = SimpleNamespace(plan=plan_for(find_spec(name)))
         self.spoil = spoil
         self.calls: list[dict[str, Any]] = []
 
@@ -136,7 +139,11 @@ NAMES = {
 
 def cases_of(kernel: Product) -> list[Any]:
     module = MODULES[type(kernel)]
-    cases = module.CASES if module is bsr_sddmm else module.cases_of(kernel.spec)
+    cases = (
+        module.CASES
+        if module is bsr_sddmm
+        else module.cases_of(kernel.compiled.plan if module is bsr_spmm else kernel.spec)
+    )
     return [case for case in cases if case.name in NAMES]
 
 
@@ -275,15 +282,15 @@ def test_orders_and_indices_are_given() -> None:
 
 
 def test_rows_of_the_counts_that_a_case_names() -> None:
-    spec = find_spec("h100_bsr_spmm_b16_balanced").spec
-    assert isinstance(spec, BsrSpmmSpec)
+    plan = plan_for(find_spec("h100_bsr_spmm_b16_balanced"))
+    assert plan.row_cutting is not None
 
     def counts(kind: str, rows: int = 9, columns: int = 960) -> list[int]:
         case = bsr_spmm.Case("x", block_rows=rows, block_columns=columns, row_counts=kind)
-        found: list[int] = bsr_spmm.row_counts(spec, case, torch.Generator().manual_seed(0), CPU).tolist()
+        found: list[int] = bsr_spmm.row_counts(plan, case, torch.Generator().manual_seed(0), CPU).tolist()
         return found
 
-    limit = bsr_spmm.RowCut.of(spec, 9, 0).limit
+    limit = plan.row_cutting.cut(9, 0).limit
     assert counts("limit") == [0, limit, 1, limit + 1, 2 * limit, 0, 2 * limit + 1, 3, 4 * limit - 1]
     few = counts("few_long", 120, 300)
     assert [few[0], few[60], few[119]] == [300, 293, 262] and max(few[1:60] + few[61:119]) == 3

@@ -620,8 +620,8 @@ def test_memory_of_a_launch_is_held_until_it_is_enqueued(
         made.append(weakref.ref(tensor))
         return tensor
 
-    monkeypatch.setattr(attention, "counters", make)
-    monkeypatch.setattr(attention, "scratch", make)
+    monkeypatch.setattr(workspace, "counters", make)
+    monkeypatch.setattr(workspace, "scratch", make)
     call, _ = kernel(name)
     alive: list[bool] = []
     launch_it = call._loaded.launch

@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
+from codegen.problem import SCHEDULER_COUNTERS, LaunchArgs  # noqa: E402
 from codegen.render import render  # noqa: E402
 from codegen.spec import parse_spec  # noqa: E402
-from runtime import attention  # noqa: E402
+from runtime import workspace  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
 
 LONG = "h100_topk32_long"
@@ -56,13 +57,13 @@ def test_only_whole_tiles_are_marked(split_tail: bool) -> None:
 def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, int] = {}
     kept = torch.zeros(64, dtype=torch.int32)
-    monkeypatch.setattr(attention, "counters", lambda device, stream, number: kept[:number])
-    monkeypatch.setattr(attention, "scratch", lambda device, stream, size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(workspace, "counters", lambda device, stream, number: kept[:number])
+    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     named = find_spec(LONG)
     loaded = SimpleNamespace(launch=lambda signature, addresses, stream: given.update(addresses))
     kernel = AttentionKernel(SimpleNamespace(named=named, plan=plan_for(named)), loaded)  # type: ignore[arg-type]
-    extra = SimpleNamespace(order_bytes=0, counters=16, part_bytes=4)
-    kernel._launch(SimpleNamespace(extra=extra), {}, torch.device("cuda", 0))  # type: ignore[arg-type]
+    args = LaunchArgs({}, 1, counters={"progress": SCHEDULER_COUNTERS, "shares_done": 16}, scratch={"parts": 4})
+    kernel._launch(SimpleNamespace(extra=SimpleNamespace(args=args)), {}, torch.device("cuda", 0))  # type: ignore[arg-type]
     assert given["progress"] == kept.data_ptr()
-    assert given["shares_done"] == given["progress"] + 4 * attention.SCHEDULER_COUNTERS
+    assert given["shares_done"] == given["progress"] + 4 * SCHEDULER_COUNTERS

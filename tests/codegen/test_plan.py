@@ -22,7 +22,7 @@ from codegen.explain import (
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan, Prologue, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
-from codegen.plans.gathered import round_columns
+from codegen.preparation import round_columns
 from codegen.render import render_plan
 from codegen.spec import AttentionSpec, parse_spec
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from codegen.library import find_spec  # noqa: E402
-from codegen.plans.row_chunks import RowCut, blocks_of_step  # noqa: E402
+from codegen.library import NamedSpec, find_spec  # noqa: E402
+from codegen.plans import plan_for  # noqa: E402
+from codegen.plans.row_chunks import blocks_of_step, row_cutting  # noqa: E402
+from codegen.preparation import RowCut  # noqa: E402
 from codegen.render import render  # noqa: E402
 from codegen.spec import BsrSpmmSpec  # noqa: E402
 from runtime.row_chunks import cut_rows  # noqa: E402
@@ -44,11 +46,13 @@ extern "C" void place(const Params* p, int unit, int* found) {
 LENGTHS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 700)), min_size=1, max_size=40)
 
 
-def spec_of(rows: int = 16, cols: int = 16, n: int = 512, step: int = 1) -> BsrSpmmSpec:
+def named_of(rows: int = 16, cols: int = 16, n: int = 512, step: int = 1) -> NamedSpec:
     fields: dict[str, Any] = {"op": "bsr_spmm", "arch": "sm_90a", "balanced": True, "stages": 2}
-    spec = find_spec(
-        fields | {"block": {"rows": rows, "cols": cols}, "tile": {"m": rows, "n": n, "k": step * cols}}
-    ).spec
+    return find_spec(fields | {"block": {"rows": rows, "cols": cols}, "tile": {"m": rows, "n": n, "k": step * cols}})
+
+
+def spec_of(rows: int = 16, cols: int = 16, n: int = 512, step: int = 1) -> BsrSpmmSpec:
+    spec = named_of(rows, cols, n, step).spec
     assert isinstance(spec, BsrSpmmSpec)
     return spec
 
@@ -97,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> ctypes._NamedFuncPointer:
 def test_a_part_costs_a_thirtieth_of_what_its_chunk_reads(rows: int, cols: int, step: int, limit: int, n: int) -> None:
     spec = spec_of(rows, cols, n, step)
     assert blocks_of_step(spec) == step and limit % step == 0
-    assert RowCut.of(spec, 8192 // rows, 4096).limit == RowCut.of(spec, 1, 1).limit == limit
+    assert row_cutting(spec).cut(8192 // rows, 4096).limit == row_cutting(spec).cut(1, 1).limit == limit
     written_and_read, of_b = 2 * rows * n * 4, limit * cols * n * 2
     assert 30 * written_and_read == of_b
 
@@ -106,11 +110,11 @@ def test_a_part_costs_a_thirtieth_of_what_its_chunk_reads(rows: int, cols: int, 
 def test_shipped_kernels_cut_where_a_part_is_cheap(size: int) -> None:
     spec = find_spec(f"h100_bsr_spmm_b{size}_balanced").spec
     assert isinstance(spec, BsrSpmmSpec)
-    cut = RowCut.of(spec, 8192 // size, 16 * 8192 // size)
+    cut = row_cutting(spec).cut(8192 // size, 16 * 8192 // size)
     assert cut.limit == 120
-    assert cut.workspace(spec, 16)[1] < 8192 * 8192 * 2  # bytes of C
+    assert row_cutting(spec).workspace(cut, 16)[1] < 8192 * 8192 * 2  # bytes of C
     # Where every row is long, none is cut but by a limit that it passes by far.
-    assert RowCut.of(spec, 8192 // size, 128 * 8192 // size).limit >= 4 * 128
+    assert row_cutting(spec).cut(8192 // size, 128 * 8192 // size).limit >= 4 * 128
 
 
 @pytest.mark.parametrize(
@@ -129,18 +133,21 @@ def test_shipped_kernels_cut_where_a_part_is_cheap(size: int) -> None:
 )
 def test_rows_with_few_tiles_are_cut(block_rows: int, mean: int, column_tiles: int, limit: int) -> None:
     spec = spec_of(32, 32)
-    cut = RowCut.of(spec, block_rows, block_rows * mean, column_tiles, 132)
+    cut = row_cutting(spec).cut(block_rows, block_rows * mean, column_tiles, 132)
     assert cut.limit == limit
 
 
 @given(lengths=LENGTHS, step=st.sampled_from([1, 2, 4]), column_tiles=st.integers(1, 40))
 def test_parts_of_few_tiles_are_few(lengths: list[int], step: int, column_tiles: int) -> None:
     spec, blocks = spec_of(32, 32, step=step), sum(lengths)
-    plain, cut = RowCut.of(spec, len(lengths), blocks), RowCut.of(spec, len(lengths), blocks, column_tiles, 132)
+    plain, cut = (
+        row_cutting(spec).cut(len(lengths), blocks),
+        row_cutting(spec).cut(len(lengths), blocks, column_tiles, 132),
+    )
     assert cut.limit <= plain.limit and cut.limit % step == 0 and cut.limit > 0
     tile_bytes = 32 * 512 * 4
     if cut != plain:
-        assert cut.workspace(spec, column_tiles)[1] <= max(2 * 132, 128 * column_tiles) * tile_bytes
+        assert row_cutting(spec).workspace(cut, column_tiles)[1] <= max(2 * 132, 128 * column_tiles) * tile_bytes
     counts = [max(1, -(-length // cut.limit)) for length in lengths]
     assert sum(counts) <= cut.chunks and sum(count for count in counts if count > 1) <= cut.parts
 
@@ -152,12 +159,12 @@ def test_parts_of_few_tiles_are_few(lengths: list[int], step: int, column_tiles:
 def test_limits_hold_for_every_matrix(lengths: list[int], step: int, rows: int) -> None:
     spec = spec_of(rows, 32, step=step)
     blocks = sum(lengths)
-    cut = RowCut.of(spec, len(lengths), blocks)
+    cut = row_cutting(spec).cut(len(lengths), blocks)
     assert cut.limit % step == 0 and cut.limit >= 120 * rows // 32
     counts = [max(1, -(-length // cut.limit)) for length in lengths]
     assert sum(counts) <= cut.chunks
     assert sum(count for count in counts if count > 1) <= cut.parts
-    counters, part_bytes = cut.workspace(spec, 3)
+    counters, part_bytes = row_cutting(spec).workspace(cut, 3)
     assert counters == 2 * 3 * cut.parts and part_bytes == cut.parts * 3 * rows * 512 * 4
     of_c = len(lengths) * rows * 3 * 512 * 2
     assert part_bytes <= max(of_c, 128 * rows * 3 * 512 * 4)
@@ -217,15 +224,16 @@ def test_every_unit_comes_once_columns_outermost(
 @pytest.mark.parametrize(("rows", "cols", "step"), [(16, 16, 1), (32, 32, 1), (32, 16, 1), (16, 32, 4)])
 @pytest.mark.parametrize("case", CUT_CASES, ids=lambda case: case.name)
 def test_rows_are_cut_when_a_kernel_is_verified(case: Any, rows: int, cols: int, step: int) -> None:
-    spec, cpu = spec_of(rows, cols, step=step), torch.device("cpu")
-    lengths = row_counts(spec, case, generator(case.name, cpu), cpu).tolist()
-    assert len(lengths) == case.block_rows and max(lengths) <= case.block_columns and case in cases_of(spec)
-    limit = RowCut.of(spec, case.block_rows, sum(lengths)).limit
+    plan, cpu = plan_for(named_of(rows, cols, n=256, step=step)), torch.device("cpu")
+    lengths = row_counts(plan, case, generator(case.name, cpu), cpu).tolist()
+    assert len(lengths) == case.block_rows and max(lengths) <= case.block_columns and case in cases_of(plan)
+    assert plan.row_cutting is not None
+    limit = plan.row_cutting.cut(case.block_rows, sum(lengths)).limit
     assert sum(length > limit for length in lengths) >= 3
     if case.row_counts == "limit":
         assert {limit, limit + 1, 2 * limit, 2 * limit + 1} <= set(lengths)
 
 
 def test_other_kernels_are_not_given_rows_to_cut() -> None:
-    spec = find_spec("h100_bsr_spmm_b128_balanced").spec
-    assert isinstance(spec, BsrSpmmSpec) and not set(CUT_CASES) & set(cases_of(spec))
+    plan = plan_for(find_spec("h100_bsr_spmm_b128_balanced"))
+    assert plan.row_cutting is None and not set(CUT_CASES) & set(cases_of(plan))

@@ -17,7 +17,7 @@ from runtime import row_groups, row_rounds
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans.gathered import COUNT_BITS, ROUND_COLUMNS, count_groups, kept_rounds, round_columns  # noqa: E402
+from codegen.preparation import COUNT_BITS, ROUND_COLUMNS, count_groups, kept_rounds, round_columns  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.row_groups import RowGroups, covers, gather_rows  # noqa: E402
 

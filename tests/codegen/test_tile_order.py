@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from codegen.library import find_spec
 from codegen.plans.balance import group_tiles
-from codegen.plans.bsr_spmm_mma import group_rows
+from codegen.plans.bsr_spmm_launch import group_rows
 from codegen.render import render
 from codegen.spec import BsrSpmmSpec
 

@@ -42,7 +42,7 @@ def test_every_case_of_a_kernel_is_run(
 ) -> None:
     named = find_spec(name)
     kernel = kind.__new__(kind)
-    kernel.spec = named.spec
+    kernel.spec, kernel.compiled = named.spec, SimpleNamespace(plan=plan_for(named))
     names: list[str] = []
 
     def run_case(given: Any, case: Any, device: Any) -> Outcome:

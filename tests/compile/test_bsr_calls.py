@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.plans.row_chunks import RowCut  # noqa: E402
-from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm, row_orders  # noqa: E402
+from codegen.problem import SpgemmShape  # noqa: E402
+from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm, row_orders, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.row_chunks import cut_rows  # noqa: E402
 
@@ -86,10 +86,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
             bsr.check_on_gpu(name, tensor)
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
-    monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: COUNTERS[:number])
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(row_orders, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
-    monkeypatch.setattr(row_orders, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(workspace, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
+    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
@@ -411,7 +410,7 @@ def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
 def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
     kernel = make(size=16, balanced=True)
     a = matrix([0, 64, 128, 128], [0] * 128, size=16)
-    cut = RowCut.of(kernel.spec, 3, 128, 2, 132)
+    cut = kernel.compiled.plan.row_cutting.cut(3, 128, 2, 132)
     order = cut_rows(a.crow_indices(), cut, 1)  # on a GPU, row_order(a, 1000)
     assert kernel.row_order(a, 1000).limit == 120 > cut.limit == order.limit
     kernel(a, dense(48, 1000), row_order=order, validate=True)
@@ -426,9 +425,9 @@ def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(row_orders, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
+    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
     monkeypatch.setattr(
-        row_orders, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
+        workspace, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
     )
     kernel = make(size=32, balanced=True)
     kernel(matrix([0, 120, 120], [0] * 120, size=32), dense(96, 1000))
@@ -753,7 +752,7 @@ def test_a_dense_product_of_two_sparse_matrices(make: Make) -> None:
 
 def test_tiles_that_are_handed_out_have_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(bsr_spgemm, "counters", lambda device, stream, number: asked.append(number) or COUNTERS)
+    monkeypatch.setattr(workspace, "counters", lambda device, stream, number: asked.append(number) or COUNTERS)
     kernel = make(op="bsr_spgemm", balanced=True)
     kernel(A, B)
     kernel(A, B, out=dense(192, 256)[:, :128])
@@ -773,7 +772,8 @@ def test_no_tiles_and_too_many(make: Make, balanced: bool) -> None:
     for columns in (most, most + 1):
         b = matrix([0, 1, 1, 1], [0], columns=columns)
         if columns == most:
-            assert kernel._check_dense(b, 256 * 64, None)[0]["column_blocks"] == most
+            args = kernel.compiled.plan.problem(SpgemmShape(256 * 64, 192, b.shape[1]))
+            assert args.numbers["column_blocks"] == most and args.tiles < 2**29
             continue
         with pytest.raises(
             ArgumentError, match=r"^b: has shape .*: with 16384 rows of a 2\^29 (runs of )?tiles or more"

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
+from codegen.plans.balance import group_tiles  # noqa: E402
 from codegen.spec import AttentionSpec, parse_spec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.verification.attention import CASES, Case, cases_of, fitted, make_inputs, oracle  # noqa: E402
@@ -137,9 +138,9 @@ def test_other_kernels_map_their_tensors_as_they_are() -> None:
     ],
 )
 def test_products_have_the_cases_of_their_kind(name: str, more: list[str]) -> None:
-    spec = find_spec(name).spec
-    assert isinstance(spec, BsrSpmmSpec)
-    assert [case.name for case in bsr_spmm.cases_of(spec)] == [case.name for case in bsr_spmm.CASES] + more
+    assert [case.name for case in bsr_spmm.cases_of(plan_for(find_spec(name)))] == [
+        case.name for case in bsr_spmm.CASES
+    ] + more
 
 
 BY_WGMMA = [named for named in shipped_specs() if isinstance(named.spec, BsrSpmmSpec) and named.spec.mma == "wgmma"]
@@ -149,19 +150,18 @@ BY_WGMMA = [named for named in shipped_specs() if isinstance(named.spec, BsrSpmm
 def test_tiles_that_are_taken_in_groups_have_a_case_with_two_and_a_part(named: Any) -> None:
     spec = named.spec
     group = {param.name for param in plan_for(named).params} & {"group_tiles"}
-    cases = [case for case in bsr_spmm.cases_of(spec) if case.name == "several_groups"]
+    cases = [case for case in bsr_spmm.cases_of(plan_for(named)) if case.name == "several_groups"]
     if not cases:
         return
     (case,) = cases
-    width = bsr_spmm.group_tiles(spec, case.block_columns * spec.block.cols) * spec.cluster * spec.tile.n
+    width = group_tiles(spec, case.block_columns * spec.block.cols) * spec.cluster * spec.tile.n
     assert group and width < case.n and 2 * width < case.n < 3 * width
 
 
 def test_even_rows_have_half_of_the_blocks() -> None:
-    spec = find_spec("h100_bsr_spmm_b64").spec
-    assert isinstance(spec, BsrSpmmSpec)
+    plan = plan_for(find_spec("h100_bsr_spmm_b64"))
     case = bsr_spmm.Case("even", block_rows=5, block_columns=8, n=8, row_counts="even")
-    counts = bsr_spmm.row_counts(spec, case, torch.Generator().manual_seed(0), CPU)
+    counts = bsr_spmm.row_counts(plan, case, torch.Generator().manual_seed(0), CPU)
     assert counts.tolist() == [4] * 5
 
 
@@ -169,6 +169,6 @@ def test_even_rows_have_half_of_the_blocks() -> None:
 def test_a_matrix_of_several_groups_of_block_rows(name: str) -> None:
     spec = find_spec(name).spec
     assert isinstance(spec, BsrSpmmSpec)
-    case = bsr_spmm.cases_of(spec)[-1]
+    case = bsr_spmm.cases_of(plan_for(find_spec(name)))[-1]
     assert case.name == "several_groups" and case.row_counts == "random"  # half of the blocks: 32 MB
     assert (case.block_rows * spec.block.rows, case.block_columns * spec.block.cols) == (4096, 8192)

@@ -16,7 +16,7 @@ import torch
 
 from codegen.plans.balance import cuts_rows
 from codegen.plans.gathered import gathers_rows, slots
-from codegen.plans.row_chunks import RowCut
+from codegen.plans.row_chunks import row_cutting
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
@@ -39,7 +39,7 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         return _attention(spec, draw, device)
     if isinstance(spec, BsrSpmmSpec):
         # Where long rows are cut, the first one is.
-        longest = RowCut.of(spec, 6, 0).limit + 5 if cuts_rows(spec) else 3
+        longest = row_cutting(spec).cut(6, 0).limit + 5 if cuts_rows(spec) else 3
         block_rows = slots(spec) + 6 if gathers_rows(spec) else 6  # two groups
         a = _bsr(spec.block.rows, spec.block.cols, block_rows, max(8, longest), draw, device, longest)
         rows, depth = reversed(a.shape) if spec.transpose_a else a.shape

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec  # noqa: E402
+from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.verification import attention, bsr_spgemm, bsr_spmm  # noqa: E402
@@ -21,16 +21,17 @@ from runtime.verification.common import summary  # noqa: E402
 from runtime.verification.run import MODULES  # noqa: E402
 
 
-def cases_of(spec: Spec) -> tuple[Any, ...]:
+def cases_of(named: NamedSpec) -> tuple[Any, ...]:
+    spec = named.spec
     if isinstance(spec, BsrSpgemmSpec):
         return bsr_spgemm.cases_of(spec)
     if isinstance(spec, BsrSpmmSpec):
-        return bsr_spmm.cases_of(spec)
+        return bsr_spmm.cases_of(plan_for(named))
     return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else MODULES[spec.op].CASES
 
 
 BSR = {"op": "bsr_spmm", "arch": "sm_90a"}
-PAIRS = [(name, case) for name in shipped_names() for case in cases_of(find_spec(name).spec)]
+PAIRS = [(name, case) for name in shipped_names() for case in cases_of(find_spec(name))]
 
 
 @cache
@@ -131,7 +132,7 @@ def test_unshipped_bsr(fields: dict[str, Any]) -> None:
     named, device = find_spec(BSR | fields), torch.device("cuda", 0)
     skip_if_newer_than_the_device(named)
     kernel = load_kernel(BSR | fields)
-    outcomes = [MODULES[named.spec.op].run_case(kernel, case, device) for case in cases_of(named.spec)]
+    outcomes = [MODULES[named.spec.op].run_case(kernel, case, device) for case in cases_of(named)]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert not wrong, "\n".join(map(str, wrong))
 

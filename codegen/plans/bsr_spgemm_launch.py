@@ -1,0 +1,46 @@
+"""From the shape of a BSR x BSR product to the arguments of its launch, by the order in which C's tiles are taken."""
+
+from __future__ import annotations
+
+from codegen.plan import Plan
+from codegen.problem import LaunchArgs, SpgemmShape
+from codegen.spec import BsrSpgemmSpec
+
+LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
+
+
+def of_runs(plan: Plan, shape: SpgemmShape, slots: int, *, run_tiles: int) -> LaunchArgs:
+    """Work out a launch whose thread blocks take runs of ``run_tiles`` tiles of a dense C."""
+    del slots
+    block = _spec(plan).block
+    column_blocks = shape.columns // block.cols
+    row_runs = -(-column_blocks // run_tiles)
+    runs = shape.rows // block.rows * row_runs
+    numbers = {"column_blocks": column_blocks, "row_runs": row_runs, "runs": runs}
+    return LaunchArgs(numbers | _inner_blocks(plan, shape), runs)
+
+
+def of_tickets(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
+    """Work out a launch whose thread blocks are handed out the tiles of a dense C."""
+    del slots
+    block = _spec(plan).block
+    column_blocks = shape.columns // block.cols
+    tiles = shape.rows // block.rows * column_blocks
+    numbers = {"column_blocks": column_blocks, "tiles": tiles}
+    return LaunchArgs(numbers | _inner_blocks(plan, shape), tiles, counters={"scheduler": LATE_TILES + tiles})
+
+
+def of_pattern(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
+    """Work out a launch that computes the blocks of C that a pattern lists."""
+    del slots
+    numbers = {"block_rows": shape.rows // _spec(plan).block.rows, "blocks": shape.blocks}
+    return LaunchArgs(numbers | _inner_blocks(plan, shape), shape.blocks)
+
+
+def _inner_blocks(plan: Plan, shape: SpgemmShape) -> dict[str, int]:
+    return {"inner_blocks": shape.depth // _spec(plan).block.cols}
+
+
+def _spec(plan: Plan) -> BsrSpgemmSpec:
+    assert isinstance(plan.spec, BsrSpgemmSpec)
+    return plan.spec

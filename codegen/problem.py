@@ -1,0 +1,123 @@
+"""Shapes of problems, and the arguments of a launch that follow from one: what a plan is asked and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SCHEDULER_COUNTERS = 2  # tiles handed out, thread blocks that ended
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The shape of an attention problem.
+
+    Attributes:
+        batch: batches.
+        heads: query heads, a multiple of ``kv_heads``.
+        kv_heads: heads of K and V.
+        q_len: queries of a head.
+        kv_len: keys of a head.
+        list_batches: batches that have index lists of their own, 1 where lists are shared, 0 without lists.
+        list_heads: heads, or packs of them, likewise.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    list_batches: int = 0
+    list_heads: int = 0
+
+
+@dataclass(frozen=True)
+class SpmmShape:
+    """The shape of a product C = op(A) @ B with A in block-sparse rows.
+
+    Attributes:
+        rows: rows of C.
+        depth: rows of B.
+        columns: columns of B and C.
+        blocks: stored blocks of A.
+        b_row_stride: elements from one row of B to the next.
+        chunk_blocks: blocks of a chunk at most, where long block rows are cut.
+        groups: groups of block rows, where tiles gather them.
+        rounds: rounds of all groups.
+    """
+
+    rows: int
+    depth: int
+    columns: int
+    blocks: int
+    b_row_stride: int = 0
+    chunk_blocks: int | None = None
+    groups: int | None = None
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class SddmmShape:
+    """The shape of a sampled product: the stored blocks of C (rows, columns) = A (rows, depth) @ B (columns, depth)^T.
+
+    Attributes:
+        rows: rows of A and C.
+        columns: rows of B, columns of C.
+        depth: columns of A and B.
+        blocks: stored blocks of C.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class SpgemmShape:
+    """The shape of a product of two matrices in block-sparse rows.
+
+    Attributes:
+        rows: rows of A and C.
+        depth: columns of A, rows of B.
+        columns: columns of B and C.
+        blocks: stored blocks of a C in block-sparse rows; not read where C is dense.
+    """
+
+    rows: int
+    depth: int
+    columns: int
+    blocks: int = 0
+
+
+@dataclass(frozen=True)
+class CopyShape:
+    """The shape of a matrix that is copied."""
+
+    rows: int
+    columns: int
+
+
+Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape
+
+
+@dataclass(frozen=True)
+class LaunchArgs:
+    """What a launch is given that follows from the shape of its problem.
+
+    Attributes:
+        numbers: values of the kernel's integer parameters, by name: all that the shape decides.
+        tiles: tiles of work, or parts of them if these are more; whole clusters. ``Plan.thread_blocks`` makes the grid
+            of them.
+        prologue_grid: thread blocks of the plan's prologue.
+        counters: 32-bit counters that are 0 between launches, by the pointer parameter that they are passed as.
+        scratch: bytes of uninitialised device memory, by pointer parameter.
+        copy_stride: elements from one row to the next of the copy of B that the prologue writes; None without one.
+    """
+
+    numbers: Mapping[str, int]
+    tiles: int
+    prologue_grid: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    copy_stride: int | None = None

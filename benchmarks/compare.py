@@ -79,12 +79,12 @@ def rendered_from(templates: Path | None) -> Iterator[None]:
     if templates is None:
         yield
         return
-    codegen.render.render.cache_clear()
+    codegen.render.generate.cache_clear()
     try:
         with patch.object(codegen.render, "TEMPLATES", templates.resolve()):
             yield
     finally:
-        codegen.render.render.cache_clear()
+        codegen.render.generate.cache_clear()
 
 
 def problem_of(name: str, data: str) -> tuple[Any, float, Callable[[Any, torch.Tensor], float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import jinja2
@@ -70,21 +71,39 @@ def environment() -> jinja2.Environment:
     )
 
 
-@cache
-def render(named: NamedSpec) -> str:
-    """Render a spec to CUDA.
+@dataclass(frozen=True)
+class Generated:
+    """What a spec became.
 
-    Returns:
-        The source, with its banner and seal; ends in one newline.
+    Attributes:
+        named: the spec and its name.
+        plan: its plan.
+        source: its CUDA source, with banner and seal; ends in one newline.
+    """
+
+    named: NamedSpec
+    plan: Plan
+    source: str
+
+
+@cache
+def generate(named: NamedSpec) -> Generated:
+    """Plan and render a spec, once in a process.
 
     Raises:
         SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.
     """
-    source = render_plan(plan_for(named), named.origin)
+    plan = plan_for(named)
+    source = render_plan(plan, named.origin)
     code = re.sub(r"//[^\n]*", "", source)
     if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # its definition; labels of inline PTX are in the way too
         raise named.located(taken(named.stem))
-    return source
+    return Generated(named, plan, source)
+
+
+def render(named: NamedSpec) -> str:
+    """Return the source of a spec, as ``generate`` does."""
+    return generate(named).source
 
 
 def render_plan(plan: Plan, origin: str = "") -> str:

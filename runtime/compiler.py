@@ -12,8 +12,7 @@ from typing import Literal
 
 from codegen.library import NamedSpec
 from codegen.plan import Plan
-from codegen.plans import plan_for
-from codegen.render import render
+from codegen.render import Generated, generate
 from runtime import toolchain
 from runtime.cache import Entry, KernelCache, cache_key
 from runtime.errors import CompileError, ToolchainError
@@ -27,9 +26,7 @@ class Compiled:
     """A kernel's machine code with everything it was made from.
 
     Attributes:
-        named: the spec and its name.
-        plan: its plan.
-        source: the rendered CUDA.
+        generated: the spec, its plan and its source.
         target: "cubin" for the spec's architecture, "ptx" for it and every newer one.
         code: the cubin or the PTX.
         log: what the compiler said (registers, spills).
@@ -38,9 +35,7 @@ class Compiled:
         was_cached: whether it came from there.
     """
 
-    named: NamedSpec
-    plan: Plan
-    source: str
+    generated: Generated
     target: Target
     code: bytes
     log: str
@@ -48,25 +43,49 @@ class Compiled:
     key: str
     was_cached: bool
 
+    @property
+    def named(self) -> NamedSpec:
+        """The spec and its name."""
+        return self.generated.named
+
+    @property
+    def plan(self) -> Plan:
+        """The spec's plan."""
+        return self.generated.plan
+
+    @property
+    def source(self) -> str:
+        """The rendered CUDA."""
+        return self.generated.source
+
 
 def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache | None = None) -> Compiled:
     """Render a spec and compile it, or take it from the cache. Needs no GPU.
 
     Raises:
         SpecError: for a spec that cannot work on its architecture.
+        ToolchainError, CompileError, CacheError: as ``compile_generated`` does.
+    """
+    return compile_generated(generate(named), target, cache)
+
+
+def compile_generated(generated: Generated, target: Target = "cubin", cache: KernelCache | None = None) -> Compiled:
+    """Compile a source, or take its code from the cache. Needs no GPU.
+
+    Raises:
         ToolchainError: when NVRTC or a header is missing.
         CompileError: when NVRTC refuses the source, with its log.
         CacheError: when the cache cannot be written.
     """
-    plan, source = plan_for(named), render(named)
-    options, key = _options(plan, target), _key(named, plan, target)
+    named, plan = generated.named, generated.plan
+    options, key = _options(plan, target), _key(generated, target)
 
     def build() -> Entry:
-        code, log = run_nvrtc(source, named.source_file, target, options, plan.headers)
+        code, log = run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
         return Entry(stem=named.stem, target=target, log=log, code=code)
 
     entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
-    return Compiled(named, plan, source, target, entry.code, entry.log, options, key, was_cached)
+    return Compiled(generated, target, entry.code, entry.log, options, key, was_cached)
 
 
 def key_of(named: NamedSpec, target: Target = "cubin") -> str:
@@ -76,17 +95,18 @@ def key_of(named: NamedSpec, target: Target = "cubin") -> str:
         SpecError: for a spec that cannot work on its architecture.
         ToolchainError: when NVRTC or a header is missing.
     """
-    return _key(named, plan_for(named), target)
+    return _key(generate(named), target)
 
 
 def _options(plan: Plan, target: Target) -> tuple[str, ...]:
     return (f"--gpu-architecture={plan.arch.name if target == 'cubin' else plan.arch.virtual}", *OPTIONS)
 
 
-def _key(named: NamedSpec, plan: Plan, target: Target) -> str:
+def _key(generated: Generated, target: Target) -> str:
+    plan = generated.plan
     return cache_key(
-        spec=named.spec.canonical_json(),
-        source=render(named),
+        spec=plan.spec.canonical_json(),
+        source=generated.source,
         compiler=" ".join(toolchain.compiler_version()),
         options=_options(plan, target),
         headers=toolchain.headers_digest(plan.headers),

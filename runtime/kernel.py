@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from codegen.library import NamedSpec, find_spec
-from codegen.plans import plan_for
+from codegen.render import generate
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
 from runtime.arguments import check_device
 from runtime.attention import AttentionKernel
@@ -17,7 +17,7 @@ from runtime.bsr_sddmm import BsrSddmmKernel
 from runtime.bsr_spgemm import BsrSpgemmKernel
 from runtime.bsr_spmm import BsrSpmmKernel
 from runtime.cache import KernelCache
-from runtime.compiler import compile_spec
+from runtime.compiler import compile_generated
 from runtime.errors import DeviceError
 from runtime.launch import LoadedKernel
 from runtime.tile_copy import TileCopyKernel
@@ -52,13 +52,13 @@ def load_kernel(
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
     """
     named = find_spec(spec)
-    plan = plan_for(named)
+    generated = generate(named)
     if not torch.cuda.is_available():
         raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")
     where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
     check_device(named, where, forward_compatible)
-    native = torch.cuda.get_device_capability(where) == plan.arch.compute_capability
-    compiled = compile_spec(named, "cubin" if native else "ptx", cache)
+    native = torch.cuda.get_device_capability(where) == generated.plan.arch.compute_capability
+    compiled = compile_generated(generated, "cubin" if native else "ptx", cache)
     with torch.cuda.device(where):
         torch.cuda.current_stream()  # the driver needs a context before it loads anything
         loaded = LoadedKernel(compiled)

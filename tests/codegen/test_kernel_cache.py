@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from codegen.library import NamedSpec
 from codegen.plans import plan_for
+from codegen.render import Generated
 from runtime import cli
 from runtime.cache import Entry, KernelCache
 from runtime.compiler import Compiled
@@ -76,7 +77,7 @@ def test_compile_tells_the_stack_and_which_cubins_had_to_go(
     def compile_spec(named: NamedSpec) -> Compiled:
         entry = Entry(named.stem, "cubin", "", named.stem.encode())
         _, cached = KernelCache().get_or_build(named.stem, lambda: entry)
-        return Compiled(named, plan_for(named), "", "cubin", entry.code, "", (), named.stem, cached)
+        return Compiled(Generated(named, plan_for(named), ""), "cubin", entry.code, "", (), named.stem, cached)
 
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "1")

@@ -16,6 +16,7 @@ from codegen.render import render
 
 PROJECT = Path(__file__).resolve().parents[2]
 MODULES = sorted((PROJECT / "codegen").rglob("*.py"))
+HOST = sorted(path for folder in ("runtime", "benchmarks") for path in (PROJECT / folder).rglob("*.py"))
 TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.j2"))
 FOREIGN = {"torch", "cuda", "runtime", "numpy", "triton"}
 
@@ -38,6 +39,17 @@ def imported(path: Path) -> set[str]:
 def test_codegen_is_pure(path: Path) -> None:
     assert not imported(path) & FOREIGN
     assert "." not in imported(path), "imports are absolute"
+
+
+@pytest.mark.parametrize("path", HOST, ids=lambda path: path.relative_to(PROJECT).as_posix())
+def test_a_host_knows_plans_and_nothing_below_them(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            modules = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        else:
+            modules = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+        below = {name for name in modules if re.match(r"codegen\.(plans|split)\b", name)}
+        assert not below, f"{sorted(below)}: what it needs is a field of Plan or comes from Plan.problem"
 
 
 def test_rendering_needs_neither_torch_nor_cuda(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
+from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import parse_spec  # noqa: E402
 from runtime.attention import AttentionKernel  # noqa: E402
-from runtime.compiler import plan_for  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.query_order import find_query_order  # noqa: E402
 

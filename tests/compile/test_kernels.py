@@ -23,7 +23,7 @@ from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.receipts import Receipt, receipt_path, source_sha256
-from codegen.render import render, render_plan
+from codegen.render import generate, render, render_plan
 from runtime import toolchain
 from runtime.compiler import Compiled, compile_spec, key_of, run_nvrtc
 from runtime.errors import CompileError
@@ -644,10 +644,10 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], No
             return text
 
         monkeypatch.setattr("codegen.render.render_plan", render_changed)
-        render.cache_clear()
+        generate.cache_clear()
 
     yield change
-    render.cache_clear()
+    generate.cache_clear()
 
 
 def test_what_is_rendered_in_another_way_is_compiled_anew_and_checked(

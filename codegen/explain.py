@@ -58,6 +58,7 @@ def explain(plan: Plan) -> RenderableType:
         ("architecture", f"{arch.name} (compute capability {arch.compute_capability[0]}.{arch.compute_capability[1]})"),
         ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
         *plan.summary,
+        ("grid", plan.grid_summary),
         ("threads", f"{plan.threads} in a block ({plan.threads // 32} warps)"),
         (
             "blocks per SM",

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from codegen.arch import ARCHS, KIB, Arch
 from codegen.dtypes import DTYPES, DType
 from codegen.errors import SpecError
+from codegen.flags import Flags
 from codegen.preparation import GatheredLayout, RowCutting
 from codegen.problem import LaunchArgs, Shape
 from codegen.spec import Spec
@@ -187,13 +188,15 @@ class Plan:
         params: fields of the kernel's parameter struct, in order.
         tensor_maps: how each ``tensor_map`` parameter addresses its tensor.
         constants: named values at the top of the source.
-        values: further values that only template text needs (instruction shapes, suffixes).
-        summary: lines for ``explain``: (label, text).
+        flags: what only template text asks (instruction shapes, suffixes).
+        grid_summary: in words, which thread blocks a launch has.
+        summary: further lines for ``explain``: (label, text).
         flops: floating-point operations of one tile step, and
         bytes: the bytes it loads: their ratio bounds what the memory system allows.
         arguments: how the arguments of a launch follow from the shape of a problem: see ``problem``.
         headers: CUDA headers the source includes.
         cluster: thread blocks of a cluster; a grid has whole clusters.
+        dynamic_scheduler: whether tiles are handed out as thread blocks ask for them, counted in device memory.
         split: how tiles are divided between thread blocks, if they are.
         tile_queries: queries of a tile, in attention.
         streams: parts of such a tile with key blocks of their own: query blocks, or parts of its keys.
@@ -215,13 +218,15 @@ class Plan:
     params: tuple[Param, ...]
     tensor_maps: dict[str, TensorMap]
     constants: tuple[Constant, ...]
-    values: dict[str, int | str | bool]
+    flags: Flags
+    grid_summary: str
     summary: tuple[tuple[str, str], ...]
     flops: int
     bytes: int
     arguments: Arguments
     headers: tuple[str, ...] = ()
     cluster: int = 1
+    dynamic_scheduler: bool = False
     split: Split | None = None
     tile_queries: int = 0
     streams: int = 1
@@ -248,11 +253,6 @@ class Plan:
         return ", ".join(name for name, how in self.tensor_maps.items() if how.promotion == 128)
 
     @property
-    def grid(self) -> str:
-        """Return in words which thread blocks a launch has."""
-        return dict(self.summary)["grid"]
-
-    @property
     def arch(self) -> Arch:
         """Return the architecture's row."""
         return ARCHS[self.spec.arch]
@@ -261,11 +261,6 @@ class Plan:
     def dtype(self) -> DType:
         """Return the element type's row."""
         return DTYPES[self.spec.dtype]
-
-    @property
-    def pointers(self) -> frozenset[str]:
-        """Names of the pointer parameters."""
-        return frozenset(param.name for param in self.params if param.type == "pointer")
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
         """Return those of some numbers that are parameters: what a tensor map says, say, is none beside it."""
@@ -295,7 +290,7 @@ class Plan:
             return tiles
         clusters, most = tiles // self.cluster, slots // self.cluster
         # Tiles that are handed out, or divided, go to whoever is free; and two thread blocks of an SM overlap.
-        by_number = self.split is None and all(param.name != "scheduler" for param in self.params)
+        by_number = self.split is None and not self.dynamic_scheduler
         if by_number and self.blocks_per_sm == 1 and clusters > most:
             most = -(-clusters // -(-clusters // most))
         return min(clusters, most) * self.cluster

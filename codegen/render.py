@@ -109,7 +109,7 @@ def render(named: NamedSpec) -> str:
 def render_plan(plan: Plan, origin: str = "") -> str:
     """Render a plan; ``origin`` is the spec's file as the banner names it."""
     env = environment()
-    body = env.get_template(plan.template).render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values)
+    body = env.get_template(plan.template).render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named())
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)

@@ -29,9 +29,9 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     }
     counters, scratch = {}, {}
     prologue_grid = split_blocks = 0
-    if "scheduler" in plan.pointers:
+    if plan.dynamic_scheduler:
         counters["scheduler"] = SCHEDULER_COUNTERS
-    if "progress" in plan.pointers:
+    if spec.paced:
         counters["progress"] = SCHEDULER_COUNTERS
     if plan.prologue is not None:
         search = order_search(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import AttentionSm89Flags
 from codegen.plan import (
     Constant,
     Plan,
@@ -156,21 +157,22 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={},
         constants=tuple(constants),
-        values={
-            "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
-            "restricts": False,
-            "skips": False,
-            "partial": block is not None and block.q > tile_queries,
-            "packed_heads": heads > 1,
-            "q_in_registers": q_in_registers,
-            "block_steps": block_steps,
-            "step_blocks": n // load_keys,
-            "paired": paired,
-            "overlaps": in_one_go > group_keys,
-            "q_beyond": q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
-            "listed": listed,
-            "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
-        },
+        flags=AttentionSm89Flags(
+            pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
+            restricts=False,
+            skips=False,
+            partial=block is not None and block.q > tile_queries,
+            packed_heads=heads > 1,
+            q_in_registers=q_in_registers,
+            block_steps=block_steps,
+            step_blocks=n // load_keys,
+            paired=paired,
+            overlaps=in_one_go > group_keys,
+            q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
+            listed=listed,
+            softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+        ),
+        grid_summary=f"one thread block for each tile, {blocks_per_sm} at a time on an SM",
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
@@ -180,7 +182,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
                 f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, {spec.warp_rows} rows each)",
             ),
             ("pipeline", f"{ahead} K or V tiles in flight while {reads} read"),
-            ("grid", f"one thread block for each tile, {blocks_per_sm} at a time on an SM"),
         ),
         flops=4 * m * n * d,
         bytes=2 * slot_bytes,

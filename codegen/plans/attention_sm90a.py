@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import AttentionSm90aFlags
 from codegen.plan import (
     Constant,
     Plan,
@@ -186,6 +187,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *size_params(spec),
     ]
     workers = "one consumer warpgroup" if consumers == 1 else f"{consumers} consumer warpgroups"
+    resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
     heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
     shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if rows.streams > 1 else "")
     shares += f", their keys in {parts} parts" if parts > 1 else ""
@@ -207,32 +209,31 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
         },
         constants=tuple(constants),
-        values={
-            "consumers": consumers,
-            "moves_registers": bool(split),
-            "ping_pong": spec.schedule == "ping_pong",
-            "streams": streams,
-            # Several streams have a producer warp each, which would wait for what the first one asks for early.
-            "asks_early": streams == 1,
-            # One of several streams may have no step: its warpgroups would have to pass on turns that they do not take.
-            "first_turns": spec.schedule == "ping_pong" and streams == 1,
-            "packed": rows.packed,
-            "packed_heads": "kPackedHeads" if rows.asks_heads else rows.heads,
-            "partial": block is not None and (rows.packed or block.q > rows.stream_queries),
-            "tile_stages": tile_stages,
-            "shares_staging": shares_staging,
-            "q_in_registers": q_in_registers,
-            "q_slices": slices,
-            "whole_keys": whole_keys,
-            "block_steps": block_steps,
-            "step_blocks": step_blocks,
-            "splits": spec.split_tail,
-            "parts": parts,
-            "restricts": spec.split_tail or parts > 1,
-            "skips": skips,
-            "softmax_scale": "p.scale_log2" if spec.softcap is None else "kCappedScale",
-            "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
-        },
+        flags=AttentionSm90aFlags(
+            consumers=consumers,
+            moves_registers=bool(split),
+            ping_pong=spec.schedule == "ping_pong",
+            streams=streams,
+            asks_early=streams == 1,
+            first_turns=spec.schedule == "ping_pong" and streams == 1,
+            packed=rows.packed,
+            packed_heads="kPackedHeads" if rows.asks_heads else rows.heads,
+            partial=block is not None and (rows.packed or block.q > rows.stream_queries),
+            tile_stages=tile_stages,
+            shares_staging=shares_staging,
+            q_in_registers=q_in_registers,
+            q_slices=slices,
+            whole_keys=whole_keys,
+            block_steps=block_steps,
+            step_blocks=step_blocks,
+            splits=spec.split_tail,
+            parts=parts,
+            restricts=spec.split_tail or parts > 1,
+            skips=skips,
+            softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+            pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
+        ),
+        grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
@@ -241,16 +242,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
             *shared_summary(spec),
             *pace_summary(spec),
-            (
-                "grid",
-                f"{('one thread block', 'two thread blocks')[resident - 1]} per SM, looping over tiles (persistent)",
-            ),
             *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
         ),
         split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
         flops=4 * rows.tile_queries * spec.packed_heads * parts * n * d,
         bytes=2 * kv_bytes * streams,
         arguments=arguments,
+        dynamic_scheduler=pattern.uneven or (spec.order_queries and not spec.paced),
         tile_queries=rows.tile_queries,
         streams=streams,
         prologue=query_order_prologue(spec, stem, streams),

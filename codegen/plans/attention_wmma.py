@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import AttentionFlags
 from codegen.plan import (
     Constant,
     Plan,
@@ -137,21 +138,21 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         tensor_maps={},
         constants=constants,
-        values={
-            "pattern_template": f"attention/patterns/{pattern.kind}.cuh.j2",
-            "restricts": False,
-            "skips": False,
-            "partial": block is not None and block.q > m,
-            "block_steps": 1 if block is None else max(1, block.kv // n),
-            "step_blocks": n // load_keys,
-        },
+        flags=AttentionFlags(
+            pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
+            restricts=False,
+            skips=False,
+            partial=block is not None and block.q > m,
+            block_steps=1 if block is None else max(1, block.kv // n),
+            step_blocks=n // load_keys,
+        ),
+        grid_summary=f"one thread block for each tile, {blocks_per_sm} at a time on an SM",
         summary=(
             ("pattern", pattern.describe()),
             ("tile", f"{m} queries x {n} keys, Q in fragments"),
             ("schedule", f"{spec.schedule}: {warps} warps load (cp.async) and compute (WMMA, {MMA} rows each)"),
             ("softmax", "scores, P and row factors pass through a strip of shared memory for each warp"),
             ("pipeline", f"{spec.stages - 1} K or V tiles in flight while one is read"),
-            ("grid", f"one thread block for each tile, {blocks_per_sm} at a time on an SM"),
         ),
         flops=4 * m * n * d,
         bytes=2 * n * d * dtype.bytes,

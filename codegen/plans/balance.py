@@ -81,11 +81,11 @@ def producers(spec: BsrSpmmSpec) -> str:
     return "a scheduler warp, one producer warp" if spec.balanced else "one producer warp"
 
 
-def order_summary(spec: BsrSpmmSpec) -> tuple[str, str]:
-    """Return the line for ``explain``."""
+def order_summary(spec: BsrSpmmSpec) -> str:
+    """Return in words which thread blocks a launch has, and the order of their tiles."""
     blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
     if spec.balanced:
-        return ("grid", f"{blocks}; tiles are handed out, a few of the longest block rows first")
+        return f"{blocks}; tiles are handed out, a few of the longest block rows first"
     if _is_high(spec):
-        return ("grid", f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time")
-    return ("grid", f"{blocks}, looping over tiles (persistent), block rows fastest")
+        return f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time"
+    return f"{blocks}, looping over tiles (persistent), block rows fastest"

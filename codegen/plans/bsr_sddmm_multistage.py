@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
+from codegen.flags import Flags
 from codegen.plan import Constant, Plan, check_budget, i32, i64, pointer, require
 from codegen.plans.bsr_parts import INDEX_PARAMS
 from codegen.plans.bsr_sddmm_launch import arguments
@@ -70,12 +71,12 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         params=params,
         tensor_maps={},
         constants=constants,
-        values={},
+        flags=Flags(),
+        grid_summary=f"one thread block per tile, {blocks_per_sm} at a time on an SM, in the order of storage",
         summary=(
             ("blocks of C", f"{size} x {size}"),
             ("tile", f"{n // size} stored blocks in steps of {k}; those of one block row are computed together"),
             *tiles.summary(),
-            ("grid", f"one thread block per tile, {blocks_per_sm} at a time on an SM, in the order of storage"),
         ),
         flops=2 * m * n * k,
         bytes=(m + n) * k * dtype.bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
+from codegen.flags import WgmmaFlags
 from codegen.plan import Constant, Plan, SharedLayout, TensorMap, check_budget, i32, require
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
@@ -88,13 +89,13 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS, 1), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": part.columns},
+        flags=WgmmaFlags(mma_n=part.columns),
+        grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
         summary=(
             ("blocks of C", f"{rows} x {cols}"),
             ("tile", f"{n // cols} stored blocks in steps of {k}; those of one block row are computed together"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
-            ("grid", "one thread block per SM, looping over tiles (persistent), in the order of storage"),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import WgmmaFlags
 from codegen.plan import Constant, Plan, SharedLayout, TensorMap, i32, require
 from codegen.plans.balance import WARP
 from codegen.plans.bsr_parts import (
@@ -88,7 +89,11 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((PIECE, PIECE, 1), PIECE * dtype.bytes),
         },
         constants=constants,
-        values={"mma_n": m},
+        flags=WgmmaFlags(mma_n=m),
+        grid_summary=(
+            f"{'one thread block' if resident == 1 else f'{resident} thread blocks'} per SM, looping over tiles "
+            "(persistent), in the order of storage"
+        ),
         summary=(
             ("blocks of C", f"{rows} x {cols}"),
             (
@@ -98,11 +103,6 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             ),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
-            (
-                "grid",
-                f"{'one thread block' if resident == 1 else f'{resident} thread blocks'} per SM, looping over tiles "
-                "(persistent), in the order of storage",
-            ),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,

@@ -6,6 +6,7 @@ from functools import partial
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
+from codegen.flags import Flags
 from codegen.plan import Constant, Plan, SharedRegion, check_budget, i64, pointer, require
 from codegen.plans.bsr_parts import MEETING_PARAMS, RUN_PARAMS
 from codegen.plans.bsr_spgemm_launch import of_runs
@@ -71,12 +72,12 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         params=params,
         tensor_maps={},
         constants=constants,
-        values={},
+        flags=Flags(),
+        grid_summary=f"one thread block for a run of {run_tiles} tiles, {blocks_per_sm} at a time on an SM",
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{block} x {block} of C in steps of {k}; {run_tiles} tiles share a search"),
             *tiles.summary(),
-            ("grid", f"one thread block for a run of {run_tiles} tiles, {blocks_per_sm} at a time on an SM"),
         ),
         flops=2 * block * block * k,
         bytes=2 * block * k * dtype.bytes,

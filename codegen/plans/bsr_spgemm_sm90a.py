@@ -10,6 +10,7 @@ from functools import partial
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import WgmmaFlags
 from codegen.plan import (
     Arguments,
     Constant,
@@ -123,16 +124,18 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n},
+        flags=WgmmaFlags(mma_n=n),
+        grid_summary=_grid_summary(spec, blocks_per_sm),
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {consumers} consumer warpgroups (WGMMA)"),
-            *_tile_summary(spec, blocks_per_sm),
+            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles; {_search_summary(spec)}"),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=_arguments(spec),
+        dynamic_scheduler=spec.balanced and spec.output == "dense",
     )
 
 
@@ -178,20 +181,18 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
     return RUN_PARAMS
 
 
-def _tile_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> tuple[tuple[str, str], ...]:
-    """Return the lines for ``explain`` on the order of tiles."""
-    ring = f"ring of {spec.stages} pairs of A and B tiles"
+def _search_summary(spec: BsrSpgemmSpec) -> str:
+    """Return in words how the products of a tile are found."""
     if spec.output == "bsr":
-        return (
-            ("pipeline", f"{ring}; a search for each tile"),
-            ("grid", f"{blocks_per_sm} thread blocks per SM, looping over the listed blocks of C (persistent)"),
-        )
+        return "a search for each tile"
+    return "a warp of its own searches, a tile ahead" if spec.balanced else f"{RUN_TILES} tiles share a search"
+
+
+def _grid_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> str:
+    """Return in words which thread blocks a launch has, and the order of their tiles."""
+    blocks = f"{blocks_per_sm} thread blocks per SM"
+    if spec.output == "bsr":
+        return f"{blocks}, looping over the listed blocks of C (persistent)"
     if spec.balanced:
-        return (
-            ("pipeline", f"{ring}; a warp of its own searches, a tile ahead"),
-            ("grid", f"{blocks_per_sm} thread blocks per SM; tiles are handed out, short ones last"),
-        )
-    return (
-        ("pipeline", f"{ring}; {RUN_TILES} tiles share a search"),
-        ("grid", f"{blocks_per_sm} thread blocks per SM, looping over runs of {RUN_TILES} tiles (persistent)"),
-    )
+        return f"{blocks}; tiles are handed out, short ones last"
+    return f"{blocks}, looping over runs of {RUN_TILES} tiles (persistent)"

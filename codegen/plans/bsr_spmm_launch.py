@@ -26,7 +26,7 @@ def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
     if shape.groups is not None:
         tile_rows, prologue_grid = shape.groups, shape.rounds
     units, counters, scratch = tile_rows, {}, {}
-    if spec.balanced:
+    if plan.dynamic_scheduler:
         counters["scheduler"] = SCHEDULER_COUNTERS
     if plan.row_cutting is not None and shape.chunk_blocks is not None:
         cut = RowCut.at(shape.chunk_blocks, block_rows, shape.blocks)

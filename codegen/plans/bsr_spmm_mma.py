@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmMmaFlags
 from codegen.plan import (
     Constant,
     Plan,
@@ -101,17 +102,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(*warp_level_params("unsigned short", by_columns), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
-        values={"one_slice": k == MMA_DEPTH, "some_copy_a": some_copy_a, "by_columns": by_columns},
+        flags=SpmmMmaFlags(one_slice=k == MMA_DEPTH, some_copy_a=some_copy_a, by_columns=by_columns),
+        grid_summary=(
+            f"one thread block per tile, {blocks_per_sm} at a time on an SM, block rows fastest among "
+            f"{L2_BYTES >> 20} MB of them"
+        ),
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {WARP_COLUMNS}"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             ("pipeline", f"ring of {spec.stages} pairs of tiles; fragments of one slice ahead in registers"),
-            (
-                "grid",
-                f"one thread block per tile, {blocks_per_sm} at a time on an SM, block rows fastest among "
-                f"{L2_BYTES >> 20} MB of them",
-            ),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmSm90aFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, require
 from codegen.plans.balance import order_constants, order_params, order_summary, producers
 from codegen.plans.bsr_parts import (
@@ -26,10 +27,10 @@ from codegen.plans.bsr_parts import (
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import (
     epilogue_constants,
+    epilogue_flags,
     epilogue_maps,
     epilogue_params,
     epilogue_summary,
-    epilogue_values,
 )
 from codegen.spec import BsrSpmmSpec
 
@@ -122,27 +123,26 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        values={
-            "mma_n": part.columns,
-            "a_row_bytes": a_row_bytes,
-            "by_columns": by_columns,
-            # Where a tile reaches beyond B: whether columns that are not there are neither loaded nor, by a warpgroup
-            # that has no others, multiplied. One that has others multiplies what its stage had there before, and the
-            # store of C leaves it out. Tiles that are handed out do without: with it they were slower.
-            "clips": not (part.by_rows or spec.balanced or by_columns) and spec.cluster == 1,
-            **epilogue_values(spec),
-        },
+        flags=SpmmSm90aFlags(
+            mma_n=part.columns,
+            a_row_bytes=a_row_bytes,
+            by_columns=by_columns,
+            # Tiles that are handed out do without: with it they were slower.
+            clips=not (part.by_rows or spec.balanced or by_columns) and spec.cluster == 1,
+            epilogue=epilogue_flags(spec),
+        ),
+        grid_summary=order_summary(spec),
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {part.columns}"),
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
-            order_summary(spec),
             *((("cluster", f"{spec.cluster} tiles side by side, which load A once"),) if spec.cluster > 1 else ()),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes // spec.cluster + b_bytes,
         arguments=arguments,
+        dynamic_scheduler=spec.balanced,
         cluster=spec.cluster,
     )

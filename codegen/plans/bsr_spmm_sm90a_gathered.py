@@ -7,6 +7,7 @@ kernel that multiplies by mma.sync is in :mod:`codegen.plans.gathered`.
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmGatheredFlags
 from codegen.plan import Constant, Plan
 from codegen.plans import gathered
 from codegen.plans.bsr_parts import SWIZZLE, WARPGROUP
@@ -35,7 +36,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kARowChunks", a_row_bytes // gathered.CHUNK_BYTES, "chunks of 16 bytes of one"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
-        values={"mma_n": rows, "a_row_bytes": a_row_bytes},
+        flags=SpmmGatheredFlags(mma_n=rows, a_row_bytes=a_row_bytes),
         a_element="uint4",
         tile=f"{ROWS} x {COLUMNS} of C, computed transposed",
         consumers=f"{CONSUMERS} consumer warpgroups (WGMMA)",

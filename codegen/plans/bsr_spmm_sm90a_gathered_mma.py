@@ -8,6 +8,7 @@ in an ordinary register. What it has in common with the kernel that multiplies b
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmGatheredMmaFlags
 from codegen.plan import Constant, Plan
 from codegen.plans import gathered
 from codegen.plans.bsr_parts import SWIZZLE, WARPGROUP
@@ -41,7 +42,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kARowWords", spec.block.cols * DTYPES[spec.dtype].bytes // WORD_BYTES, "words of a row of A"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
-        values={"words_bytes": 2 * WARPS * WORD_BYTES},  # of a round and the next
+        flags=SpmmGatheredMmaFlags(words_bytes=2 * WARPS * WORD_BYTES),  # of a round and the next
         a_element="uint32",
         tile=f"{ROWS} x {COLUMNS} of C",
         consumers=f"{WARPS} consumer warps (mma.sync)",

@@ -8,6 +8,7 @@ other: ``tile.k`` says how deep it is.
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmNarrowFlags
 from codegen.plan import Constant, Param, Plan, TensorMap, i32, require
 from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
 from codegen.plans.balance import WARP, order_summary, producers
@@ -26,12 +27,12 @@ from codegen.plans.bsr_parts import (
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import (
     epilogue_constants,
+    epilogue_flags,
     epilogue_maps,
     epilogue_params,
     epilogue_summary,
-    epilogue_values,
 )
-from codegen.plans.row_chunks import chunk_constants, chunk_params, chunk_summary, row_cutting
+from codegen.plans.row_chunks import chunk_constants, chunk_order, chunk_params, chunk_summary, row_cutting
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
@@ -114,13 +115,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        values={
-            "mma_n": m,
-            "a_row_bytes": row_bytes,
-            "step_blocks": step_blocks,
-            "copies_b": prologue is not None,
-            **epilogue_values(spec),
-        },
+        flags=SpmmNarrowFlags(
+            mma_n=m,
+            a_row_bytes=row_bytes,
+            step_blocks=step_blocks,
+            copies_b=prologue is not None,
+            epilogue=epilogue_flags(spec),
+        ),
+        grid_summary=chunk_order(spec) if spec.balanced else order_summary(spec),
         summary=(
             ("blocks of A", f"{rows} x {cols}"),
             (
@@ -132,11 +134,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             *epilogue_summary(spec),
             *copy_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
-            *(chunk_summary(spec) if spec.balanced else (order_summary(spec),)),
+            *(chunk_summary(spec) if spec.balanced else ()),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=arguments,
+        dynamic_scheduler=spec.balanced,
         row_cutting=row_cutting(spec) if spec.balanced else None,
         prologue=prologue,
     )

@@ -6,6 +6,7 @@ Each consumer warpgroup has a block row. A tile of B is loaded once for both if 
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require
 from codegen.plans.balance import order_summary
 from codegen.plans.bsr_parts import (
@@ -24,7 +25,7 @@ from codegen.plans.bsr_parts import (
     warpgroup_constants,
 )
 from codegen.plans.bsr_spmm_launch import arguments
-from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
+from codegen.plans.epilogue import epilogue_flags, epilogue_params, epilogue_summary
 from codegen.spec import BsrSpmmSpec
 
 ROWS = CONSUMERS * WARPGROUP_ROWS  # of a tile
@@ -90,14 +91,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": n, "by_columns": by_columns, **epilogue_values(spec)},
+        flags=SpmmFlags(mma_n=n, by_columns=by_columns, epilogue=epilogue_flags(spec)),
+        grid_summary=order_summary(spec),
         summary=(
             ("blocks of A", f"{WARPGROUP_ROWS} x {cols}"),
             ("tile", f"{ROWS} x {n} of C, two block rows, in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} tiles of B, each with one or two of A"),
-            order_summary(spec),
         ),
         flops=CONSUMERS * 2 * WARPGROUP_ROWS * n * k,
         bytes=CONSUMERS * a_bytes + b_bytes,

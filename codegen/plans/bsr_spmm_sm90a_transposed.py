@@ -6,6 +6,7 @@ Blocks of a block column are found through an index that the caller brings. A^T 
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, tensor_map
 from codegen.plans.balance import PLACE_PARAMS, order_summary
 from codegen.plans.bsr_parts import (
@@ -24,7 +25,7 @@ from codegen.plans.bsr_parts import (
     warpgroup_constants,
 )
 from codegen.plans.bsr_spmm_launch import arguments
-from codegen.plans.epilogue import epilogue_params, epilogue_summary, epilogue_values
+from codegen.plans.epilogue import epilogue_flags, epilogue_params, epilogue_summary
 from codegen.spec import BsrSpmmSpec
 
 
@@ -94,14 +95,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        values={"mma_n": part.columns, "by_columns": by_columns, **epilogue_values(spec)},
+        flags=SpmmFlags(mma_n=part.columns, by_columns=by_columns, epilogue=epilogue_flags(spec)),
+        grid_summary=order_summary(spec),
         summary=(
             ("blocks of A", f"{rows} x {cols}, transposed as they are read"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {part.columns}"),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
-            order_summary(spec),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,

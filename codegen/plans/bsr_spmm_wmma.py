@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmWmmaFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -126,18 +127,18 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(_tma_params if tma else warp_level_params)(dtype.cuda, by_columns),
         tensor_maps=maps if tma else {},
         constants=constants,
-        values={
-            "asynchronous": asynchronous,
-            "tma": tma,
-            "by_columns": by_columns,
-            "some_copy_a": m * k < a_copies * copy * threads,
-        },
+        flags=SpmmWmmaFlags(
+            asynchronous=asynchronous,
+            tma=tma,
+            by_columns=by_columns,
+            some_copy_a=m * k < a_copies * copy * threads,
+        ),
+        grid_summary="one thread block per tile, block rows fastest",
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
             ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {warp_columns}"),
             ("schedule", f"{spec.schedule}: {loaders} ({spec.copy_}), all warps compute (WMMA 16 x 16 x 16)"),
             ("pipeline", f"ring of {spec.stages} pairs of tiles" if asynchronous else "load, wait, compute, wait"),
-            ("grid", "one thread block per tile, block rows fastest"),
         ),
         flops=2 * m * n * k,
         bytes=(m * k + k * n) * dtype.bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.flags import EpilogueFlags
 from codegen.plan import Constant, Param, TensorMap, f32, pointer, tensor_map
 from codegen.plans.balance import QUEUE, cuts_rows
 from codegen.spec import BsrSpmmSpec
@@ -40,20 +41,20 @@ def epilogue_maps(spec: BsrSpmmSpec, c_map: TensorMap) -> dict[str, TensorMap]:
     return {"c_in_map": c_map} if spec.accumulate else {}
 
 
-def epilogue_values(spec: BsrSpmmSpec) -> dict[str, int | str | bool]:
+def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
     """Return what the templates ask: whether a bias is added, the activation's name, and C as a formula."""
     product = "A^T B" if spec.transpose_a else "A B"
     product = f"{product} + beta c" if spec.accumulate else product
     if spec.epilogue is None:
-        return {"adds_bias": False, "activation": "none", "formula": product}
+        return EpilogueFlags(adds_bias=False, activation="none", formula=product)
     product = f"{product} + bias" if spec.epilogue.bias else product
     activation = spec.epilogue.activation
     formula = product if activation == "none" else f"{activation}({product})"
-    return {"adds_bias": spec.epilogue.bias, "activation": activation, "formula": formula}
+    return EpilogueFlags(adds_bias=spec.epilogue.bias, activation=activation, formula=formula)
 
 
 def epilogue_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
     """Return the line for ``explain``, if something is done to A B."""
     if spec.epilogue is None and not spec.accumulate:
         return ()
-    return (("epilogue", f"C = {epilogue_values(spec)['formula']}, in fp32"),)
+    return (("epilogue", f"C = {epilogue_flags(spec).formula}, in fp32"),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from codegen.arch import ARCHS
 from codegen.defaults import GATHERED_ROWS
 from codegen.dtypes import DTYPES
+from codegen.flags import Flags
 from codegen.plan import (
     Constant,
     Param,
@@ -111,7 +112,7 @@ def build(
     template: str,
     accumulators: int,
     constants: tuple[Constant, ...],
-    values: dict[str, int | str | bool],
+    flags: Flags,
     a_element: str,
     tile: str,
     consumers: str,
@@ -124,7 +125,7 @@ def build(
         template: its template.
         accumulators: of a thread that computes.
         constants: of what computes; those of what loads are put before them.
-        values: of the template.
+        flags: of the template.
         a_element: what it reads A as.
         tile: what the head of the source says of a tile.
         consumers: what it says of the threads that compute.
@@ -150,7 +151,8 @@ def build(
             "c_map": TensorMap((GROUP_COLUMNS, rows), SWIZZLE),
         },
         constants=(*_constants(spec), *constants),
-        values=values,
+        flags=flags,
+        grid_summary="one thread block per SM, looping over tiles (persistent), groups of block rows fastest",
         summary=_summary(spec, tile, consumers),
         flops=2 * ROWS * COLUMNS * cols,
         bytes=packet_bytes(spec) // CLUSTER + ROUND_COLUMNS * column_bytes(spec),
@@ -231,7 +233,6 @@ def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, s
             "pipeline",
             f"ring of the rows of B that {ring_columns(spec)} block columns meet, {spec.stages} packets of A",
         ),
-        ("grid", "one thread block per SM, looping over tiles (persistent), groups of block rows fastest"),
     )
 
 

@@ -50,12 +50,16 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     )
 
 
-def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
-    """Return the lines for ``explain``."""
+def chunk_order(spec: BsrSpmmSpec) -> str:
+    """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
+    return f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"
+
+
+def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
+    """Return the line for ``explain``."""
     limit = row_cutting(spec).cut(1, 0).limit
     return (
-        ("grid", f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"),
         (
             "chunk",
             f"{limit} blocks of a block row, more where many rows are long, fewer where tiles are few; parts of C are "

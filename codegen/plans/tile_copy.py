@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import TileCopyFlags
 from codegen.plan import (
     Constant,
     Plan,
@@ -99,12 +100,12 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
             Constant("kCopies", copies, "chunks of a thread for a tile"),
             *((Constant("kTileBytes", tile_bytes, "bytes of a tile"),) if ring else ()),
         ),
-        values={"tma": tma, "ring": ring},
+        flags=TileCopyFlags(tma=tma, ring=ring),
+        grid_summary=f"{blocks_per_sm} thread blocks on an SM, looping over tiles (persistent)",
         summary=(
             ("tile", f"{m} x {n}"),
             ("schedule", f"{spec.schedule}: loads by {spec.copy_}, stores of 16 bytes from shared memory"),
             ("pipeline", f"ring of {spec.stages} tiles" if ring else "load, wait, store, wait"),
-            ("grid", f"{blocks_per_sm} thread blocks on an SM, looping over tiles (persistent)"),
         ),
         flops=0,
         bytes=tile_bytes,

@@ -205,7 +205,7 @@ def test_wmma_copies_every_chunk_once(rows: int, cols: int, n: int, k: int, b_la
     assert (c["kBStride"], c["kBTile"]) == (length + 8, kept * (length + 8))
     for copies, elements in (("kACopies", rows * k), ("kBCopies", k * n)):
         found = [(copy * plan.threads + thread) * 8 for copy in range(c[copies]) for thread in range(plan.threads)]
-        if copies == "kACopies" and plan.values["some_copy_a"]:
+        if copies == "kACopies" and plan.flags.some_copy_a:
             found = [i for i in found if i < elements]
         assert sorted(found) == list(range(0, elements, 8))
     assert plan.threads // 32 == c["kWarpsN"] * (rows // c["kWarpRows"]) and c["kWarpsN"] * c["kWarpColumns"] == n

@@ -158,8 +158,8 @@ PLANS = [
 
 def kernel(index: int, plan: Plan) -> str:
     """One kernel's part of the host program."""
-    template = environment().get_template(str(plan.values["pattern_template"]))
-    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values).strip()
+    template = environment().get_template(str(plan.flags.pattern_template))
+    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
     assert pattern in render_plan(plan)
     masks = pattern_of(plan).masks_pairs
     return KERNEL % {
@@ -168,8 +168,8 @@ def kernel(index: int, plan: Plan) -> str:
         "pattern": pattern,
         "masked": "blocks.masked(i, block)" if masks else "false",
         "visible": "visible(p, query, key)" if masks else "true",
-        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.values["restricts"] else "",
-        "restricts": "true" if plan.values["restricts"] else "false",
+        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.flags.restricts else "",
+        "restricts": "true" if plan.flags.restricts else "false",
     }
 
 
@@ -203,7 +203,7 @@ def definition(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
     range(len(PLANS)),
     ids=[
         f"{pattern_of(plan).stem()}-{plan.spec.arch}-{plan.tile_queries}x{plan.spec.tile.n}"
-        + ("-parts" if plan.values.get("parts", 1) > 1 else "")
+        + ("-parts" if getattr(plan.flags, "parts", 1) > 1 else "")
         for plan in PLANS
     ],
 )
@@ -223,7 +223,7 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
             where = f"q_len {q_len}, kv_len {kv_len}, queries from {first}"
             rows = expected[first : first + tile_rows]
             listed = next(lines).split()
-            if plan.values["restricts"]:
+            if plan.flags.restricts:
                 assert [next(lines).split() for _ in range(WIDEST)] == [listed] * WIDEST, f"{where}: parts of the tile"
             if plan.split is not None:
                 assert len(listed) <= pattern.shares(kv_len, tile_rows, tile_keys), where

@@ -97,11 +97,11 @@ def test_no_inclusion_of_python_made_text(path: Path) -> None:
 @pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 def test_plan_values_are_single_lines(named: NamedSpec) -> None:
     plan = plan_for(named)
-    texts = [value for value in plan.values.values() if isinstance(value, str)]
+    texts = [value for value in plan.flags.named().values() if isinstance(value, str)]
     texts += [constant.comment for constant in plan.constants] + [param.doc for param in plan.params]
     texts += [region.doc for region in plan.shared]
     assert not [text for text in texts if "\n" in text]
-    assert all(isinstance(value, int | str | bool) for value in plan.values.values())
+    assert all(isinstance(value, int | str | bool) for value in plan.flags.named().values())
 
 
 def test_every_template_is_used() -> None:

@@ -166,12 +166,12 @@ BACKWARDS = [
 def program(case: Steps) -> str:
     plan = case.plan
     assert plan.spec.op == "attention"
-    template = environment().get_template(str(plan.values["pattern_template"]))
+    template = environment().get_template(str(plan.flags.pattern_template))
     pattern = plan.spec.pattern
     return PROGRAM % {
         "name": case.name,
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
-        "pattern": template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values),
+        "pattern": template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()),
         "rows": ROWS,
         "behind": beyond(plan),
         "length": LENGTH,

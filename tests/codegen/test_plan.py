@@ -19,11 +19,13 @@ from codegen.explain import (
     launch_registers,
     occupancy,
 )
-from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.flags import Flags
+from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan, Prologue, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
 from codegen.preparation import round_columns
-from codegen.render import render_plan
+from codegen.problem import AttentionShape, CopyShape, SddmmShape, SpgemmShape, SpmmShape
+from codegen.render import generate, render_plan
 from codegen.spec import AttentionSpec, parse_spec
 
 C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
@@ -43,6 +45,38 @@ def test_shared_memory_map(named: NamedSpec) -> None:
         end = max(end, region.offset + region.bytes)
     assert end == plan.shared_bytes <= plan.arch.shared_memory_per_block
     assert len({region.name for region in plan.shared}) == len(plan.shared)
+
+
+@every_plan
+def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
+    plan = plan_for(named)
+    pointers = {param.name for param in plan.params if param.type == "pointer"}
+    assert plan.dynamic_scheduler == ("scheduler" in pointers)
+    shape = {
+        "attention": AttentionShape(2, 64, 1, 1000, 1000, 1, 1),
+        "bsr_spmm": SpmmShape(4096, 4096, 1000, 900, 1000, chunk_blocks=plan.row_cutting and 120),
+        "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),
+        "bsr_spgemm": SpgemmShape(1024, 1024, 1024, 10),
+        "tile_copy": CopyShape(1000, 1000),
+    }[named.spec.op]
+    args = plan.problem(shape, 132)
+    assert args.tiles > 0 and {*args.counters, *args.scratch} <= pointers
+    assert {*args.numbers} <= {param.name for param in plan.params if param.type in ("i32", "i64")}
+
+
+def test_templates_ask_every_flag() -> None:
+    asked: dict[type[Flags], set[str]] = {}
+    given: dict[type[Flags], set[str]] = {}
+    for named in shipped_specs():
+        generated = generate(named)
+        kind = type(generated.plan.flags)
+        line = re.search(r"^// templates: (.*)$", generated.source, re.MULTILINE)
+        assert line is not None
+        text = "".join((TEMPLATES / path).read_text(encoding="utf-8") for path in line.group(1).split(", "))
+        tags = re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
+        asked.setdefault(kind, set()).update(word for tag in tags for word in re.findall(r"\w+", tag))
+        given[kind] = {*generated.plan.flags.named()}
+    assert not {kind.__name__: names - asked[kind] for kind, names in given.items() if names - asked[kind]}
 
 
 @every_plan
@@ -176,7 +210,7 @@ def test_one_warpgroup_shares_an_sm_where_it_can(attention: dict[str, Any], head
     assert (plan.threads, plan.blocks_per_sm) == (256, blocks)
     assert min(blocks_by_shared_memory(plan), 2) == blocks
     # Registers change hands only where two thread blocks have to make do with what an SM has.
-    assert ("kProducerRegisters" in constants_of(plan)) == (blocks == 2) == plan.values["moves_registers"]
+    assert ("kProducerRegisters" in constants_of(plan)) == (blocks == 2) == plan.flags.moves_registers
     assert plan.registers.limit == (216 if blocks == 2 else 255)
 
 
@@ -263,8 +297,8 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
     """Slices of 16 columns, None for all of Q."""
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "tile": {"m": rows, "n": keys}}
     plan = plan_of({**fields, "pattern": {"kind": "dense"}, "stages": 1 if keys > 144 else 2})
-    assert plan.values["q_in_registers"] == (slices is None)
-    assert plan.values["q_slices"] == constants_of(plan).get("kQSlices", 0) == (slices or 0)
+    assert plan.flags.q_in_registers == (slices is None)
+    assert plan.flags.q_slices == constants_of(plan).get("kQSlices", 0) == (slices or 0)
     # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
     in_registers = head_dim // 16 if slices is None else slices
     assert plan.registers.accumulators == keys // 2 + keys // 4 + head_dim // 2 + 4 * in_registers
@@ -275,20 +309,20 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
 def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "key_parts": 2}
     plan = plan_of({**fields, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
-    assert not plan.values["q_in_registers"] and plan.values["q_slices"] == 0
+    assert not plan.flags.q_in_registers and plan.flags.q_slices == 0
 
 
 def test_q_stays_in_shared_memory_where_that_leaves_room_for_another_stage(attention: dict[str, Any]) -> None:
     attention["stages"] = 3
     plan = plan_of(attention)
-    assert not plan.values["q_in_registers"] and plan.values["shares_staging"]
+    assert not plan.flags.q_in_registers and plan.flags.shares_staging
 
 
 @pytest.mark.parametrize(("keys", "steps"), [(128, 1), (64, 2)])
 def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int) -> None:
     attention["tile"]["n"] = keys
     plan = plan_of(attention)
-    assert constants_of(plan)["kBlockSteps"] == plan.values["block_steps"] == steps
+    assert constants_of(plan)["kBlockSteps"] == plan.flags.block_steps == steps
 
 
 @pytest.mark.parametrize("pattern", [{"kind": "topk", "k": 9}, {"kind": "block_lists", "mask": "causal"}])
@@ -395,7 +429,7 @@ def test_softcap(attention: dict[str, Any]) -> None:
     values = constants_of(plan)
     assert values["kCapArgument"] == pytest.approx(2 / 30)
     assert values["kCap"] == pytest.approx(30 / math.log(2))
-    assert plan.values["softmax_scale"] == "kCappedScale"
+    assert plan.flags.softmax_scale == "kCappedScale"
     literals = {constant.name: (constant.ctype, constant.literal) for constant in plan.constants}
     assert literals["kCappedScale"] == ("float", "1.0f")
     assert literals["kTileM"] == ("int", "128")
@@ -688,7 +722,7 @@ def test_a_tile_of_gathered_rows_fills_registers_and_shared_memory(rows: int, co
         assert plan.template == "bsr_spmm/sm90a_gathered_mma.cu.j2"
         assert values["kConsumerWarps"] * values["kWarpSlots"] == values["kTileSlots"]
         # A packet of any number of blocks is two parts in pieces of 16 bytes; a full one has room.
-        words = plan.values["words_bytes"]
+        words = plan.flags.words_bytes
         assert isinstance(words, int) and words == 2 * 4 * values["kConsumerWarps"]
         assert words % (2 * 16) == values["kABlockBytes"] % (2 * 16) == 0
         assert words + values["kTileSlots"] * values["kABlockBytes"] <= values["kPacketBytes"]
@@ -1266,7 +1300,7 @@ def test_swizzled_rows_meet_no_bank_twice(head_dim: int) -> None:
 )
 def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int, kept: bool) -> None:
     plan = plan_of(ada(head_dim, DENSE, 64, n, warp_rows))
-    assert plan.values["q_in_registers"] == kept
+    assert plan.flags.q_in_registers == kept
     regions = {region.name: region for region in plan.shared}
     # In shared memory it has a place of its own; else it passes through the ring.
     assert (regions["Ring"].offset == regions["Q"].bytes) != kept

@@ -76,7 +76,7 @@ def test_a_source_says_how_it_is_launched(named: NamedSpec) -> None:
     clusters = f", clusters of {plan.cluster}" if plan.cluster > 1 else ""
     launch = f"// Launch: {plan.threads} threads a block, {plan.shared_bytes} bytes of dynamic shared memory"
     before = f"// Before it, with the same parameters: {plan.prologue.symbol}, " if plan.prologue else ""
-    assert f"{launch}{clusters}.\n// Grid: {plan.grid}.\n{before}" in head
+    assert f"{launch}{clusters}.\n// Grid: {plan.grid_summary}.\n{before}" in head
     for param, line in zip(plan.params, body.partition("};")[0].splitlines(), strict=True):
         assert line.startswith(f"  {param.ctype} {param.name};  // {param.doc}")
         found = plan.tensor_maps.get(param.name)

@@ -459,8 +459,8 @@ def test_what_long_tiles_keep_and_load(
     changes = {"tile": {"m": m, "n": 64}, "head_dim": head_dim, "paced": paced}
     named = find_spec(FIELDS | changes | {"pattern": FIELDS["pattern"] | {"k": k}})
     plan, source = plan_for(named), render(named)
-    assert plan.values["q_in_registers"] is (slices is None)
-    assert plan.values["q_slices"] == (slices or 0)
+    assert plan.flags.q_in_registers is (slices is None)
+    assert plan.flags.q_slices == (slices or 0)
     assert (f"kQSlices = {slices};" in source) is bool(slices)
     assert plan.registers.needed <= plan.registers.limit
     for name in ("k_map", "v_map"):

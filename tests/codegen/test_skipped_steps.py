@@ -125,8 +125,8 @@ def plan_of(pattern: dict[str, Any], m: int, n: int, schedule: str = "cooperativ
 
 def build(plan: Plan, folder: Path) -> Path:
     source = render_plan(plan)
-    template = environment().get_template(str(plan.values["pattern_template"]))
-    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.values).strip()
+    template = environment().get_template(str(plan.flags.pattern_template))
+    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
     lines = re.search(r"const int newest = .*?const int newest_seen = [^;]*;", source, re.DOTALL)
     seen = re.search(r"struct SeenBlocks \{.*?(?=// Online softmax)", source, re.DOTALL)
     masked = re.search(r"(const int block = newest_seen - i;)((?:\s*if \(block [^;]*;)+)", source)
@@ -211,5 +211,5 @@ def test_elsewhere_all_warpgroups_work_on_all_steps(pattern: dict[str, Any], m: 
 
 def test_with_parts_of_keys_all_warpgroups_work_on_all_steps() -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": CAUSAL, "tile": {"m": 128, "n": 64}}
-    assert plan_for(find_spec(fields | {"schedule": "cooperative"})).values["skips"]
-    assert not plan_for(find_spec(fields | {"key_parts": 2})).values["skips"]
+    assert plan_for(find_spec(fields | {"schedule": "cooperative"})).flags.skips
+    assert not plan_for(find_spec(fields | {"key_parts": 2})).flags.skips

@@ -1,0 +1,228 @@
+"""What only a template's text asks of a plan: instruction shapes, suffixes, which of its parts a kernel has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+Value = int | str | bool
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Base of the flags of a template, each a name in it; a field that is flags itself stands for all of its own."""
+
+    def named(self) -> dict[str, Value]:
+        """Return the names that a template is rendered with, and their values."""
+        found: dict[str, Value] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found |= value.named() if isinstance(value, Flags) else {field.name: value}
+        return found
+
+
+@dataclass(frozen=True)
+class AttentionFlags(Flags):
+    """What the templates of patterns ask, which all attention kernels include.
+
+    Attributes:
+        pattern_template: the pattern's template.
+        restricts: whether a walk over key blocks can be restricted to some of them.
+        skips: whether warpgroups leave out steps of their tile that they see nothing of.
+        partial: whether a tile has a part of a query block only.
+        block_steps: steps in a listed block.
+        step_blocks: listed blocks of a step.
+    """
+
+    pattern_template: str
+    restricts: bool
+    skips: bool
+    partial: bool
+    block_steps: int
+    step_blocks: int
+
+
+@dataclass(frozen=True)
+class AttentionSm89Flags(AttentionFlags):
+    """What attention/sm89.cu.j2 asks.
+
+    Attributes:
+        packed_heads: whether rows of a tile are those of several heads.
+        q_in_registers: whether Q stays in registers.
+        paired: whether K and V of a step are waited for together.
+        overlaps: whether weights are worked out beside products.
+        q_beyond: whether Q waits beyond the slots that are filled last.
+        listed: whether key blocks are listed.
+        softmax_scale: what a logit is multiplied with, in C++.
+    """
+
+    packed_heads: bool
+    q_in_registers: bool
+    paired: bool
+    overlaps: bool
+    q_beyond: bool
+    listed: bool
+    softmax_scale: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aFlags(AttentionFlags):
+    """What attention/sm90a.cu.j2 and sm90a_shared.cu.j2 ask.
+
+    Attributes:
+        consumers: warpgroups that compute.
+        moves_registers: whether setmaxnreg moves registers from the producer to the consumers.
+        ping_pong: whether warpgroups take turns.
+        streams: parts of a tile with key blocks of their own.
+        asks_early: whether the next tile is asked for before this one's loads. Several streams have a producer warp
+            each, which would wait for what the first one asks for early.
+        first_turns: whether turns are passed on from the first step. One of several streams may have no step: its
+            warpgroups would have to pass on turns that they do not take.
+        packed: whether rows are anything but consecutive queries of one head.
+        packed_heads: query heads in the rows of a query, in C++.
+        tile_stages: places for Q.
+        shares_staging: whether O leaves from where Q was.
+        q_in_registers: whether all of Q is kept in registers.
+        q_slices: slices of Q that are, where not all of it is.
+        whole_keys: whether one copy brings all column groups of K or V.
+        splits: whether tiles are divided between thread blocks.
+        parts: parts of the keys of a tile.
+        softmax_scale: what a logit is multiplied with, in C++.
+    """
+
+    consumers: int
+    moves_registers: bool
+    ping_pong: bool
+    streams: int
+    asks_early: bool
+    first_turns: bool
+    packed: bool
+    packed_heads: int | str
+    tile_stages: int
+    shares_staging: bool
+    q_in_registers: bool
+    q_slices: int
+    whole_keys: bool
+    splits: bool
+    parts: int
+    softmax_scale: str
+
+
+@dataclass(frozen=True)
+class EpilogueFlags(Flags):
+    """What is done to a product before it is stored.
+
+    Attributes:
+        adds_bias: whether a bias is added.
+        activation: name of the activation.
+        formula: C as a formula.
+    """
+
+    adds_bias: bool
+    activation: str
+    formula: str
+
+
+@dataclass(frozen=True)
+class WgmmaFlags(Flags):
+    """What kernels ask whose only choice is the N of their wgmma."""
+
+    mma_n: int
+
+
+@dataclass(frozen=True)
+class SpmmFlags(WgmmaFlags):
+    """What bsr_spmm/sm90a_pairs.cu.j2 and sm90a_transposed.cu.j2 ask.
+
+    Attributes:
+        by_columns: whether B is stored by columns.
+        epilogue: what is done to the product.
+    """
+
+    by_columns: bool
+    epilogue: EpilogueFlags
+
+
+@dataclass(frozen=True)
+class SpmmSm90aFlags(SpmmFlags):
+    """What bsr_spmm/sm90a.cu.j2 asks.
+
+    Attributes:
+        a_row_bytes: bytes of a row of a tile of A.
+        clips: where a tile reaches beyond B, whether columns that are not there are neither loaded nor, by a warpgroup
+            that has no others, multiplied. One that has others multiplies what its stage had there before, and the
+            store of C leaves it out.
+    """
+
+    a_row_bytes: int
+    clips: bool
+
+
+@dataclass(frozen=True)
+class SpmmNarrowFlags(WgmmaFlags):
+    """What bsr_spmm/sm90a_narrow.cu.j2 asks.
+
+    Attributes:
+        a_row_bytes: bytes of a row of a block of A.
+        step_blocks: blocks of A of a step, at most.
+        copies_b: whether B is copied by rows before.
+        epilogue: what is done to the product.
+    """
+
+    a_row_bytes: int
+    step_blocks: int
+    copies_b: bool
+    epilogue: EpilogueFlags
+
+
+@dataclass(frozen=True)
+class SpmmGatheredFlags(WgmmaFlags):
+    """What bsr_spmm/sm90a_gathered.cu.j2 asks: ``a_row_bytes``, those of a row of a block of A, too."""
+
+    a_row_bytes: int
+
+
+@dataclass(frozen=True)
+class SpmmGatheredMmaFlags(Flags):
+    """What bsr_spmm/sm90a_gathered_mma.cu.j2 asks: ``words_bytes``, a packet's for two rounds of all warps."""
+
+    words_bytes: int
+
+
+@dataclass(frozen=True)
+class SpmmMmaFlags(Flags):
+    """What bsr_spmm/mma.cu.j2 asks.
+
+    Attributes:
+        one_slice: whether a step is one mma.sync deep.
+        some_copy_a: whether an A tile has fewer chunks than there are threads.
+        by_columns: whether B is stored by columns.
+    """
+
+    one_slice: bool
+    some_copy_a: bool
+    by_columns: bool
+
+
+@dataclass(frozen=True)
+class SpmmWmmaFlags(Flags):
+    """What bsr_spmm/wmma.cu.j2 asks.
+
+    Attributes:
+        asynchronous: whether tiles come into a ring.
+        tma: whether they come by TMA.
+        by_columns: whether B is stored by columns.
+        some_copy_a: whether an A tile has fewer chunks than its threads can copy.
+    """
+
+    asynchronous: bool
+    tma: bool
+    by_columns: bool
+    some_copy_a: bool
+
+
+@dataclass(frozen=True)
+class TileCopyFlags(Flags):
+    """What tile_copy/tile_copy.cu.j2 asks: whether tiles come by TMA, and whether they come into a ring."""
+
+    tma: bool
+    ring: bool

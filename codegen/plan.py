@@ -107,12 +107,25 @@ class Constant:
 
 @dataclass(frozen=True)
 class SharedRegion:
-    """One named part of shared memory."""
+    """One named part of shared memory.
 
-    name: str  # k<Name>Offset in the source
+    Attributes:
+        name: k<Name>Offset in the source.
+        offset: bytes from the start of shared memory.
+        bytes: its size.
+        doc: what it holds.
+        aliases: the first region that it lies over, whose memory it takes over while that is idle.
+    """
+
+    name: str
     offset: int
     bytes: int
     doc: str
+    aliases: str | None = None
+
+    def overlaps(self, other: SharedRegion) -> bool:
+        """Return whether two regions have bytes in common."""
+        return self.offset < other.offset + other.bytes and other.offset < self.offset + self.bytes
 
 
 @dataclass(frozen=True)

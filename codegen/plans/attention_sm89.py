@@ -258,12 +258,12 @@ def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_b
         free = (stages - ahead) * slot_bytes
         rest, beyond = (", then room for the rest of Q", " and the room after it") if q_bytes > free else ("", "")
         ring = shared.add("Ring", before + max(free, q_bytes), slots + rest)
-        q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last{beyond}")
-        o = SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle")
+        q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last{beyond}", "Ring")
+        o = SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle", "Ring")
         return ring, q, o
     q = shared.add("Q", q_bytes, "Q tile")
     ring = shared.add("Ring", stages * slot_bytes, slots)
-    return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q")
+    return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q", "Q")
 
 
 def _list(values: tuple[int, ...]) -> str:

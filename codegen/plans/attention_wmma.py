@@ -73,7 +73,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     shared.add("Strips", warps * strip_bytes, f"a strip for each warp, {MMA} rows of {strip_stride} floats", align=128)
     # Q is in fragments before the last slot and the strips are used.
     doc = "Q tile: in the slot that is filled last" + (", and the strips after it" if m > n else "")
-    waiting = SharedRegion("Q", (spec.stages - 1) * slot_bytes, m * row_stride * dtype.bytes, doc)
+    waiting = SharedRegion("Q", (spec.stages - 1) * slot_bytes, m * row_stride * dtype.bytes, doc, "Ring")
     shared_bytes = max(shared.size, waiting.offset + waiting.bytes)
 
     queries, output, scores = (FRAGMENT_REGISTERS * size // MMA for size in (d, d, n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from codegen.arch import ARCHS
@@ -34,6 +35,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
     counted = "products that each warp found, over the tiles past the staging"
     counts = SharedRegion("Counts", staging.bytes, 4 * warps, counted)
+    under = next((region.name for region in ring.regions if region.overlaps(counts)), None)
+    counts = replace(counts, aliases=under)
     ring.size = max(ring.size, counts.offset + counts.bytes)
     blocks_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)

@@ -55,7 +55,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     b_doc = f"{n} columns of {k} elements" if by_columns else f"{k} rows of {n} elements"
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled")
     # The tiles are done with when C leaves: its staging lies over them.
-    staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles")
+    staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A")
     shared_bytes = max(ring.size, staging_bytes)
 
     fragments = 2 * (warp_rows + WARP_COLUMNS) * MMA_DEPTH * dtype.bytes // 4 // 32  # of two slices

@@ -67,7 +67,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     if tma:
         ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
     # The tiles are done with when C leaves: its staging lies over them.
-    staging = SharedRegion("Staging", 0, staging_bytes, "float strips of C, one a warp, over the tiles")
+    staging = SharedRegion("Staging", 0, staging_bytes, "float strips of C, one a warp, over the tiles", "A")
     shared_bytes = max(ring.size, staging_bytes)
 
     accumulators = warp_rows * warp_columns // 32

@@ -81,7 +81,11 @@ class Tiles:
         ring.add("B", spec.stages * self.b_bytes, f"B tiles, {b_rows} rows of {b_columns} elements, {kept}")
         element = 4 if self.spec.mma == "wmma" else DTYPES[spec.dtype].bytes
         staging = SharedRegion(
-            "Staging", 0, self.warps * MMA * self.staging_stride * element, "strips of C, one a warp, over the tiles"
+            "Staging",
+            0,
+            self.warps * MMA * self.staging_stride * element,
+            "strips of C, one a warp, over the tiles",
+            "A",
         )
         ring.size = max(ring.size, staging.bytes)
         return ring, staging

@@ -36,15 +36,17 @@ every_plan = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names
 @every_plan
 def test_shared_memory_map(named: NamedSpec) -> None:
     plan = plan_for(named)
-    end = 0
-    for region in plan.shared:
+    regions = {region.name: region for region in plan.shared}
+    for number, region in enumerate(plan.shared):
         assert region.bytes > 0
-        # A region may take over the memory of another that is idle by then; its comment says so.
-        reuses = re.search(r"\b(over|in) the\b", region.doc)
-        assert reuses or region.offset >= end, f"{region.name} overlaps the region before it"
-        end = max(end, region.offset + region.bytes)
-    assert end == plan.shared_bytes <= plan.arch.shared_memory_per_block
-    assert len({region.name for region in plan.shared}) == len(plan.shared)
+        below = [other for other in plan.shared[:number] if other.overlaps(region)]
+        if region.aliases is None:
+            assert not below, f"{region.name} overlaps {below[0].name}"
+        else:
+            assert below and below[0] is regions[region.aliases] and below[0].aliases is None
+    last = max(region.offset + region.bytes for region in plan.shared)
+    assert last == plan.shared_bytes <= plan.arch.shared_memory_per_block
+    assert len(regions) == len(plan.shared)
 
 
 @every_plan

@@ -62,33 +62,43 @@ def _by_mma_if_small(data: Fields) -> dict[str, Any]:
     return {**data, "mma": "mma"} if small and unsaid else dict(data)
 
 
+def _mapping(value: object) -> Fields:
+    """Return a field that is a mapping; an empty one where it is missing or wrong."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def _attention(data: Fields) -> dict[str, Any]:
-    pattern = data.get("pattern")
-    block = pattern.get("block") if isinstance(pattern, Mapping) else None
-    block = block if isinstance(block, Mapping) else {}
-    hopper = data.get("arch") == "sm_90a"
-    tile = _hopper_tile(data.get("head_dim"), block) if hopper else _ada_tile(data, block)
-    parts = hopper and data.get("key_parts", 1) != 1
-    if hopper and (data.get("share_kv") is True or parts or _given_tile(data).get("m") == 64):  # without ping_pong
-        data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
-    kind = pattern.get("kind") if isinstance(pattern, Mapping) else None
-    splits = hopper and isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
-    shares = data.get("share_kv") is True
-    if shares:  # two query blocks, the fewest, take two stages
-        stages = 2 if block.get("kv") == 128 and data.get("head_dim") != 64 else 4
-    else:
-        stages = 1 if hopper and _fills_memory(data, block, tile) else 2
-    defaults = {"tile": tile, "stages": stages, "split_tail": splits and not shares and not parts}
-    if parts:
-        defaults["tile"], defaults["stages"] = _parts_tile(data, block)
+    if data.get("arch") == "sm_90a":
+        return _hopper_attention(data)
+    block = _mapping(_mapping(data.get("pattern")).get("block"))
+    tile = _ada_tile(data, block)
+    defaults: dict[str, Any] = {"tile": tile, "stages": 2, "split_tail": False}
     choice = _combination(data, "attention")
     if choice is not None and choice.mma == "wmma":
         defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}
-    elif not hopper:
+    else:
         rows = _given_tile(data).get("m", tile["m"])
         # O of 32 rows of a wider head would not fit a thread's registers.
         high = (64, 128, 256) if _copies_few_rows(data, block) else (128, 256)
         defaults["warp_rows"] = 32 if rows in high and data.get("head_dim") in (64, 96, 128) else 16
+    return _fill(dict(data), "attention", defaults)
+
+
+def _hopper_attention(data: Fields) -> dict[str, Any]:
+    pattern, head_dim = _mapping(data.get("pattern")), data.get("head_dim")
+    block, kind = _mapping(pattern.get("block")), pattern.get("kind")
+    tile = _hopper_tile(head_dim, block)
+    shares, parts = data.get("share_kv") is True, data.get("key_parts", 1) != 1
+    if shares or parts or _given_tile(data).get("m") == 64:  # without ping_pong
+        data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
+    splits = isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
+    if shares:  # two query blocks, the fewest, take two stages
+        stages = 2 if block.get("kv") == 128 and head_dim != 64 else 4
+    else:
+        stages = 1 if _fills_memory(data, block, tile) else 2
+    if parts:
+        tile, stages = _parts_tile(data, block)
+    defaults = {"tile": tile, "stages": stages, "split_tail": splits and not shares and not parts}
     return _fill(dict(data), "attention", defaults)
 
 
@@ -203,46 +213,58 @@ def _fitting_stages(data: Fields, tile: Fields, most: int, staged: int) -> int:
 
 
 def _bsr_spmm(data: Fields) -> dict[str, Any]:
-    block = data.get("block")
-    block = block if isinstance(block, Mapping) else {}
+    block = _mapping(data.get("block"))
     rows, cols = block.get("rows", 128), block.get("cols")
     depth = 16 if isinstance(cols, int) and cols % 32 else 32
     given = _given_tile(data)
-    tile_rows = given.get("m", rows)
-    gathered = rows in (16, 32) and tile_rows != rows
-    if rows == 16 and tile_rows == GATHERED_ROWS and data.get("arch") == "sm_90a":
+    if rows == 16 and given.get("m", rows) == GATHERED_ROWS and data.get("arch") == "sm_90a":
         data = _agreeing(data, {"mma": "mma", "copy": "tma", "schedule": "cooperative"})
     choice = _combination(data, "bsr_spmm")
     stages = 1 if data.get("copy") == "ld_global" else 3
-    if choice is not None and choice.mma == "wmma":
-        tile = {"m": rows, "n": 128, "k": depth}
-    elif choice is not None and (choice.mma, choice.copy) == ("mma", "tma"):  # gathered: the rest is for rows of B
+    if choice is not None and (choice.mma, choice.copy) == ("mma", "tma"):  # gathered: the rest is for rows of B
         tile, stages = {"m": GATHERED_ROWS, "n": 128, "k": depth}, 4 if depth == 16 else 3
         data = {"cluster": 2, **data}
-    elif choice is not None and choice.mma == "mma":  # as many stages as leave room for two thread blocks on an SM
-        tile = {"m": rows, "n": 128 if rows == 128 else 256, "k": depth}
-        stages = 3 if rows == 128 or depth == 16 else 2
-    elif rows in (16, 32):  # bound by loads: a wide tile, and many stages on their way
-        tile, stages = {"m": rows, "n": 512, "k": block.get("cols", rows)}, 5 if data.get("accumulate") else 6
-        if gathered:
-            tile["n"], stages, data = 128, 3, {"cluster": 2, **data}
-        else:
-            if _resident(data) > 1:
-                tile["n"] = 8192 // rows  # they share the registers of an SM
-                # What is added takes some beside a scheduler's, or memory beside large blocks of A.
-                beside = data.get("balanced") is True or (rows, cols) == (16, 32)
-                if _resident(data) == 3 and data.get("accumulate") is True and beside:
-                    tile["n"] //= 2
-            whole = {**tile, **given}
-            width = whole["n"] if isinstance(whole["n"], int) else 0
-            staged = 2 * rows * (width if data.get("accumulate") is True else min(width, 256))
-            stages = _fitting_stages(data, whole, stages, staged)
+    elif choice is not None and choice.mma != "wgmma":
+        tile, stages = _warp_level(choice.mma, rows, depth, stages)
+    elif rows in (16, 32) and given.get("m", rows) != rows:
+        tile, stages, data = {"m": rows, "n": 128, "k": block.get("cols", rows)}, 3, {"cluster": 2, **data}
+    elif rows in (16, 32):
+        tile, stages = _small_blocks(data, block)
     elif rows == 64 and _may_be_wide(data) and (given.get("n", 512), given.get("k", 32)) == (512, 32):
-        # Bound by loads too.
+        # Bound by loads.
         tile, stages = {"m": rows, "n": 512, "k": 32}, stages if {"n", "k"} & set(given) else 5
     else:
         tile = {"m": block.get("cols", 128) if data.get("transpose_a") else rows, "n": 256, "k": 64}
     return _fill(dict(data), "bsr_spmm", {"tile": tile, "stages": stages})
+
+
+def _warp_level(mma: str, rows: Any, depth: int, stages: int) -> tuple[dict[str, Any], int]:
+    """Return the tile and the stages of a product by WMMA, or by mma.sync.
+
+    Of mma.sync, as many stages as leave room for two thread blocks on an SM.
+    """
+    if mma == "wmma":
+        return {"m": rows, "n": 128, "k": depth}, stages
+    return {"m": rows, "n": 128 if rows == 128 else 256, "k": depth}, 3 if rows == 128 or depth == 16 else 2
+
+
+def _small_blocks(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
+    """Return the tile and the stages of a product by wgmma whose blocks have 16 or 32 rows.
+
+    It is bound by loads: a wide tile, and many stages on their way.
+    """
+    rows, cols, accumulates = block["rows"], block.get("cols"), data.get("accumulate")
+    tile = {"m": rows, "n": 512, "k": block.get("cols", rows)}
+    if _resident(data) > 1:
+        tile["n"] = 8192 // rows  # they share the registers of an SM
+        # What is added takes some beside a scheduler's, or memory beside large blocks of A.
+        beside = data.get("balanced") is True or (rows, cols) == (16, 32)
+        if _resident(data) == 3 and accumulates is True and beside:
+            tile["n"] //= 2
+    whole = {**tile, **_given_tile(data)}
+    width = whole["n"] if isinstance(whole["n"], int) else 0
+    staged = 2 * rows * (width if accumulates is True else min(width, 256))
+    return tile, _fitting_stages(data, whole, 5 if accumulates else 6, staged)
 
 
 def _bsr_sddmm(data: Fields) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Kernel specs: the complete, frozen description of one kernel.
 
 Fields that are left out are filled in while the spec is read, so a spec object always shows every decision. What a
-spec may combine is in :mod:`codegen.arch`; whether it fits its architecture is found out by :mod:`codegen.plans`.
+spec may combine is in :mod:`codegen.arch` and :mod:`codegen.combinations`; whether it fits its architecture is found
+out by :mod:`codegen.plans`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from codegen.arch import ARCHS
+from codegen.combinations import check_combination, check_options
 from codegen.defaults import COMBINED, filled
 from codegen.errors import SpecError
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
@@ -307,43 +308,10 @@ def parse_spec(data: object) -> Spec:
         spec = SPEC_ADAPTER.validate_python(fields)
     except ValidationError as error:
         raise _first_error(error) from None
-    _check_combination(spec, data if isinstance(data, Mapping) else COMBINED)
-    if isinstance(spec, AttentionSpec) and spec.arch == "sm_90a" and spec.warp_rows != 16:
-        raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
-    if isinstance(spec, AttentionSpec) and spec.share_kv and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
-        raise SpecError("share_kv", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
-    if isinstance(spec, AttentionSpec) and spec.key_parts > 1:
-        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
-        if spec.arch != "sm_90a" or not spec.pattern.divides or spec.share_kv:
-            raise SpecError("key_parts", f"is {spec.key_parts}; {that} has no kernel with parts: leave it out")
-    if isinstance(spec, AttentionSpec) and spec.query_order and not spec.share_kv:
-        raise SpecError("query_order", "is true; only tiles that share what is loaded have an order: set share_kv")
-    if isinstance(spec, AttentionSpec) and spec.order_queries and not spec.share_kv:
-        raise SpecError("order_queries", "is true; only tiles that share what is loaded have an order: set share_kv")
-    if isinstance(spec, AttentionSpec) and spec.order_queries and spec.query_order:
-        raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
-    if isinstance(spec, AttentionSpec) and spec.paced and (spec.arch, spec.pattern.kind) != ("sm_90a", "topk"):
-        raise SpecError("paced", f"is true; {spec.pattern.kind} on {spec.arch} has no kernel with it: leave it out")
-    if isinstance(spec, AttentionSpec) and spec.split_tail and not spec.can_split:
-        more = " with share_kv" if spec.share_kv else f" with key_parts {spec.key_parts}" if spec.key_parts > 1 else ""
-        that = f"{spec.pattern.kind} on {spec.arch}{more}"
-        raise SpecError("split_tail", f"is true; {that} has no kernel with it: leave it out")
+    check_combination(spec, data if isinstance(data, Mapping) else COMBINED)
+    if isinstance(spec, AttentionSpec):
+        check_options(spec)
     return spec
-
-
-def _check_combination(spec: Spec, given: Container[str]) -> None:
-    """Refuse the first of the given fields that no kernel has together with those before it."""
-    legal = ARCHS[spec.arch].of(spec.op)
-    values = {"mma": spec.mma, "copy": spec.copy_, "schedule": spec.schedule}
-    left, before = legal, ""
-    for field in filter(given.__contains__, COMBINED):
-        left = tuple(c for c in left if getattr(c, field) == values[field])
-        if not left:
-            choices = "; ".join(f"mma: {c.mma}, copy: {c.copy}, schedule: {c.schedule}" for c in legal)
-            where = f"with {before}" if before else "here"
-            reason = f"{values[field]} is not possible {where}; {spec.op} on {spec.arch} has: {choices}"
-            raise SpecError(field, reason)
-        before += f"{', ' if before else ''}{field}: {values[field]}"
 
 
 def _fields_of(location: tuple[int | str, ...]) -> list[str]:

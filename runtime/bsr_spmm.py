@@ -80,6 +80,25 @@ class _Options(NamedTuple):
     validate: bool
 
 
+def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
+    """Check what is wrong with a batch, rather than with a matrix of it."""
+    batch = b.shape[0]
+    if batch == 0:
+        raise ArgumentError("b", f"is empty: {tuple(b.shape)}")
+    for name, tensor in (("c", c), ("out", out)):
+        if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.shape[:-2] != (batch,)):
+            what = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ArgumentError(name, f"is {what}, expected (batch {batch}, M, N) as b has a batch dimension")
+    for name, tensor in (("b", b), ("c", c), ("out", out)):
+        if tensor is not None and batch > 1 and tensor.stride(0) % STORE:
+            stride = f"has stride {tensor.stride(0)} from one matrix to the next"
+            raise ArgumentError(name, f"{stride}; it must be a multiple of {STORE} elements")
+    if out is not None:
+        check_output("out", out)
+    if c is not None and out is not None:
+        check_overlap("c", c, "out", out)
+
+
 class BsrSpmmKernel:
     """C = A @ B, or A^T @ B, with A in block-sparse rows, then the spec's epilogue.
 
@@ -301,22 +320,8 @@ class BsrSpmmKernel:
 
     def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
-        c, out = options.c, options.out
-        batch = b.shape[0]
-        if batch == 0:
-            raise ArgumentError("b", f"is empty: {tuple(b.shape)}")
-        for name, tensor in (("c", c), ("out", out)):
-            if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.shape[:-2] != (batch,)):
-                what = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                raise ArgumentError(name, f"is {what}, expected (batch {batch}, M, N) as b has a batch dimension")
-        for name, tensor in (("b", b), ("c", c), ("out", out)):
-            if tensor is not None and batch > 1 and tensor.stride(0) % STORE:
-                stride = f"has stride {tensor.stride(0)} from one matrix to the next"
-                raise ArgumentError(name, f"{stride}; it must be a multiple of {STORE} elements")
-        if out is not None:
-            check_output("out", out)
-        if c is not None and out is not None:
-            check_overlap("c", c, "out", out)
+        _check_batch(b, options.c, options.out)
+        batch, c, out = b.shape[0], options.c, options.out
         written = out
         if written is None:
             written = self._empty(batch * self._rows(a), b[0]).unflatten(0, (batch, self._rows(a)))

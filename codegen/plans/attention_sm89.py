@@ -124,13 +124,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kLoadKeys", load_keys, "keys of one load"),
         Constant("kGroupKeys", group_keys, "keys whose weights are looked at together before they are multiplied"),
         *([] if paired else [Constant("kHalfStep", n // 2 // group_keys, "half a step, in groups")]),
-        *(
-            [Constant("kStepsAhead", (ahead + 1) // 2, "steps whose K has been asked for, from the current one on")]
-            if listed
-            else []
-        ),
-        *(block_constants(block, tile_queries, n) if block is not None else []),
-        *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
+        *_pattern_constants(spec, ahead, tile_queries),
         *softcap_constants(spec),
     ]
     params = [
@@ -143,7 +137,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *index_params(spec),
         *size_params(spec),
     ]
-    q_place = "registers" if q_in_registers else "shared memory"
     return Plan(
         spec=spec,
         stem=stem,
@@ -176,7 +169,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
-            ("tile", f"{m} {'rows' if heads > 1 else 'queries'} x {n} keys, Q in {q_place}"),
+            _tile_summary(spec, q_in_registers),
             (
                 "schedule",
                 f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, {spec.warp_rows} rows each)",
@@ -246,6 +239,24 @@ def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
         Constant("kPackedHeads", heads, "query heads of a pack: row = query * kPackedHeads + head"),
         Constant("kTileQueries", tile_queries, "queries of a tile"),
     ]
+
+
+def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> list[Constant]:
+    """Return what the walk over key blocks needs, with so many K and V tiles in flight."""
+    pattern, block = spec.pattern, spec.pattern.fixed_block
+    found = []
+    if pattern.index_tensors:
+        doc = "steps whose K has been asked for, from the current one on"
+        found.append(Constant("kStepsAhead", (ahead + 1) // 2, doc))
+    if block is not None:
+        found += block_constants(block, tile_queries, spec.tile.n)
+    return [*found, *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items())]
+
+
+def _tile_summary(spec: AttentionSpec, q_in_registers: bool) -> tuple[str, str]:
+    """Return the line on the tile for ``explain``."""
+    rows, place = "rows" if spec.packed_heads > 1 else "queries", "registers" if q_in_registers else "shared memory"
+    return ("tile", f"{spec.tile.m} {rows} x {spec.tile.n} keys, Q in {place}")
 
 
 def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:

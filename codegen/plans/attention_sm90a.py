@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES
-from codegen.flags import AttentionSm90aFlags
-from codegen.plan import (
-    Constant,
-    Plan,
-    Registers,
-    SharedLayout,
-    TensorMap,
-    check_budget,
-    i32,
-    pointer,
-    require,
-    tensor_map,
-)
-from codegen.plans.attention_key_parts import add_parts, check_key_parts, computing, part_constants, what_streams_are
+from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
+from codegen.plans import attention_sm90a_text as text
+from codegen.plans.attention_key_parts import add_parts, check_key_parts
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_order import order_params
-from codegen.plans.attention_pace import check_pace, pace_constants, pace_params, pace_summary
-from codegen.plans.attention_params import (
-    block_constants,
-    index_params,
-    lse_params,
-    options_summary,
-    sink_params,
-    size_params,
-    softcap_constants,
-)
-from codegen.plans.attention_queries import SLICE_REGISTERS, q_slice_constants, q_slices
-from codegen.plans.attention_query_order import query_order_constants, query_order_params, query_order_prologue
-from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
-from codegen.plans.attention_share_kv import (
-    add_orders,
-    check_share_kv,
-    flight_owner,
-    has_long_tiles,
-    order_constants,
-    producers,
-    q_places,
-    shared_summary,
-    stream_owns,
-)
+from codegen.plans.attention_pace import check_pace
+from codegen.plans.attention_queries import SLICE_REGISTERS, q_slices
+from codegen.plans.attention_query_order import query_order_prologue
+from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
+from codegen.plans.attention_share_kv import add_orders, check_share_kv
+from codegen.plans.attention_sm90a_text import WARPGROUP, Arrangement, Sizes
 from codegen.spec import AttentionSpec
 from codegen.split import Split
 
-WARPGROUP = 128  # threads
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
 # where there is room for one only, every thread starts with as many as it can have.
@@ -64,133 +32,35 @@ TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's
 # taken: the next tile's Q should arrive early, and O have a place of its own to leave from. Where Q is in registers,
 # its place is free again at once.
 ARRANGEMENTS = (
-    (True, TILE_STAGES, False),
-    (True, 1, False),
-    (False, TILE_STAGES, False),
-    (False, TILE_STAGES, True),
-    (False, 1, True),
+    Arrangement(True, TILE_STAGES, False),
+    Arrangement(True, 1, False),
+    Arrangement(False, TILE_STAGES, False),
+    Arrangement(False, TILE_STAGES, True),
+    Arrangement(False, 1, True),
 )
-SHARED_ARRANGEMENTS = ((True, 1, False), (False, TILE_STAGES, True), (False, 1, True))  # with share_kv
+SHARED_ARRANGEMENTS = (  # with share_kv
+    Arrangement(True, 1, False),
+    Arrangement(False, TILE_STAGES, True),
+    Arrangement(False, 1, True),
+)
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
-TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of tiles, and of Q"}
-PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
-STREAM_SHARERS = "warpgroups that share a stream"
-SPLIT_PARAMS = (
-    pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
-    pointer("shares_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
-    i32("split_tiles", "tiles at the front that are divided between thread blocks"),
-    i32("split_blocks", "thread blocks that they are divided between"),
-    i32("shares", "shares of a split tile: what can be divided"),
-)
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
-    arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
-    block = pattern.fixed_block
-    m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
     _check_tile(spec)
-    rows = Rows.of(spec)
-    parts = spec.key_parts
-    streams, consumers = max(rows.streams, parts), m // WARPGROUP_ROWS * parts
-    check_pace(spec, streams)
-    columns = SWIZZLE // dtype.bytes
-    groups = -(-d // columns)  # TMA fills a group that reaches beyond the head with zeros, and stores none of it
-    q_rows, q_owner = (WARPGROUP_ROWS, "warpgroup's Q") if spec.share_kv else (m, "Q tile")
-    q_bytes, kv_bytes = (length * groups * SWIZZLE for length in (q_rows, n))
-    block_steps = 1 if block is None else max(1, block.kv // n)
-    step_blocks = 1 if block is None else max(1, n // block.kv)
-
-    scores, output, queries = (WARPGROUP_ROWS * size // WARPGROUP for size in (n, d, d))
-    part_floats = WARPGROUP * (output + 4)  # O, two maxima and two sums of each thread
-    accumulators = scores + scores // 2 + output
-    # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
-    kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
-    has_room = kept <= REGISTER_SPLITS[consumers][-1][1]
-    skips = _skips(spec, rows)
-    for q_in_registers, tile_stages, shares_staging in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
-        rings = _Rings(tile_stages, shares_staging, streams, step_blocks, skips, groups * m * SWIZZLE, kv_bytes)
-        shared = _shared(spec, rings, part_floats)
-        if (has_room or not q_in_registers) and shared.size <= arch.shared_memory_per_block:
-            break
-    # Slices of Q take what would be left, and nothing from the producers.
-    left = _split(consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
-    slices = 0 if q_in_registers else q_slices(spec, left, consumers)
-    accumulators += queries // 2 if q_in_registers else slices * SLICE_REGISTERS
-    # All column groups of K or V by one copy.
-    whole_keys = has_long_tiles(spec) and groups > 1 and d % columns == 0
-    kv_box = (columns, n // step_blocks, *((groups,) if whole_keys else ()), 1, 1)
-    # Where much comes from device memory, 128 bytes at a time are 0.5% faster: step 81 of docs/ladder-attention.md.
-    kv_promotion = 128 if spec.share_kv and spec.paced else 256
+    sizes = Sizes.of(spec)
+    check_pace(spec, sizes.streams)
+    at, shared, accumulators = _arrange(sizes)
+    arch, consumers = ARCHS[spec.arch], sizes.consumers
     # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
     fit_registers = accumulators + REGISTER_OVERHEAD[consumers] <= REGISTER_SPLITS[consumers][-1][1]
     fit_memory = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
     resident = 2 if consumers == 1 and fit_memory and fit_registers else 1
-    registers, split = _registers(consumers, resident, accumulators, arch.registers_per_thread)
+    registers, setmaxnreg = _registers(consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
-
-    o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
-    if shares_staging and not spec.share_kv:  # a warpgroup's rows of O lie where its rows of Q were
-        o_group = Constant("kOGroupBytes", m * SWIZZLE, "bytes from one column group of a warpgroup's O to the next")
-    constants = [
-        Constant("kHeadDim", d, "elements of a head"),
-        *(rows.constants(groups, block) if rows.packed else [Constant("kTileM", m, "query rows of a tile")]),
-        Constant("kTileN", n, "keys of one step"),
-        Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
-        *(
-            order_constants(streams)
-            if spec.share_kv
-            else [Constant("kTileStages", tile_stages, TILE_RING[tile_stages])]
-        ),
-        *(q_places(tile_stages) if spec.share_kv and not q_in_registers else []),
-        *q_slice_constants(slices),
-        *query_order_constants(spec, streams),
-        *pace_constants(spec),
-        Constant("kStreams", streams, f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"),
-        Constant("kStreamRows", rows.stream_queries, f"{'queries' if rows.packed else 'query rows'} of a stream"),
-        Constant("kConsumerWarpgroups", consumers, computing(spec)),
-        *([] if spec.share_kv else [Constant("kStreamWarpgroups", consumers // streams, STREAM_SHARERS)]),
-        Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        *split,
-        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
-        Constant(
-            "kGroups", groups, "column groups of a head" + ("; TMA fills the last up with zeros" if d % columns else "")
-        ),
-        Constant("kQGroupBytes", q_rows * SWIZZLE, "bytes of one column group of Q"),
-        Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
-        o_group,
-        Constant("kQBytes", q_bytes, f"bytes of a {q_owner}"),
-        Constant("kKvBytes", kv_bytes, "bytes of K, or of V, of one step"),
-        Constant("kStepBlocks", step_blocks, "loads of a step: listed blocks, if it holds more than one"),
-        Constant("kLoadKeys", n // step_blocks, "keys of one load"),
-        *(block_constants(block, block.q if rows.packed else rows.stream_queries, n) if block is not None else []),
-        *([Constant("kPartFloats", part_floats, PART_FLOATS)] if spec.split_tail else []),
-        *part_constants(spec, part_floats),
-        *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
-        *softcap_constants(spec),
-    ]
-    params = [
-        tensor_map("q_map", f"Q ({rows.dims}, batch)"),
-        tensor_map(
-            "k_map",
-            f"K ({f'{columns} columns, kv_len, groups' if whole_keys else 'head_dim, kv_len'}, kv_heads, batch)",
-        ),
-        tensor_map("v_map", "V, as K"),
-        tensor_map("o_map", "O, as Q"),
-        *lse_params(spec),
-        *sink_params(spec),
-        *index_params(spec),
-        *query_order_params(spec),
-        *order_params(spec),
-        *pace_params(spec),
-        *(SPLIT_PARAMS if spec.split_tail else ()),
-        *size_params(spec),
-    ]
-    workers = "one consumer warpgroup" if consumers == 1 else f"{consumers} consumer warpgroups"
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
-    heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
-    shares = f"{rows.stream_queries} queries{heads}" + (f" in each of {streams} streams" if rows.streams > 1 else "")
-    shares += f", their keys in {parts} parts" if parts > 1 else ""
+    pair_flops = 4 * spec.head_dim * spec.packed_heads * spec.key_parts
     return Plan(
         spec=spec,
         stem=stem,
@@ -201,58 +71,43 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=tuple(params),
-        tensor_maps={
-            "q_map": TensorMap((columns, *rows.box(WARPGROUP_ROWS if spec.share_kv else rows.box_queries)), SWIZZLE),
-            "k_map": TensorMap(kv_box, SWIZZLE, kv_promotion),
-            "v_map": TensorMap(kv_box, SWIZZLE, kv_promotion),
-            "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
-        },
-        constants=tuple(constants),
-        flags=AttentionSm90aFlags(
-            consumers=consumers,
-            moves_registers=bool(split),
-            ping_pong=spec.schedule == "ping_pong",
-            streams=streams,
-            asks_early=streams == 1,
-            first_turns=spec.schedule == "ping_pong" and streams == 1,
-            packed=rows.packed,
-            packed_heads="kPackedHeads" if rows.asks_heads else rows.heads,
-            partial=block is not None and (rows.packed or block.q > rows.stream_queries),
-            tile_stages=tile_stages,
-            shares_staging=shares_staging,
-            q_in_registers=q_in_registers,
-            q_slices=slices,
-            whole_keys=whole_keys,
-            block_steps=block_steps,
-            step_blocks=step_blocks,
-            splits=spec.split_tail,
-            parts=parts,
-            restricts=spec.split_tail or parts > 1,
-            skips=skips,
-            softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
-            pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
-        ),
+        params=text.params(sizes),
+        tensor_maps=text.tensor_maps(sizes),
+        constants=text.constants(sizes, at, setmaxnreg),
+        flags=text.flags(sizes, at, moves_registers=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
-        summary=(
-            ("pattern", pattern.describe()),
-            *options_summary(spec),
-            ("tile", f"{m} {'rows' if rows.packed else 'queries'} x {n} keys: {shares}"),
-            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
-            ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
-            *shared_summary(spec),
-            *pace_summary(spec),
-            *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
-        ),
-        split=Split(counters=consumers, part_bytes=4 * consumers * part_floats) if spec.split_tail else None,
-        flops=4 * rows.tile_queries * spec.packed_heads * parts * n * d,
-        bytes=2 * kv_bytes * streams,
+        summary=text.summary(sizes),
+        split=Split(consumers, 4 * consumers * sizes.part_floats) if spec.split_tail else None,
+        flops=pair_flops * sizes.rows.tile_queries * spec.tile.n,
+        bytes=2 * sizes.kv_bytes * sizes.streams,
         arguments=arguments,
-        dynamic_scheduler=pattern.uneven or (spec.order_queries and not spec.paced),
-        tile_queries=rows.tile_queries,
-        streams=streams,
-        prologue=query_order_prologue(spec, stem, streams),
+        dynamic_scheduler=spec.pattern.uneven or (spec.order_queries and not spec.paced),
+        tile_queries=sizes.rows.tile_queries,
+        streams=sizes.streams,
+        prologue=query_order_prologue(spec, stem, sizes.streams),
     )
+
+
+def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
+    """Return the first arrangement that fits, its shared memory, and the accumulators and fragments of a thread."""
+    spec, consumers = sizes.spec, sizes.consumers
+    scores, output, queries = (
+        WARPGROUP_ROWS * size // WARPGROUP for size in (spec.tile.n, spec.head_dim, spec.head_dim)
+    )
+    accumulators = scores + scores // 2 + output
+    # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
+    kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
+    has_room = kept <= REGISTER_SPLITS[consumers][-1][1]
+    for at in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
+        shared = _shared(sizes, at)
+        if (has_room or not at.q_in_registers) and shared.size <= ARCHS[spec.arch].shared_memory_per_block:
+            break
+    if at.q_in_registers:
+        return at, shared, accumulators + queries // 2
+    # Slices of Q take what would be left, and nothing from the producers.
+    left = _split(consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
+    slices = q_slices(spec, left, consumers)
+    return replace(at, q_slices=slices), shared, accumulators + slices * SLICE_REGISTERS
 
 
 def _check_tile(spec: AttentionSpec) -> None:
@@ -280,17 +135,6 @@ def _check_tile(spec: AttentionSpec) -> None:
         check_share_kv(spec)
 
 
-def _skips(spec: AttentionSpec, rows: Rows) -> bool:
-    """Return whether warpgroups leave out steps of their tile that they see nothing of.
-
-    Where they take turns, all take part in each step. A step wider than the distance of the first warpgroup from the
-    last is hardly ever hidden from one of them.
-    """
-    apart = spec.tile.m - WARPGROUP_ROWS
-    alone = rows.streams == spec.key_parts == 1 and not rows.packed and spec.schedule == "cooperative"
-    return spec.pattern.banded and alone and spec.tile.n <= apart
-
-
 def _split(consumers: int, accumulators: int) -> tuple[int, int]:
     """Return the registers of a producer and of a consumer thread: the first split that fits, or the last one."""
     needed, splits = accumulators + REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
@@ -311,44 +155,32 @@ def _registers(
     )
 
 
-@dataclass(frozen=True)
-class _Rings:
-    """What decides how much shared memory a kernel takes."""
-
-    tile_stages: int
-    shares_staging: bool  # O leaves from where its tile's Q was
-    streams: int
-    step_blocks: int
-    skips: bool  # consumers know which blocks come
-    q_bytes: int  # of a tile
-    kv_bytes: int
-
-
-def _shared(spec: AttentionSpec, rings: _Rings, part_floats: int) -> SharedLayout:
+def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
-    columns = SWIZZLE // DTYPES[spec.dtype].bytes
-    depth = spec.stages * (1 if spec.share_kv else rings.streams)
-    held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {columns}"
+    spec = sizes.spec
+    q_bytes = sizes.groups * spec.tile.m * SWIZZLE
+    depth = spec.stages * (1 if spec.share_kv else sizes.streams)
+    held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {sizes.columns}"
     if spec.share_kv:
-        held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {columns}"
+        held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {sizes.columns}"
     shared = SharedLayout()
-    shared.add("Q", rings.tile_stages * rings.q_bytes, held + (", then O" if rings.shares_staging else ""))
+    shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.shares_staging else ""))
     of_whom = "" if spec.share_kv else " of each stream"
-    shared.add("K", depth * rings.kv_bytes, f"K ring{of_whom}")
-    shared.add("V", depth * rings.kv_bytes, f"V ring{of_whom}")
-    if not rings.shares_staging:
-        shared.add("O", rings.q_bytes, "O tile on its way out")
+    shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}")
+    shared.add("V", depth * sizes.kv_bytes, f"V ring{of_whom}")
+    if not at.shares_staging:
+        shared.add("O", q_bytes, "O tile on its way out")
     if spec.share_kv:
-        add_orders(shared, spec, rings.streams)
+        add_orders(shared, spec, sizes.streams)
         return shared
-    part_barriers = add_parts(shared, spec, part_floats)
-    shared.add("Barriers", 8 * (2 * rings.tile_stages + 4 * depth + part_barriers), "mbarriers", align=8)
-    words = (3 if spec.split_tail else 1) + rings.streams
+    part_barriers = add_parts(shared, spec, sizes.part_floats)
+    shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + part_barriers), "mbarriers", align=8)
+    words = (3 if spec.split_tail else 1) + sizes.streams
     entries = f"ring of tiles: number,{' shares,' if spec.split_tail else ''} numbers of steps"
-    size = 4 * max(rings.tile_stages, LEAST_ENTRIES) * words
+    size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
     shared.add("Entries", size, entries, align=4)
-    if not rings.skips:
-        shared.add("Slots", 4 * depth * rings.step_blocks, "numbers of the loads in the K rings", align=4)
+    if not sizes.skips:  # else consumers know which blocks come
+        shared.add("Slots", 4 * depth * sizes.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.split_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

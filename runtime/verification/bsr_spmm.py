@@ -228,9 +228,24 @@ def finish(
     return ACTIVATIONS[spec.epilogue.activation](shifted)
 
 
+def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> dict[str, Any]:
+    """Return what a call is given that was made of A before: in the first run only what it cannot do without."""
+    spec, gathers = kernel.spec, kernel.compiled.plan.gathered is not None
+    found: dict[str, Any] = {}
+    if spec.balanced and case.row_counts == "limit":
+        found["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
+    elif gathers or (spec.balanced and run):
+        found["row_order"] = kernel.row_order(a, case.n)
+    if gathers and run:
+        found["packed"] = kernel.pack(a, found["row_order"])
+    if spec.transpose_a and run:
+        found["index"] = kernel.transposed_index(a)
+    return found
+
+
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
-    spec, gathers = kernel.spec, kernel.compiled.plan.gathered is not None
+    spec = kernel.spec
     a, dense, b = make_inputs(kernel.compiled.plan, case, device)
     dense = dense.T if spec.transpose_a else dense
     bias = make_bias(spec, case, dense.shape[0], device)
@@ -243,14 +258,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     results = []
     problem = ""
     for run in range(2):
-        if spec.balanced and case.row_counts == "limit":
-            more["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
-        elif gathers or (spec.balanced and run):
-            more["row_order"] = kernel.row_order(a, case.n)
-        if gathers and run:
-            more["packed"] = kernel.pack(a, more["row_order"])
-        if spec.transpose_a and run:
-            more["index"] = kernel.transposed_index(a)
+        more |= _prepared(kernel, case, a, run)
         if case.own_out:
             with poisoned_memory():
                 results.append(kernel(a, b, **more))

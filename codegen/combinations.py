@@ -1,0 +1,71 @@
+"""Which fields of a spec go together, beyond its types: instructions of its architecture, options of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from codegen.arch import ARCHS
+from codegen.defaults import COMBINED
+from codegen.errors import SpecError
+
+if TYPE_CHECKING:
+    from codegen.spec import AttentionSpec, Spec
+
+NO_KERNEL = "has no kernel with it: leave it out"
+NO_ORDER = "is true; only tiles that share what is loaded have an order: set share_kv"
+
+
+def check_combination(spec: Spec, given: Container[str]) -> None:
+    """Refuse the first of the given fields that no kernel has together with those before it.
+
+    Raises:
+        SpecError: names the field.
+    """
+    legal = ARCHS[spec.arch].of(spec.op)
+    values = {"mma": spec.mma, "copy": spec.copy_, "schedule": spec.schedule}
+    left, before = legal, ""
+    for field in filter(given.__contains__, COMBINED):
+        left = tuple(c for c in left if getattr(c, field) == values[field])
+        if not left:
+            choices = "; ".join(f"mma: {c.mma}, copy: {c.copy}, schedule: {c.schedule}" for c in legal)
+            where = f"with {before}" if before else "here"
+            reason = f"{values[field]} is not possible {where}; {spec.op} on {spec.arch} has: {choices}"
+            raise SpecError(field, reason)
+        before += f"{', ' if before else ''}{field}: {values[field]}"
+
+
+def check_options(spec: AttentionSpec) -> None:
+    """Refuse the first option of attention that no kernel has with the pattern, the architecture or another option.
+
+    Raises:
+        SpecError: names the option.
+    """
+    kind = f"{spec.pattern.kind} on {spec.arch}"
+    topk_on_hopper = (spec.arch, spec.pattern.kind) == ("sm_90a", "topk")
+    if spec.arch == "sm_90a" and spec.warp_rows != 16:
+        raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
+    if spec.share_kv and not topk_on_hopper:
+        raise SpecError("share_kv", f"is true; {kind} {NO_KERNEL}")
+    _check_key_parts(spec)
+    _check_orders(spec)
+    if spec.paced and not topk_on_hopper:
+        raise SpecError("paced", f"is true; {kind} {NO_KERNEL}")
+    if spec.split_tail and not spec.can_split:
+        more = " with share_kv" if spec.share_kv else f" with key_parts {spec.key_parts}" if spec.key_parts > 1 else ""
+        raise SpecError("split_tail", f"is true; {kind}{more} {NO_KERNEL}")
+
+
+def _check_key_parts(spec: AttentionSpec) -> None:
+    if spec.key_parts > 1 and (spec.arch != "sm_90a" or not spec.pattern.divides or spec.share_kv):
+        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
+        raise SpecError("key_parts", f"is {spec.key_parts}; {that} has no kernel with parts: leave it out")
+
+
+def _check_orders(spec: AttentionSpec) -> None:
+    if spec.query_order and not spec.share_kv:
+        raise SpecError("query_order", NO_ORDER)
+    if spec.order_queries and not spec.share_kv:
+        raise SpecError("order_queries", NO_ORDER)
+    if spec.order_queries and spec.query_order:
+        raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")

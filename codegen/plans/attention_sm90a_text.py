@@ -1,0 +1,311 @@
+"""What the source of an sm_90a attention kernel is made of: constants, parameters, tensor maps, flags, summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.dtypes import DTYPES
+from codegen.flags import AttentionSm90aFlags
+from codegen.patterns import Block
+from codegen.plan import Constant, Param, TensorMap, i32, pointer, tensor_map
+from codegen.plans.attention_key_parts import computing, part_constants, what_streams_are
+from codegen.plans.attention_order import order_params
+from codegen.plans.attention_pace import pace_constants, pace_params, pace_summary
+from codegen.plans.attention_params import (
+    block_constants,
+    index_params,
+    lse_params,
+    options_summary,
+    sink_params,
+    size_params,
+    softcap_constants,
+)
+from codegen.plans.attention_queries import q_slice_constants
+from codegen.plans.attention_query_order import query_order_constants, query_order_params
+from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
+from codegen.plans.attention_share_kv import (
+    flight_owner,
+    has_long_tiles,
+    order_constants,
+    producers,
+    q_places,
+    shared_summary,
+    stream_owns,
+)
+from codegen.spec import AttentionSpec
+
+WARPGROUP = 128  # threads
+TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of tiles, and of Q"}
+PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
+STREAM_SHARERS = "warpgroups that share a stream"
+SPLIT_PARAMS = (
+    pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
+    pointer("shares_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
+    i32("split_tiles", "tiles at the front that are divided between thread blocks"),
+    i32("split_blocks", "thread blocks that they are divided between"),
+    i32("shares", "shares of a split tile: what can be divided"),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What follows from the tile of a spec.
+
+    Attributes:
+        spec: the spec.
+        rows: whose queries a tile's rows are.
+        streams: parts of a tile with key blocks of their own.
+        consumers: warpgroups that compute.
+    """
+
+    spec: AttentionSpec
+    rows: Rows
+    streams: int
+    consumers: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Sizes:
+        """Share out the tile of a spec."""
+        rows = Rows.of(spec)
+        consumers = spec.tile.m // WARPGROUP_ROWS * spec.key_parts
+        return cls(spec, rows, max(rows.streams, spec.key_parts), consumers)
+
+    @property
+    def block(self) -> Block | None:
+        """Block shape of the index lists, if there are any."""
+        return self.spec.pattern.fixed_block
+
+    @property
+    def columns(self) -> int:
+        """Columns of a column group."""
+        return SWIZZLE // DTYPES[self.spec.dtype].bytes
+
+    @property
+    def groups(self) -> int:
+        """Column groups of a head. TMA fills one that reaches beyond it with zeros, and stores none of it."""
+        return -(-self.spec.head_dim // self.columns)
+
+    @property
+    def fills_groups(self) -> bool:
+        """Whether no column group reaches beyond the head."""
+        return self.spec.head_dim % self.columns == 0
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of Q that lie together in shared memory: a warpgroup's, or a tile's."""
+        return WARPGROUP_ROWS if self.spec.share_kv else self.spec.tile.m
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K, or of V, of one step."""
+        return self.spec.tile.n * self.groups * SWIZZLE
+
+    @property
+    def block_steps(self) -> int:
+        """Steps in a listed block; 1 too where a step holds more than one."""
+        return 1 if self.block is None else max(1, self.block.kv // self.spec.tile.n)
+
+    @property
+    def step_blocks(self) -> int:
+        """Loads of a step: listed blocks, if it holds more than one."""
+        return 1 if self.block is None else max(1, self.spec.tile.n // self.block.kv)
+
+    @property
+    def part_floats(self) -> int:
+        """Floats that a warpgroup leaves of a part: O, two maxima and two sums of each thread."""
+        return WARPGROUP * (WARPGROUP_ROWS * self.spec.head_dim // WARPGROUP + 4)
+
+    @property
+    def skips(self) -> bool:
+        """Whether warpgroups leave out steps of their tile that they see nothing of.
+
+        Where they take turns, all take part in each step. A step wider than the distance of the first warpgroup from
+        the last is hardly ever hidden from one of them.
+        """
+        spec, apart = self.spec, self.spec.tile.m - WARPGROUP_ROWS
+        alone = self.rows.streams == spec.key_parts == 1 and not self.rows.packed and spec.schedule == "cooperative"
+        return spec.pattern.banded and alone and spec.tile.n <= apart
+
+    @property
+    def whole_keys(self) -> bool:
+        """Whether one copy brings all column groups of K or V."""
+        return has_long_tiles(self.spec) and self.groups > 1 and self.fills_groups
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where a kernel keeps Q and O.
+
+    Attributes:
+        q_in_registers: whether Q is kept in registers.
+        tile_stages: places for it in shared memory.
+        shares_staging: whether O leaves from where its tile's Q was.
+        q_slices: slices of Q in registers, where not all of it is.
+    """
+
+    q_in_registers: bool
+    tile_stages: int
+    shares_staging: bool
+    q_slices: int = 0
+
+
+def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -> tuple[Constant, ...]:
+    """Return the constants at the top of the source; ``setmaxnreg`` are those of registers that change hands."""
+    spec, rows = sizes.spec, sizes.rows
+    queries = "queries" if rows.packed else "query rows"
+    owner = f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"
+    return (
+        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        *_row_constants(sizes),
+        Constant("kTileN", spec.tile.n, "keys of one step"),
+        Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
+        *_ring_constants(sizes, at),
+        *q_slice_constants(at.q_slices),
+        *query_order_constants(spec, sizes.streams),
+        *pace_constants(spec),
+        Constant("kStreams", sizes.streams, owner),
+        Constant("kStreamRows", rows.stream_queries, f"{queries} of a stream"),
+        Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
+        *_stream_constants(sizes),
+        Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
+        *setmaxnreg,
+        *_group_constants(sizes, at),
+        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks, if it holds more than one"),
+        Constant("kLoadKeys", spec.tile.n // sizes.step_blocks, "keys of one load"),
+        *_block_constants(sizes),
+        *([Constant("kPartFloats", sizes.part_floats, PART_FLOATS)] if spec.split_tail else []),
+        *part_constants(spec, sizes.part_floats),
+        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+        *softcap_constants(spec),
+    )
+
+
+def _row_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.rows.packed:
+        return sizes.rows.constants(sizes.groups, sizes.block)
+    return [Constant("kTileM", sizes.spec.tile.m, "query rows of a tile")]
+
+
+def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
+    if not sizes.spec.share_kv:
+        return [Constant("kTileStages", at.tile_stages, TILE_RING[at.tile_stages])]
+    return [*order_constants(sizes.streams), *([] if at.q_in_registers else q_places(at.tile_stages))]
+
+
+def _stream_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.spec.share_kv:
+        return []
+    return [Constant("kStreamWarpgroups", sizes.consumers // sizes.streams, STREAM_SHARERS)]
+
+
+def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
+    """Return how column groups of Q, K, V and O lie in shared memory."""
+    spec = sizes.spec
+    o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
+    if at.shares_staging and not spec.share_kv:  # a warpgroup's rows of O lie where its rows of Q were
+        doc = "bytes from one column group of a warpgroup's O to the next"
+        o_group = Constant("kOGroupBytes", spec.tile.m * SWIZZLE, doc)
+    filled = "" if sizes.fills_groups else "; TMA fills the last up with zeros"
+    q_owner = "warpgroup's Q" if spec.share_kv else "Q tile"
+    return [
+        Constant("kGroupColumns", sizes.columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroups", sizes.groups, f"column groups of a head{filled}"),
+        Constant("kQGroupBytes", sizes.q_rows * SWIZZLE, "bytes of one column group of Q"),
+        Constant("kKvGroupBytes", spec.tile.n * SWIZZLE, "bytes of one column group of K or V"),
+        o_group,
+        Constant("kQBytes", sizes.q_rows * sizes.groups * SWIZZLE, f"bytes of a {q_owner}"),
+        Constant("kKvBytes", sizes.kv_bytes, "bytes of K, or of V, of one step"),
+    ]
+
+
+def _block_constants(sizes: Sizes) -> list[Constant]:
+    block, rows = sizes.block, sizes.rows
+    if block is None:
+        return []
+    return block_constants(block, block.q if rows.packed else rows.stream_queries, sizes.spec.tile.n)
+
+
+def params(sizes: Sizes) -> tuple[Param, ...]:
+    """Return the kernel's parameters."""
+    spec = sizes.spec
+    k = f"{sizes.columns} columns, kv_len, groups" if sizes.whole_keys else "head_dim, kv_len"
+    return (
+        tensor_map("q_map", f"Q ({sizes.rows.dims}, batch)"),
+        tensor_map("k_map", f"K ({k}, kv_heads, batch)"),
+        tensor_map("v_map", "V, as K"),
+        tensor_map("o_map", "O, as Q"),
+        *lse_params(spec),
+        *sink_params(spec),
+        *index_params(spec),
+        *query_order_params(spec),
+        *order_params(spec),
+        *pace_params(spec),
+        *(SPLIT_PARAMS if spec.split_tail else ()),
+        *size_params(spec),
+    )
+
+
+def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
+    """Return how Q, K, V and O are read and written."""
+    spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
+    # All column groups of K or V by one copy.
+    whole = (sizes.groups,) if sizes.whole_keys else ()
+    # Where much comes from device memory, 128 bytes at a time are 0.5% faster: step 81 of docs/ladder-attention.md.
+    promotion = 128 if spec.share_kv and spec.paced else 256
+    kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, *whole, 1, 1), SWIZZLE, promotion)
+    q_queries = WARPGROUP_ROWS if spec.share_kv else rows.box_queries
+    return {
+        "q_map": TensorMap((columns, *rows.box(q_queries)), SWIZZLE),
+        "k_map": kv_map,
+        "v_map": kv_map,
+        "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
+    }
+
+
+def flags(sizes: Sizes, at: Arrangement, *, moves_registers: bool) -> AttentionSm90aFlags:
+    """Return what the templates ask."""
+    spec, rows, block = sizes.spec, sizes.rows, sizes.block
+    return AttentionSm90aFlags(
+        consumers=sizes.consumers,
+        moves_registers=moves_registers,
+        ping_pong=spec.schedule == "ping_pong",
+        streams=sizes.streams,
+        asks_early=sizes.streams == 1,
+        first_turns=spec.schedule == "ping_pong" and sizes.streams == 1,
+        packed=rows.packed,
+        packed_heads="kPackedHeads" if rows.asks_heads else rows.heads,
+        partial=block is not None and (rows.packed or block.q > rows.stream_queries),
+        tile_stages=at.tile_stages,
+        shares_staging=at.shares_staging,
+        q_in_registers=at.q_in_registers,
+        q_slices=at.q_slices,
+        whole_keys=sizes.whole_keys,
+        block_steps=sizes.block_steps,
+        step_blocks=sizes.step_blocks,
+        splits=spec.split_tail,
+        parts=spec.key_parts,
+        restricts=spec.split_tail or spec.key_parts > 1,
+        skips=sizes.skips,
+        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+    )
+
+
+def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
+    """Return the lines for ``explain``."""
+    spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.key_parts
+    workers = "one consumer warpgroup" if sizes.consumers == 1 else f"{sizes.consumers} consumer warpgroups"
+    heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
+    each = f" in each of {sizes.streams} streams" if rows.streams > 1 else ""
+    keys = f", their keys in {parts} parts" if parts > 1 else ""
+    shares = f"{rows.stream_queries} queries{heads}{each}{keys}"
+    return (
+        ("pattern", spec.pattern.describe()),
+        *options_summary(spec),
+        ("tile", f"{spec.tile.m} {'rows' if rows.packed else 'queries'} x {spec.tile.n} keys: {shares}"),
+        ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
+        ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
+        *shared_summary(spec),
+        *pace_summary(spec),
+        *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from codegen.plan import Plan
 from codegen.problem import LaunchArgs, SpgemmShape
 from codegen.spec import BsrSpgemmSpec
@@ -9,15 +11,21 @@ from codegen.spec import BsrSpgemmSpec
 LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
 
 
-def of_runs(plan: Plan, shape: SpgemmShape, slots: int, *, run_tiles: int) -> LaunchArgs:
-    """Work out a launch whose thread blocks take runs of ``run_tiles`` tiles of a dense C."""
-    del slots
-    block = _spec(plan).block
-    column_blocks = shape.columns // block.cols
-    row_runs = -(-column_blocks // run_tiles)
-    runs = shape.rows // block.rows * row_runs
-    numbers = {"column_blocks": column_blocks, "row_runs": row_runs, "runs": runs}
-    return LaunchArgs(numbers | _inner_blocks(plan, shape), runs)
+@dataclass(frozen=True)
+class OfRuns:
+    """Works out a launch whose thread blocks take runs of ``run_tiles`` tiles of a dense C."""
+
+    run_tiles: int
+
+    def __call__(self, plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
+        """Work it out."""
+        del slots
+        block = _spec(plan).block
+        column_blocks = shape.columns // block.cols
+        row_runs = -(-column_blocks // self.run_tiles)
+        runs = shape.rows // block.rows * row_runs
+        numbers = {"column_blocks": column_blocks, "row_runs": row_runs, "runs": runs}
+        return LaunchArgs(numbers | _inner_blocks(plan, shape), runs)
 
 
 def of_tickets(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.flags import Flags
 from codegen.plan import Constant, Plan, SharedRegion, check_budget, i64, pointer, require
 from codegen.plans.bsr_parts import MEETING_PARAMS, RUN_PARAMS
-from codegen.plans.bsr_spgemm_launch import of_runs
+from codegen.plans.bsr_spgemm_launch import OfRuns
 from codegen.plans.multistage import Tiles
 from codegen.spec import BsrSpgemmSpec
 
@@ -84,7 +83,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         ),
         flops=2 * block * block * k,
         bytes=2 * block * k * dtype.bytes,
-        arguments=partial(of_runs, run_tiles=run_tiles),
+        arguments=OfRuns(run_tiles),
         headers=(dtype.header, "mma.h") if spec.mma == "wmma" else (),
     )
 

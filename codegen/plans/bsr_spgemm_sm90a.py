@@ -6,8 +6,6 @@ is a block that this lists.
 
 from __future__ import annotations
 
-from functools import partial
-
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.flags import WgmmaFlags
@@ -34,7 +32,7 @@ from codegen.plans.bsr_parts import (
     WARPGROUP_ROWS,
     column_groups,
 )
-from codegen.plans.bsr_spgemm_launch import LATE_TILES, of_pattern, of_runs, of_tickets
+from codegen.plans.bsr_spgemm_launch import LATE_TILES, OfRuns, of_pattern, of_tickets
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
@@ -150,7 +148,7 @@ def _arguments(spec: BsrSpgemmSpec) -> Arguments:
     """Return how the arguments of a launch follow from the shape of a problem."""
     if spec.output == "bsr":
         return of_pattern
-    return of_tickets if spec.balanced else partial(of_runs, run_tiles=RUN_TILES)
+    return of_tickets if spec.balanced else OfRuns(RUN_TILES)
 
 
 def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from dataclasses import replace
 from typing import Any
@@ -64,6 +65,12 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     args = plan.problem(shape, 132)
     assert args.tiles > 0 and {*args.counters, *args.scratch} <= pointers
     assert {*args.numbers} <= {param.name for param in plan.params if param.type in ("i32", "i64")}
+
+
+@every_plan
+def test_a_plan_can_be_sent_to_another_process(named: NamedSpec) -> None:
+    plan = plan_for(named)
+    assert pickle.loads(pickle.dumps(plan)) == plan == plan_for(named)
 
 
 def test_templates_ask_every_flag() -> None:

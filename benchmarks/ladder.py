@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from harness import environment, reason, save
-from measured import REBIND, kernel_fields, rebind
 from results_table import DASH, OLDER, line, rewritten
 
 from codegen.errors import CodegenError
@@ -31,6 +30,7 @@ from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
 from runtime.bench import Call, single_calls
 from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.verification.rows import kernel_fields
 
 Fields = dict[str, Any]
 CUBLAS = "cuBLAS, dense A"
@@ -333,11 +333,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="where to write what was measured")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; its plot lies beside it")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="an earlier run's JSON")
-    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
-    options = parser.parse_args(arguments)
-    if options.rebind and not options.source:
-        parser.error("--rebind needs --from")
-    return options
+    return parser.parse_args(arguments)
 
 
 @torch.no_grad()
@@ -361,9 +357,6 @@ def main() -> None:
     options = parse_arguments()
     if options.source:
         report = json.loads(options.source.read_text(encoding="utf-8"))
-        if options.rebind:
-            rebind(report, [*report["steps"], *report["copies"]], lambda record: find_spec(record["name"]))
-            write_report(report, options.json)
     elif torch.cuda.is_available():
         report = measure(options)
     else:

@@ -60,7 +60,7 @@ class Change:
         if self.new is self.old:
             return f"is called {self.name} now"
         if self._is_renamed:
-            return f"is called {self.name} now, and {spelt(self.old)} is {spelt(self.new)}"
+            return f"is {spelt(self.old)}, which is {self.name}: {spelt(self.new)} now"
         return f"is {spelt(self.old)}, which is called {spelt(self.new)} now"
 
 

@@ -117,11 +117,11 @@ class Migration:
         if not self._check:
             outcome.write(path)
         counts = f": rows: {len(outcome.carried)} carried over, {outcome.current} up to date"
-        self._tell(bool(outcome.carried), shown(path), counts)
+        self._tell(bool(outcome.carried), shown(path), counts, otherwise="unchanged")
         for reason, names in outcome.left.items():
             typer.echo(f"    left as they are, {reason}: {', '.join(names)}")
 
-    def _tell(self, changed: bool, name: str, more: str = "") -> None:
+    def _tell(self, changed: bool, name: str, more: str = "", *, otherwise: str = "up to date") -> None:
         self.changed |= changed
-        verdict = ("would change" if self._check else "carried over") if changed else "up to date"
+        verdict = ("would change" if self._check else "carried over") if changed else otherwise
         typer.echo(f"{verdict}  {name}{more}")

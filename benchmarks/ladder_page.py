@@ -3,7 +3,8 @@
     python benchmarks/ladder_page.py            # rewrites what is between the markers
     python benchmarks/ladder_page.py --check    # exits 1 if that would change a page
 
-docs/ladder/README.md says what the fields of a record are. benchmarks/ladder.py has tables of its own in the second page.
+docs/ladder/README.md says what the fields of a record are. benchmarks/ladder.py has tables of its own in
+the second page.
 """
 
 from __future__ import annotations

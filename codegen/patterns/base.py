@@ -113,6 +113,16 @@ class PatternBase(Frozen):
         """Whether late queries no longer see the first keys, where ``banded`` holds."""
         return False
 
+    @property
+    def surplus_first(self) -> bool:
+        """Whether surplus rows of a head's tiles lie before query 0, where rows see fewest keys."""
+        return False
+
+    @property
+    def ramps_up(self) -> bool:
+        """Whether the first queries see fewer keys than later ones, though tiles are scheduled as equally long."""
+        return False
+
     def shares(self, kv_len: int, rows: int, keys: int) -> int:
         """Return into how many shares a tile can be divided: steps or listed blocks, the most that any tile has.
 

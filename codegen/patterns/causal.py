@@ -40,6 +40,11 @@ class Causal(PatternBase):
         """Rows differ in length."""
         return True
 
+    @property
+    def surplus_first(self) -> bool:
+        """The first queries see fewest keys."""
+        return True
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         shift = kv_len - q_len if self.align == "bottom_right" else 0

@@ -26,6 +26,11 @@ class SinkWindow(PatternBase):
         """Blocks at the end of the sinks and at both edges of the band are partly visible."""
         return True
 
+    @property
+    def ramps_up(self) -> bool:
+        """Windows of the first queries begin before the first key."""
+        return True
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)

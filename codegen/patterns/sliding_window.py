@@ -38,6 +38,11 @@ class SlidingWindow(PatternBase):
         """Whether a pair is hidden depends on the distance of key and query."""
         return True
 
+    @property
+    def ramps_up(self) -> bool:
+        """Windows of the first queries begin before the first key."""
+        return True
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)

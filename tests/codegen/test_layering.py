@@ -56,6 +56,12 @@ def test_templates_and_specs_are_data() -> None:
 
 
 @every_template
+def test_only_the_patterns_own_templates_know_their_kinds(path: Path) -> None:
+    # What kernels do differently for a pattern is one of its properties, so that a new pattern needs no branch there.
+    assert path.parent.name == "patterns" or "pattern.kind" not in path.read_text(encoding="utf-8")
+
+
+@every_template
 def test_insertions_are_names_and_numbers(path: Path) -> None:
     for expression in re.findall(r"\{\{-?(.*?)-?\}\}", path.read_text(encoding="utf-8"), re.DOTALL):
         assert "|" not in expression, f"a filter: {expression}"

@@ -173,7 +173,8 @@ class Registers:
 
     Attributes:
         accumulators: registers that hold accumulators and operand fragments for the whole main loop.
-        overhead: addresses, loop state, softmax state: an allowance, checked against the compiler's figure.
+        overhead: addresses, loop state, softmax state: an allowance with which the compiler does not spill. It takes
+            more where they are free, so their sum is no estimate of what it takes.
         limit: registers a thread can have.
     """
 
@@ -183,7 +184,7 @@ class Registers:
 
     @property
     def needed(self) -> int:
-        """Return the total."""
+        """Return with how many the compiler makes do."""
         return self.accumulators + self.overhead
 
 

@@ -309,9 +309,9 @@ def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
 
 
 def _split(splits: Splits, consumers: int, accumulators: int) -> tuple[int, int]:
-    """Return the registers of a producer and of a consumer thread: the first split that fits, or the last one."""
+    """Return the registers of a producer and of a consumer thread: the first split that fits, or the largest one."""
     needed = accumulators + REGISTER_OVERHEAD[consumers]
-    return next((split for split in splits if needed <= split[1]), splits[-1])
+    return next((split for split in splits if needed <= split[1]), max(splits, key=lambda split: split[1]))
 
 
 def _registers(

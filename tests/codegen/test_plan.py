@@ -358,7 +358,7 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
         (192, 96, 112, 160, 160),
         (192, 128, 96, 164, 160),
         (192, 64, 144, 168, 160),
-        (256, 64, 80, 116, 112),
+        (256, 64, 80, 120, 112),
     ],
 )
 def test_what_the_registers_of_large_tiles_hold(m: int, head_dim: int, keys: int, needed: int, available: int) -> None:

@@ -42,7 +42,6 @@ from harness import (
     save,
     show,
 )
-from measured import kernel_fields
 from records import PLAIN
 
 from codegen.library import find_spec
@@ -52,6 +51,7 @@ from runtime import bench, load_kernel
 from runtime.arguments import TORCH_DTYPES
 from runtime.bench import Call, make_data
 from runtime.measurement import pairs_of_head, pattern_lists, random_lists
+from runtime.verification.rows import kernel_fields
 
 PACKAGES = (
     *("torch", "triton", "flash-attn-4", "fa3-fwd", "flashinfer-python"),

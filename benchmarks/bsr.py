@@ -42,13 +42,13 @@ from harness import (
     save,
     show,
 )
-from measured import kernel_fields
 
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
 from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
 from runtime.bench import Call
+from runtime.verification.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
 SIZE = 8192  # rows and columns of A

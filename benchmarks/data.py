@@ -1,14 +1,13 @@
 """Times attention kernels and their peers on every data set, in both ways, and goes on where an earlier run ended.
 
     python benchmarks/data.py --cells benchmarks/results/attention_data_h100.jsonl --budget 540
-    python benchmarks/data.py --cells benchmarks/results/attention_data_h100.jsonl --rebind
     python benchmarks/data.py --cells cells.jsonl --rows topk32 --data std1 rising --dtypes fp16 --peers fa4
 
 A cell is a row of benchmarks/attention.py (group "data") on a data set of runtime/bench.py in one type. It is appended
 to the file as a JSON line once it is measured. Those that the file has of the same device and of today's source are
 skipped. One of an older source is measured again, and the newest counts. A file with cells of another device is
-refused. ``--rebind`` needs no GPU: where only comments or names of a source have changed, so that today's code is what
-was measured, its cells are today's. benchmarks/results_table.py makes the tables.
+refused. Where only comments or names of a source have changed, so that today's code is what was measured, ``codegen
+migrate FILE`` makes its cells today's. benchmarks/results_table.py makes the tables.
 
 FlexAttention, which takes longer to compile than to time, runs where no other peer computes a row, or where --peers
 names it. FlashAttention 3 runs beside our bf16 kernels alone: its wheel has no other type.
@@ -30,14 +29,14 @@ import torch
 from attention import PACKAGES, PEERS, Part, Row, errors_of, exact_parts, flops, in_bf16, make_problem, ours
 from attention_peers import Problem
 from harness import OURS, Fields, check_calls, free_memory, make_calls, time_calls
-from measured import REBIND, kernel_fields, rebind
 from records import BACK_TO_BACK, SINGLE, best_peer, both, ratio_to_best, speeds
 
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.spec import AttentionSpec
 from runtime.bench import BLOCK_SECONDS, DATA, ROUNDS, SETTLING_SHARE, Call, make_data
+from runtime.verification.rows import kernel_fields
 
 USUAL_PEERS = ("sdpa", "fa4", "cudnn_bsa", "fa3")
 LAST_RESORT = "flex"
@@ -197,7 +196,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     peers = f"of {','.join(PEERS)}; by default {','.join(USUAL_PEERS)}, or {LAST_RESORT} where none of them computes it"
     parser.add_argument("--peers", type=harness.peer_names(PEERS), metavar="NAME,...", help=peers)
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="no cell is begun later")
-    parser.add_argument("--rebind", action="store_true", help=f"needs no GPU: {REBIND}")
     options = parser.parse_args(arguments)
     options.data = harness.chosen_data(options, DATA)
     return options
@@ -234,19 +232,8 @@ def measure(options: argparse.Namespace) -> int:
     return left
 
 
-def rebind_cells(path: Path) -> None:
-    """Bind cells to today's sources where the code that was measured is compiled from those; older cells go."""
-    found = data_cells.read(path)
-    for cell in found.values():
-        rebind(cell, [cell], lambda record: find_spec(parse_spec(record["spec"])))
-    data_cells.write(path, found.values())
-
-
 def main() -> int:
     options = parse_arguments()
-    if options.rebind:
-        rebind_cells(options.cells)
-        return 0
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; benchmarks/results_table.py shows the cells of an earlier run")
     left = measure(options)

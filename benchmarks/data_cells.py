@@ -65,11 +65,6 @@ def append(path: Path, cell: Cell) -> None:
         file.write(line_of(cell))
 
 
-def write(path: Path, cells: Iterable[Cell]) -> None:
-    """Write a file anew."""
-    path.write_text("".join(map(line_of, cells)), encoding="utf-8")
-
-
 def line_of(cell: Cell) -> str:
     """Return a cell as it stands in the file."""
     return json.dumps(cell) + "\n"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from measured import REBIND, rebind
 from records import (
     BACK_TO_BACK,
     DASH,
@@ -31,8 +30,6 @@ from records import (
 from rich.console import Console
 from rich.table import Table
 
-from codegen.library import find_spec
-from codegen.spec import parse_spec
 from runtime import toolchain
 from runtime.bench import ROUNDS, Call, back_to_back, single_calls
 from runtime.verification.run import driver_version
@@ -312,12 +309,9 @@ def parse_arguments(
         metavar="FILE",
         help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
     )
-    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
     options = parser.parse_args(arguments)
     if data:
         options.data = chosen_data(options, data)
-    if options.rebind and not options.sources:
-        parser.error("--rebind needs --from")
     return options
 
 
@@ -403,8 +397,6 @@ def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace
     """Return an earlier run's report, that of several put together, or measure one."""
     if options.sources:
         earlier = merged([json.loads(source.read_text()) for source in options.sources])
-        if options.rebind:
-            rebind(earlier, earlier["rows"], lambda record: find_spec(parse_spec(record["spec"])))
         if options.json:
             options.json.write_text(json.dumps(earlier, indent=2) + "\n")
         return earlier

@@ -1,5 +1,5 @@
 """Times the ladder of BSR x dense kernels, from plain WMMA to WGMMA, and the tile copies, beside cuBLAS, in one run;
-then rewrites docs/ladder-bsr.md and its plot.
+then rewrites its tables in docs/ladder-bsr.md and their plot. The page's lists are those of benchmarks/ladder_page.py.
 
     python benchmarks/ladder.py                       # measures, writes JSON, page and plot
     python benchmarks/ladder.py --from ladder.json    # no GPU: page and plot of an earlier run
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from harness import environment, reason, save
-from measured import REBIND, kernel_fields, rebind
 from results_table import DASH, OLDER, line, rewritten
 
 from codegen.errors import CodegenError
@@ -31,6 +30,7 @@ from runtime import load_kernel
 from runtime.arguments import TORCH_DTYPES
 from runtime.bench import Call, single_calls
 from runtime.bsr_spmm import BsrSpmmKernel
+from runtime.verification.rows import kernel_fields
 
 Fields = dict[str, Any]
 CUBLAS = "cuBLAS, dense A"
@@ -38,7 +38,7 @@ TORCH_COPY = "torch copy_"
 SIZE, ROW_BLOCKS = 8192, 16
 COPY_SIZE = 16384  # rows and columns of the copies: far more than an L2 holds
 TOLERANCE = 1e-2  # of the largest element of a block row; a correct fp16 result is within about 1e-3
-MMA_SYNC_CEILING = 570  # TFLOPS of mma.sync.m16n8k16 alone, measured on an H200 (docs/ladder-bsr.md)
+MMA_SYNC_CEILING = 570  # TFLOPS of mma.sync.m16n8k16 alone, measured on an H200 (docs/ladder/notes-bsr.md)
 JSON, PAGE = ROOT / "benchmarks" / "results" / "ladder.json", ROOT / "docs" / "ladder-bsr.md"
 HEADINGS = ("step", "kernel", "tile, stages", "claimed", "measured", "to the step before", "to cuBLAS", "why")
 ALIGNMENT = ["---:", "---", "---", "---:", "---:", "---:", "---:", "---"]
@@ -70,8 +70,7 @@ STEPS = (
     Step(
         "h100_ladder_02_tall",
         "127.5",
-        "32 instead of 21 FLOPs for each byte read from shared memory, 85 instead of 64 for each from the L2; but its "
-        "registers leave room for one thread block on an SM, and nothing overlaps any more",
+        "32, not 21 FLOPs a byte of shared memory, 85, not 64 a byte of the L2; but one thread block on an SM",
     ),
     Step("h100_ladder_03_cp_async", "230", "two steps are on their way while one is computed"),
     Step("h100_ladder_04_k64", DASH, "half as many barriers for each product"),
@@ -93,8 +92,7 @@ STEPS = (
     Step(
         "h100_ladder_08_wgmma",
         "400-450, of attention",
-        "operands come from shared memory by themselves: ceiling 834; a producer warp loads, tiles follow each other "
-        "without a gap",
+        "operands come from shared memory by themselves: ceiling 834; a producer warp loads, without a gap",
     ),
     Step("h100_ladder_09_stages", "450-500, of attention", "more bytes on their way: the L2's latency is hidden"),
     Step(
@@ -333,11 +331,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="where to write what was measured")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; its plot lies beside it")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="an earlier run's JSON")
-    parser.add_argument("--rebind", action="store_true", help=f"with --from: {REBIND}")
-    options = parser.parse_args(arguments)
-    if options.rebind and not options.source:
-        parser.error("--rebind needs --from")
-    return options
+    return parser.parse_args(arguments)
 
 
 @torch.no_grad()
@@ -361,9 +355,6 @@ def main() -> None:
     options = parse_arguments()
     if options.source:
         report = json.loads(options.source.read_text(encoding="utf-8"))
-        if options.rebind:
-            rebind(report, [*report["steps"], *report["copies"]], lambda record: find_spec(record["name"]))
-            write_report(report, options.json)
     elif torch.cuda.is_available():
         report = measure(options)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -65,6 +66,9 @@ OTHERS = ("SDPA cuDNN", "SDPA flash", "cuDNN BSA", "FlexAttention")
 NO_CELLS = "No cell has been measured."
 NO_TIME = "no time"
 OLDER = "†"
+BELOW = "(below)"
+PAGE_WIDTH = 120
+LONGEST_LINE = 200  # of a table in docs/: what a reader of the text can follow
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
 UNSHIPPED = "‡"
 UNSHIPPED_MEANS = (
@@ -91,7 +95,7 @@ def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str
         for named in sorted(specs, key=lambda named: (family(named), named.stem))
     ]
     alignment = ["---", "---", "---:", "---", "---:", "---:", "---:"]
-    return "\n".join([caption(verified, page_folder), "", line([*HEADINGS]), line(alignment), *rows])
+    return "\n".join([wrapped(caption(verified, page_folder)), "", line([*HEADINGS]), line(alignment), *rows])
 
 
 def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt]:
@@ -112,6 +116,12 @@ def family(named: NamedSpec) -> int:
 def line(texts: list[str]) -> str:
     """Return one line of a table."""
     return f"| {' | '.join(texts)} |"
+
+
+def wrapped(text: str) -> str:
+    """Return a paragraph, or an item of a list, in lines of the pages' width."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def numbers(receipt: Receipt) -> list[str]:
@@ -304,7 +314,7 @@ DATA_TABLES = {
 
 def listed_below(lines: Sequence[str]) -> list[str]:
     """Return lines that follow a table."""
-    return ["", *lines] if lines else []
+    return ["", *map(wrapped, lines)] if lines else []
 
 
 def without_time(report: Mapping[str, Any]) -> list[str]:
@@ -325,13 +335,13 @@ def full_table(report: Mapping[str, Any]) -> str:
     for record in report["rows"]:
         own, results = record["results"].get(OURS), record["results"]
         peers = sorted((label for label in results if label != OURS), key=lambda label: -results[label][SINGLE])
-        told = ", ".join(f"{label} {peer_speeds(results[label])} ({results[label]['error']:.0e})" for label in peers)
+        told = [f"{label} {peer_speeds(results[label])} ({results[label]['error']:.0e})" for label in peers]
         times = [DASH, DASH, DASH]
         if own:
             times = [f"{own['milliseconds']:.3f}", f"{speeds(own)}{mark_of(record)}", f"{own['error']:.0e}"]
         stem = shipped_stem(record)
         names = [row_name(record), f"`{stem}`" if stem else DASH]
-        rows.append(line([*names, workload(record), *times, told or DASH, ratios(record)]))
+        rows += lines_of_a_row([*names, workload(record), *times], told or [DASH], ratios(record))
     text = (
         f"{report['device']}, driver {report['driver']}; effective TFLOPS and ratios of single calls / back to back, "
         "medians, each row of one run ([how they are taken](measuring.md)); ms of single calls; error against float64, "
@@ -339,6 +349,15 @@ def full_table(report: Mapping[str, Any]) -> str:
     )
     table = [with_note(text, rows), "", line([*FULL_HEADINGS]), line(FULL_ALIGNMENT), *rows]
     return "\n".join([*table, *listed_below(without_time(report))])
+
+
+def lines_of_a_row(cells: Sequence[str], peers: Sequence[str], ratio: str) -> list[str]:
+    """Return a row of a whole benchmark. Peers for which its line has no room are in rows below, with nothing else."""
+    told = len(peers)
+    while told and len(line([*cells, ", ".join(peers[:told]), ratio])) > LONGEST_LINE:
+        told -= 1
+    row = line([*cells, ", ".join(peers[:told]) or BELOW, ratio])
+    return [row, *lines_of_a_row([""] * len(cells), peers[told:], "")] if peers[told:] else [row]
 
 
 def peer_speeds(result: Mapping[str, Any]) -> str:
@@ -349,7 +368,7 @@ def peer_speeds(result: Mapping[str, Any]) -> str:
 def with_note(text: str, rows: list[str]) -> str:
     """Return a caption that explains the marks that rows have."""
     marks = {OLDER: OLDER_MEANS, UNSHIPPED: UNSHIPPED_MEANS}
-    return " ".join([text, *(means for mark, means in marks.items() if any(mark in row for row in rows))])
+    return wrapped(" ".join([text, *(means for mark, means in marks.items() if any(mark in row for row in rows))]))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from codegen import freshness
 from codegen.errors import CodegenError
 from codegen.explain import explain
 from codegen.files import write_if_changed
-from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.library import GENERATED, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
 from codegen.receipts import Standing, state
 from codegen.render import render
@@ -196,8 +197,13 @@ def schema_command(
 def home_of(named: NamedSpec) -> Path:
     """Return where a source goes unless the user says otherwise."""
     in_source_tree = not GENERATED.is_relative_to(Path(__file__).resolve().parent)
-    shipped = named.path is not None and named.path.resolve().is_relative_to(SPECS)
-    return GENERATED if in_source_tree and shipped else Path()
+    return GENERATED if in_source_tree and named.is_shipped else Path()
+
+
+def verify_line(named: NamedSpec) -> str:
+    """Return the command that verifies a spec."""
+    by_name = named.path is None or named.is_shipped
+    return f"codegen verify {named.stem if by_name else shlex.quote(str(named.path))}"
 
 
 def _print(table: RenderableType) -> None:

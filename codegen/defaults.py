@@ -257,9 +257,9 @@ def _small_blocks(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
     tile = {"m": rows, "n": 512, "k": block.get("cols", rows)}
     if _resident(data) > 1:
         tile["n"] = 8192 // rows  # they share the registers of an SM
-        # What is added takes some beside a scheduler's, or memory beside large blocks of A.
-        beside = data.get("balanced") is True or (rows, cols) == (16, 32)
-        if _resident(data) == 3 and accumulates is True and beside:
+        # Handing out takes some of them; what is added takes memory beside large blocks of A.
+        beside = accumulates is True and (rows, cols) == (16, 32)
+        if _resident(data) == 3 and (data.get("balanced") is True or beside):
             tile["n"] //= 2
     whole = {**tile, **_given_tile(data)}
     width = whole["n"] if isinstance(whole["n"], int) else 0

@@ -26,7 +26,8 @@ def blocks_by_threads(plan: Plan) -> int:
 def blocks_by_registers(plan: Plan) -> int:
     """Return how many thread blocks fit the registers of an SM, if a thread has what the plan reckons with.
 
-    Warps that hand registers over all start with the same number.
+    That is what the compiler makes do with, not what it takes where more are free: ``plan.blocks_per_sm`` holds it to
+    the number of that. Warps that hand registers over all start with the same number.
     """
     each = plan.registers.needed if plan.spec.schedule == "multistage" else launch_registers(plan)
     return plan.arch.blocks_for(plan.threads, each)
@@ -68,9 +69,8 @@ def explain(plan: Plan) -> RenderableType:
         ("occupancy", occupancy(plan)),
         (
             "registers",
-            f"about {registers.needed} of {registers.limit} in a thread that computes: {registers.accumulators} "
-            f"accumulators and fragments, {registers.overhead} for the rest; "
-            f"at most {launch_registers(plan)} at launch",
+            f"accumulators and fragments take {registers.accumulators} of {registers.limit} in a thread that computes, "
+            f"the compiler has the rest; at most {launch_registers(plan)} at launch",
         ),
         (
             "one step",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -17,19 +18,44 @@ def write_if_changed(path: Path, text: str) -> bool:
     Raises:
         OSError: when the folder cannot be written, or the path is one; it names ``path``.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    data = text.encode("utf-8")
-    if path.is_file() and path.read_bytes() == data:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return write_all({path: text})[path]
+
+
+def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
+    """Do the same for several files that belong together, and return of each whether it had to be written.
+
+    All of them are written beside the old ones before the first takes a place: a full disk changes none.
+
+    Raises:
+        OSError: as above.
+    """
+    changed: dict[Path, bool] = {}
+    staged: dict[Path, Path] = {}
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:  # names the file that was asked for, of whose stand-in nobody knows
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        for path, text in texts.items():
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            data = text.encode("utf-8")
+            changed[path] = not (path.is_file() and path.read_bytes() == data)
+            if changed[path]:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                staged[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                with _names(path):
+                    staged[path].write_bytes(data)
+        for path, temporary in staged.items():
+            with _names(path):
+                temporary.replace(path)
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return True
+        for temporary in staged.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    return changed
+
+
+@contextlib.contextmanager
+def _names(path: Path) -> Iterator[None]:
+    """Let an error name the file that was asked for, of whose stand-in nobody knows."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -52,6 +52,7 @@ class AttentionSm89Flags(AttentionFlags):
         overlaps: whether weights are worked out beside products.
         q_beyond: whether Q waits beyond the slots that are filled last.
         listed: whether key blocks are listed.
+        rereads: whether the thread's number is read anew at each use, as registers are few.
         softmax_scale: what a logit is multiplied with, in C++.
     """
 
@@ -61,6 +62,7 @@ class AttentionSm89Flags(AttentionFlags):
     overlaps: bool
     q_beyond: bool
     listed: bool
+    rereads: bool
     softmax_scale: str
 
 

@@ -114,7 +114,7 @@ def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
         if found.standing in kinds:
             mend = f"codegen verify {named.stem} (on a GPU)"
             if found.standing is Standing.STALE:
-                mend = f"codegen rebind {named.stem} (if only comments or names changed), or {mend}"
+                mend = f"codegen migrate {named.stem} (if only comments or names changed), or {mend}"
             path = receipt_path(named.stem, folder / named.subfolder)
             problems.append(Problem(path, kinds[found.standing], found.explanation, mend))
     return problems

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -82,6 +83,11 @@ class NamedSpec:
     lines: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
     @property
+    def is_shipped(self) -> bool:
+        """Whether it is one of the project's own."""
+        return self.path is not None and self.path.resolve().is_relative_to(SPECS)
+
+    @property
     def subfolder(self) -> Path:
         """Folder of a shipped spec below specs/, and of its source and receipt below generated/; else ``.``."""
         parent = SPECS if self.path is None else self.path.resolve().parent
@@ -94,7 +100,7 @@ class NamedSpec:
 
     def located(self, error: SpecError) -> SpecError:
         """Return ``error`` with the file and line of its field."""
-        return error.at(_location(self.place, self.lines or {}, error.field)) if self.place else error
+        return error.at(location_of(self.place, self.lines or {}, error.field)) if self.place else error
 
     @property
     def place(self) -> str:
@@ -165,33 +171,51 @@ def unnamed_stem(spec: Spec) -> str:
     return "_".join([*what, spec.hash[:8]])
 
 
-def read_spec(path: Path) -> NamedSpec:
+def read_spec(path: Path, text: str | None = None) -> NamedSpec:
     """Read one YAML spec file strictly.
+
+    Args:
+        path: the file.
+        text: what it will hold, if that is not what it holds.
 
     Raises:
         SpecError: for a file that cannot be read, is not UTF-8, is not YAML, repeats a key, or is not a legal spec;
             with file and line.
     """
-    origin = _origin(path) if path.resolve().is_relative_to(ROOT) else str(path)  # as messages name it
+    origin = shown_place(path)
     if not (path.stem.isidentifier() and path.stem.isascii()):
         raise SpecError("", f"{path.stem!r} names the kernel, so it must be a C identifier", origin)
     if path.stem in CPP_WORDS or RESERVED.fullmatch(path.stem):
         raise taken(path.stem).at(origin)
+    tree = yaml_tree(read_text(path) if text is None else text, origin)
+    copy = PlainCopy()
     try:
-        text = path.read_bytes().decode("utf-8")
+        spec = parse_spec(copy.of(tree), shlex.quote(origin))
+    except RecursionError:
+        raise SpecError("", "is nested too deeply", origin) from None
+    except SpecError as error:
+        raise error.at(location_of(origin, copy.lines, error.field)) from None
+    return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=copy.lines)
+
+
+def read_text(path: Path) -> str:
+    """Return what a spec file holds.
+
+    Raises:
+        SpecError: for a file that cannot be read or is not UTF-8.
+    """
+    origin = shown_place(path)
+    try:
+        return path.read_bytes().decode("utf-8")
     except OSError as error:
         raise SpecError("", f"cannot be read: {error.strerror or error}", origin) from None
     except UnicodeDecodeError as error:
         raise SpecError("", f"is not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})", origin) from None
-    tree = _tree(text, origin)
-    copy = _PlainCopy()
-    try:
-        spec = parse_spec(copy.of(tree))
-    except RecursionError:
-        raise SpecError("", "is nested too deeply", origin) from None
-    except SpecError as error:
-        raise error.at(_location(origin, copy.lines, error.field)) from None
-    return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=copy.lines)
+
+
+def shown_place(path: Path) -> str:
+    """Return a spec file as messages name it: in the project its place there, elsewhere the path that was typed."""
+    return _origin(path) if path.resolve().is_relative_to(ROOT) else str(path)
 
 
 def taken(stem: str) -> SpecError:
@@ -207,7 +231,7 @@ def _origin(path: Path) -> str:
         return path.name  # however it was typed
 
 
-def _tree(text: str, origin: str) -> Any:
+def yaml_tree(text: str, origin: str) -> Any:
     """Return what a YAML parser makes of a spec file.
 
     Raises:
@@ -228,7 +252,7 @@ def _tree(text: str, origin: str) -> Any:
         raise SpecError("", f"is not YAML: {str(error).splitlines()[0]}", origin) from None
 
 
-class _PlainCopy:
+class PlainCopy:
     """Copies a YAML tree as plain Python.
 
     Attributes:
@@ -290,7 +314,7 @@ def _scalar(node: Any) -> Any:
     return node
 
 
-def _location(origin: str, lines: Mapping[str, int], field: str) -> str:
+def location_of(origin: str, lines: Mapping[str, int], field: str) -> str:
     """Return file:line of a field, or of the nearest enclosing field that is in the file."""
     while field and field not in lines:
         field = field.rpartition(".")[0]

@@ -5,7 +5,9 @@ A plan is what the templates read, what the runtime launches by, and what ``code
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +24,14 @@ ParamType = Literal["tensor_map", "pointer", "i32", "i64", "f32"]
 Arguments = Callable[["Plan", Any, int], LaunchArgs]
 """From a plan, the shape of a problem of its operator, and how many thread blocks run at once."""
 Number = TypeVar("Number", int, float)
+PARAM_ABI: dict[ParamType, tuple[int, int]] = {
+    "tensor_map": (128, 64),
+    "pointer": (8, 8),
+    "i64": (8, 8),
+    "i32": (4, 4),
+    "f32": (4, 4),
+}
+"""Bytes and alignment of each type in the kernel's parameter struct, by the CUDA ABI."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,21 @@ class Param:
     type: ParamType
     ctype: str
     doc: str
+
+
+def aligned(end: int, alignment: int) -> int:
+    """Return the first multiple of ``alignment`` from ``end`` on."""
+    return -(-end // alignment) * alignment
+
+
+def param_offsets(params: Iterable[Param]) -> tuple[int, ...]:
+    """Return the byte offset of each field of a parameter struct, as C++ lays it out."""
+    offsets, end = [], 0
+    for param in params:
+        size, alignment = PARAM_ABI[param.type]
+        offsets.append(aligned(end, alignment))
+        end = offsets[-1] + size
+    return tuple(offsets)
 
 
 def tensor_map(name: str, doc: str) -> Param:
@@ -144,10 +169,6 @@ class Prologue:
     shared_bytes: int = 0
     overlaps: bool = False
 
-    def further(self) -> dict[str, int]:
-        """Return what else a host has to know to launch it, where it is one that overlaps."""
-        return {"prologue_shared_bytes": self.shared_bytes, "prologue_overlaps": 1} if self.overlaps else {}
-
 
 @dataclass
 class SharedLayout:
@@ -171,7 +192,8 @@ class Registers:
 
     Attributes:
         accumulators: registers that hold accumulators and operand fragments for the whole main loop.
-        overhead: addresses, loop state, softmax state: an allowance, checked against the compiler's figure.
+        overhead: addresses, loop state, softmax state: an allowance with which the compiler does not spill. It takes
+            more where they are free, so their sum is no estimate of what it takes.
         limit: registers a thread can have.
     """
 
@@ -181,7 +203,7 @@ class Registers:
 
     @property
     def needed(self) -> int:
-        """Return the total."""
+        """Return with how many the compiler makes do."""
         return self.accumulators + self.overhead
 
 
@@ -249,16 +271,30 @@ class Plan:
     prologue: Prologue | None = None
 
     def launch(self) -> dict[str, Any]:
-        """Return what a host has to know to launch the kernel, as JSON has it: receipts carry its hash."""
+        """Return what a host has to pass to launch the kernel, as JSON has it, without names.
+
+        Parameters are known by their place: what it means is told by the code, which reads a value from its offset.
+        """
+        places = {param.name: i for i, param in enumerate(self.params)}
+        before = self.prologue
         return {
             "threads": self.threads,
             "dynamic_shared_bytes": self.shared_bytes,
             "cluster": self.cluster,
-            "params": [[param.name, param.type] for param in self.params],
-            "tensor_maps": {name: [list(found.box), found.swizzle] for name, found in self.tensor_maps.items()},
-            "prologue_threads": self.prologue.threads if self.prologue else 0,
-            **(self.prologue.further() if self.prologue else {}),
+            "params": [
+                [param.type, offset, PARAM_ABI[param.type][0]]
+                for param, offset in zip(self.params, param_offsets(self.params), strict=True)
+            ],
+            "tensor_maps": sorted(
+                [places[name], list(how.box), how.swizzle, how.promotion] for name, how in self.tensor_maps.items()
+            ),
+            "prologue": [before.threads, before.shared_bytes, before.overlaps] if before else None,
         }
+
+    @property
+    def launch_sha256(self) -> str:
+        """The hash of the launch, as receipts and rows of benchmarks carry it."""
+        return hashlib.sha256(json.dumps(self.launch(), sort_keys=True).encode()).hexdigest()
 
     @property
     def promoted(self) -> str:

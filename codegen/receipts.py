@@ -1,7 +1,7 @@
 """Receipts: what was compiled from a generated source, and what a GPU made of it.
 
 ``generated/<stem>.json`` stands beside ``generated/<stem>.cu`` and binds, by hash, spec, source, cubin, verification
-and measurement. Only ``codegen verify``, ``measure`` and ``rebind`` write it; nothing in it is typed by hand.
+and measurement. Only ``codegen verify``, ``measure`` and ``migrate`` write it; nothing in it is typed by hand.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class CubinRecord(_Record):
     sha256: Sha256
     ptx_sha256: Sha256 | None = Field(default=None, description="of the PTX for newer GPUs; sm_90a has none")
     launch_sha256: Sha256 | None = Field(
-        default=None, description="of what a host passes: parameters, boxes and swizzles of tensor maps, threads"
+        default=None,
+        description="of what a host passes: types and offsets of parameters, boxes and swizzles of tensor maps, "
+        "threads; in version 1 of their names too",
     )
     arch: str
     compiler: str = Field(description='as the compiler names itself: "NVRTC 13.0"')
@@ -110,7 +112,7 @@ class MeasurementRecord(_Record):
 class Receipt(_Record):
     """Everything that is known about one generated source."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     spec: SpecRecord
     source: SourceRecord
     cubin: CubinRecord
@@ -149,9 +151,14 @@ class Receipt(_Record):
         devices = [(r.verification.device, r.verification.driver) if r.verification else None for r in (earlier, self)]
         return self.model_copy(update={"measurement": earlier.measurement}) if same and len(set(devices)) == 1 else self
 
+    @property
+    def text(self) -> str:
+        """What its file holds: always the same bytes for the same facts."""
+        return self.model_dump_json(indent=2) + "\n"
+
     def write(self, path: Path) -> bool:
-        """Write the receipt, always the same bytes for the same facts; return whether the file changed."""
-        return write_if_changed(path, self.model_dump_json(indent=2) + "\n")
+        """Write the receipt; return whether the file changed."""
+        return write_if_changed(path, self.text)
 
 
 class ReceiptError(CodegenError):
@@ -196,10 +203,14 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
         return ReceiptState(Standing.MISSING, "there is no receipt: this source was never verified")
     except ReceiptError as error:
         return ReceiptState(Standing.UNREADABLE, str(error))
+    version1 = "it is of version 1, whose launch hash is over names too" if receipt.schema_version == 1 else ""
+    changed = ""
     if receipt.spec.hash != named.spec.hash:
-        return ReceiptState(Standing.STALE, "the spec changed after the receipt was written")
-    if receipt.source.sha256 != source_sha256(source_text):
-        return ReceiptState(Standing.STALE, "the source changed after the receipt was written")
+        changed = "the spec changed after the receipt was written"
+    elif receipt.source.sha256 != source_sha256(source_text):
+        changed = "the source changed after the receipt was written"
+    if changed or version1:
+        return ReceiptState(Standing.STALE, "; ".join(filter(None, (changed, version1))))
     return _verified(receipt.verification)
 
 

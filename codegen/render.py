@@ -123,6 +123,12 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     return seal(banner + "\n" + body)
 
 
+def spec_json_of(source: str) -> str | None:
+    """Return the canonical JSON of the spec that a source was rendered from, by its banner; None if it has none."""
+    match = re.search(r"^// spec: (\{.*\})$", source, re.MULTILINE)
+    return match.group(1) if match else None
+
+
 def seal(text: str) -> str:
     """Put the seal line behind the banner's last line."""
     head, blank, body = text.partition("\n\n")

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from codegen.combinations import check_combination, check_options
 from codegen.defaults import COMBINED, filled
 from codegen.errors import SpecError
+from codegen.migrations import outdated
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import Frozen, Integral
 
@@ -72,6 +73,11 @@ class Epilogue(Frozen):
         return self
 
 
+def canonical(fields: Mapping[str, Any]) -> str:
+    """Return plain data in the one spelling of the canonical JSON."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
 class SpecBase(Frozen):
     """Fields that every kernel has."""
 
@@ -93,8 +99,7 @@ class SpecBase(Frozen):
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
-        fields = self.model_dump(mode="json", by_alias=True, exclude=self._unused())
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return canonical(self.model_dump(mode="json", by_alias=True, exclude=self._unused()))
 
     def _unused(self) -> set[str]:
         """Return the options that are off, and would be if they were left out."""
@@ -294,8 +299,12 @@ Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | TileCopySpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
 
-def parse_spec(data: object) -> Spec:
+def parse_spec(data: object, file: str = "") -> Spec:
     """Build a spec from plain data.
+
+    Args:
+        data: the fields, or a spec.
+        file: where they are from, as the command that rewrites old names is to be given it.
 
     Raises:
         SpecError: names the first offending field (dotted), its value and what is allowed.
@@ -307,7 +316,7 @@ def parse_spec(data: object) -> Spec:
     try:
         spec = SPEC_ADAPTER.validate_python(fields)
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise outdated(fields, file) or _first_error(error) from None
     check_combination(spec, data if isinstance(data, Mapping) else COMBINED)
     if isinstance(spec, AttentionSpec):
         check_options(spec)
@@ -391,6 +400,7 @@ __all__ = [
     "Spec",
     "SpecBase",
     "TileCopySpec",
+    "canonical",
     "json_schema",
     "parse_spec",
 ]

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 317e7e696b51e5c6c590c1b3b865ae7ffffe28c0917d5023817bedc6f0f2f4c0
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f5185f47c7fb438170d5c8be1961fb11132ddfba0052b6c45b4c6ebcb200b153
+// seal: sha256 03e725640af86bbf281ab7185aec4b12250c74b908640883dbfb3a4b4daaea7a
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -142,6 +142,13 @@ __device__ __forceinline__ int ctaid_x() {
   return x;
 }
 
+// mov %tid.x: number of this thread in its block; read anew each time, as above (PTX ISA, "%tid")
+__device__ __forceinline__ unsigned tid_x() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -218,8 +225,8 @@ __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
 // What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
-__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
-__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+__device__ __forceinline__ int copy_row() { return tid_x() / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return tid_x() % kLineChunks; }
 
 // Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
 // become zeros.
@@ -274,7 +281,7 @@ struct Step {
 __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
   // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
-  const int lane = threadIdx.x % 32;
+  const int lane = tid_x() % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {

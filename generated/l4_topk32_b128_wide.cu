@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 626af3455e7cf2fe3a443585df8d832a5cc9aa30166937e6e3fe1ca5c12e8b10
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 dad5fff84b71dc07ba7acf3e33f4854bd66b484f5db9dbe081852a423b5c0550
+// seal: sha256 4c3d298cb68baf16268e063e4357f18d1d5dffe6e804be52f61d52521b334749
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -150,6 +150,13 @@ __device__ __forceinline__ int ctaid_x() {
   return x;
 }
 
+// mov %tid.x: number of this thread in its block; read anew each time, as above (PTX ISA, "%tid")
+__device__ __forceinline__ unsigned tid_x() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -245,8 +252,8 @@ __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
 // What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
-__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
-__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+__device__ __forceinline__ int copy_row() { return tid_x() / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return tid_x() % kLineChunks; }
 
 // Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
 // become zeros.
@@ -301,7 +308,7 @@ struct Step {
 __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
   // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
-  const int lane = threadIdx.x % 32;
+  const int lane = tid_x() % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {

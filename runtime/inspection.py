@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime import toolchain
@@ -56,6 +56,11 @@ def usage(compiled: Compiled) -> Usage:
     Raises:
         ToolchainError: when the disassembler is missing or fails.
     """
+    return replace(resources(compiled), instructions=count_instructions(compiled.code))
+
+
+def resources(compiled: Compiled) -> Usage:
+    """Return what the compiler tells of a cubin: all but the instructions, which need a disassembler."""
     own = _told_of(compiled.plan.stem, compiled.log)
     return Usage(
         registers=_number(r"Used (\d+) registers", own),
@@ -64,7 +69,7 @@ def usage(compiled: Compiled) -> Usage:
         stack_bytes=_number(r"(\d+) bytes stack frame", compiled.log),
         static_shared_bytes=_number(r"(\d+) bytes smem", own),
         dynamic_shared_bytes=compiled.plan.shared_bytes,
-        instructions=count_instructions(compiled.code),
+        instructions={},
     )
 
 

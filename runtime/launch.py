@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen.plan import Param, Plan, Prologue, TensorMap
+from codegen.plan import PARAM_ABI, Param, Plan, Prologue, TensorMap, aligned, param_offsets
 from runtime.compiler import Compiled
 from runtime.errors import DeviceError
 
-# Parameter type -> (bytes, alignment, struct format), as the CUDA ABI lays out the kernel's Params struct.
-_ABI = {
-    "tensor_map": (128, 64, "128s"),
-    "pointer": (8, 8, "<Q"),
-    "i64": (8, 8, "<q"),
-    "i32": (4, 4, "<i"),
-    "f32": (4, 4, "<f"),
-}
+# Parameter type -> its struct format.
+_FORMATS = {"tensor_map": "128s", "pointer": "<Q", "i64": "<q", "i32": "<i", "f32": "<f"}
 _thread = threading.local()
 _launching: dict[int, threading.Lock] = {}  # by device
 _MAPS_KEPT = 256  # tensor maps remembered for one signature: the caching allocator hands out few addresses
@@ -70,13 +64,10 @@ class ParameterLayout:
     @classmethod
     def of(cls, params: tuple[Param, ...]) -> ParameterLayout:
         """Lay out a struct as C++ does."""
-        offsets, end, strictest = {}, 0, 1
-        for param in params:
-            size, align, _ = _ABI[param.type]
-            offsets[param.name] = -(-end // align) * align
-            end = offsets[param.name] + size
-            strictest = max(strictest, align)
-        return cls(offsets, {param.name: param.type for param in params}, -(-end // strictest) * strictest)
+        offsets = {param.name: offset for param, offset in zip(params, param_offsets(params), strict=True)}
+        end = max((offsets[param.name] + PARAM_ABI[param.type][0] for param in params), default=0)
+        strictest = max((PARAM_ABI[param.type][1] for param in params), default=1)
+        return cls(offsets, {param.name: param.type for param in params}, aligned(end, strictest))
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """Return the struct with its numbers filled in; addresses and tensor maps stay zero."""
@@ -85,7 +76,7 @@ class ParameterLayout:
             raise AssertionError(f"parameters {sorted(numbers ^ set(values))} are on one side only")
         block = bytearray(self.size)
         for name, value in values.items():
-            struct.pack_into(_ABI[self.types[name]][2], block, self.offsets[name], value)
+            struct.pack_into(_FORMATS[self.types[name]], block, self.offsets[name], value)
         return bytes(block)
 
 

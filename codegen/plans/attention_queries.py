@@ -8,18 +8,17 @@ from codegen.spec import AttentionSpec
 
 SLICE_COLUMNS = 16  # of Q: what one wgmma multiplies
 SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
-MOST_CONSUMERS = 4  # warpgroups, which have fewest registers
 
 
-def q_slices(spec: AttentionSpec, registers: int, consumers: int) -> int:
+def q_slices(spec: AttentionSpec, registers: int) -> int:
     """Return how many slices of Q are kept in registers, of which a thread has so many left.
 
-    Where the keys of a tile are in parts, tiles are too short to gain. With four warpgroups, and for what caps scores,
-    some of the registers that are left by count are needed: the compiler would spill.
+    Where the keys of a tile are in parts, tiles are too short to gain. What caps scores needs some of the registers
+    that are left by count: the compiler would spill.
     """
     if spec.key_parts > 1 or (spec.share_kv and not has_long_tiles(spec)):
         return 0
-    registers -= SLICE_REGISTERS * ((consumers == MOST_CONSUMERS) + (spec.softcap is not None))
+    registers -= SLICE_REGISTERS * (spec.softcap is not None)
     return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // SLICE_COLUMNS - 1))
 
 

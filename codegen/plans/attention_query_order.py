@@ -11,7 +11,7 @@ from codegen.plan import Constant, Param, Prologue, i32, i64, pointer
 from codegen.plans.attention_share_kv import list_length
 from codegen.spec import AttentionSpec
 
-WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; docs/ladder-attention.md has other windows
+WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; steps 75 and 82 of the ladder have others
 LIST_BITS = 1024  # key blocks that are told apart: 64 K keys in blocks of 64; others with the same remainder are as one
 PAD = 16  # bytes behind a list, and behind the weights of a tile: eight of them then begin in different banks
 ORDER_THREADS = 1024

@@ -39,6 +39,9 @@ RESERVED = 1 * KIB
 REGISTER_OVERHEAD = 46
 MASK_OVERHEAD = 8  # more of them, where a pattern hides some pairs of a block
 LOAD_OVERHEAD = 8  # and for each further load of a step
+# Registers that are left, of those that a thread can have, with which what follows from a thread's number is worked out
+# anew at each use: kept, it would be spilled.
+FEW_LEFT = 4
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
 BLOCKS = (16, 32, 64, 128)
@@ -99,6 +102,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
+    rereads = arch.registers_per_thread - registers.needed < FEW_LEFT
     heads = spec.packed_heads
     tile_queries = m // heads
     reads = "the two of a step are" if paired else "one is"
@@ -163,6 +167,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             overlaps=in_one_go > group_keys,
             q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
             listed=listed,
+            rereads=rereads,
             softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         ),
         grid_summary=f"one thread block for each tile, {blocks_per_sm} at a time on an SM",

@@ -21,10 +21,20 @@ from codegen.split import Split
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
 # where there is room for one only, every thread starts with as many as it can have.
-REGISTER_SPLITS = {1: ((40, 216), (32, 224)), 2: ((56, 224), (40, 232)), 3: ((32, 160),), 4: ((32, 112),)}
+Splits = tuple[tuple[int, int], ...]
+REGISTER_SPLITS: dict[int, Splits] = {
+    1: ((40, 216), (32, 224)),
+    2: ((56, 224), (40, 232)),
+    3: ((32, 160), (56, 152)),
+    4: ((32, 112), (64, 104)),
+}
+# Of a producer that walks through two kinds of lists, or through several entries for a step: it spilled with 32. All
+# others make do with these.
+LIST_PRODUCER = 40
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
-# 24 beside heads of 128 and steps of 96 keys were too few, and it spilled in the main loop.
-REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 24}
+# 24 beside heads of 128 and steps of 96 keys were too few, and of four 24 beside heads of 64 and steps of 64, and it
+# spilled in the main loop.
+REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 28}
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
@@ -53,11 +63,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     check_pace(spec, sizes.streams)
     at, shared, accumulators = _arrange(sizes)
     arch, consumers = ARCHS[spec.arch], sizes.consumers
+    splits = _splits(spec, consumers, sizes.step_blocks)
+    most = max(consumer for _, consumer in splits)
     # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
-    fit_registers = accumulators + REGISTER_OVERHEAD[consumers] <= REGISTER_SPLITS[consumers][-1][1]
+    fit_registers = accumulators + REGISTER_OVERHEAD[consumers] <= most
     fit_memory = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
     resident = 2 if consumers == 1 and fit_memory and fit_registers else 1
-    registers, setmaxnreg = _registers(consumers, resident, accumulators, arch.registers_per_thread)
+    registers, setmaxnreg = _registers(splits, consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
     pair_flops = 4 * spec.head_dim * spec.packed_heads * spec.key_parts
@@ -97,7 +109,8 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     accumulators = scores + scores // 2 + output
     # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
     kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
-    has_room = kept <= REGISTER_SPLITS[consumers][-1][1]
+    splits = _splits(spec, consumers, sizes.step_blocks)
+    has_room = kept <= max(consumer for _, consumer in splits)
     for at in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
         shared = _shared(sizes, at)
         if (has_room or not at.q_in_registers) and shared.size <= ARCHS[spec.arch].shared_memory_per_block:
@@ -105,8 +118,8 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     if at.q_in_registers:
         return at, shared, accumulators + queries // 2
     # Slices of Q take what would be left, and nothing from the producers.
-    left = _split(consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
-    slices = q_slices(spec, left, consumers)
+    left = _split(splits, consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
+    slices = q_slices(spec, left)
     return replace(at, q_slices=slices), shared, accumulators + slices * SLICE_REGISTERS
 
 
@@ -135,20 +148,26 @@ def _check_tile(spec: AttentionSpec) -> None:
         check_share_kv(spec)
 
 
-def _split(consumers: int, accumulators: int) -> tuple[int, int]:
-    """Return the registers of a producer and of a consumer thread: the first split that fits, or the last one."""
-    needed, splits = accumulators + REGISTER_OVERHEAD[consumers], REGISTER_SPLITS[consumers]
-    return next((split for split in splits if needed <= split[1]), splits[-1])
+def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
+    """Return the splits that leave the producer enough."""
+    least = LIST_PRODUCER if spec.pattern.kind == "block_lists" or step_blocks > 1 else 0
+    return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
+
+
+def _split(splits: Splits, consumers: int, accumulators: int) -> tuple[int, int]:
+    """Return the registers of a producer and of a consumer thread: the first split that fits, or the largest one."""
+    needed = accumulators + REGISTER_OVERHEAD[consumers]
+    return next((split for split in splits if needed <= split[1]), max(splits, key=lambda split: split[1]))
 
 
 def _registers(
-    consumers: int, resident: int, accumulators: int, most: int
+    splits: Splits, consumers: int, resident: int, accumulators: int, most: int
 ) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
     """Return a consumer thread's registers, and what setmaxnreg is told, if threads do not just start with all."""
     overhead = REGISTER_OVERHEAD[consumers]
     if consumers == resident == 1:
         return Registers(accumulators=accumulators, overhead=overhead, limit=most), ()
-    producer, consumer = _split(consumers, accumulators)
+    producer, consumer = _split(splits, consumers, accumulators)
     return Registers(accumulators=accumulators, overhead=overhead, limit=consumer), (
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),

@@ -98,7 +98,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
-    # With blocks of 64 2% faster where tiles are handed out, no slower with 128 (docs/ladder-bsr.md).
+    # With blocks of 64 2% faster where tiles are handed out, no slower with 128 (step 39 of docs/ladder-bsr.md).
     promotion = 128 if spec.balanced else 256
     return Plan(
         spec=spec,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 from codegen.library import NamedSpec
 from codegen.receipts import (
     CubinRecord,
     MeasurementRecord,
     Receipt,
-    ReceiptError,
     SourceRecord,
     SpecRecord,
     VerificationRecord,
     source_sha256,
 )
-from codegen.render import render
 from runtime import toolchain
 from runtime.compiler import Compiled, compile_spec
 from runtime.inspection import usage
@@ -30,7 +27,7 @@ def cubin_record(compiled: Compiled) -> CubinRecord:
     return CubinRecord(
         sha256=hashlib.sha256(compiled.code).hexdigest(),
         ptx_sha256=None if ptx is None else hashlib.sha256(ptx).hexdigest(),
-        launch_sha256=hashlib.sha256(json.dumps(compiled.plan.launch(), sort_keys=True).encode()).hexdigest(),
+        launch_sha256=compiled.plan.launch_sha256,
         arch=compiled.plan.arch.name,
         compiler=compiler,
         compiler_package=package,
@@ -56,26 +53,6 @@ def receipt(
         verification=verification,
         measurement=measurement,
     )
-
-
-def rebound(earlier: Receipt, named: NamedSpec) -> Receipt:
-    """Return a receipt as one of the source that its spec renders to now.
-
-    Machine code is what was verified and measured. If it is the same, byte for byte, so are its results: only comments
-    or names of the source have changed.
-
-    Raises:
-        ReceiptError: unless the spec is the receipt's, and compiler, options and machine code are too.
-    """
-    if earlier.spec.hash != named.spec.hash:
-        raise ReceiptError(f"{named.stem}: its spec has changed")
-    sha256 = source_sha256(render(named))
-    if earlier.source.sha256 == sha256:
-        return earlier
-    compiled = compile_spec(named)
-    if changed := differences(earlier.cubin, cubin_record(compiled)):
-        raise ReceiptError(f"{named.stem}: {'; '.join(changed)}")
-    return earlier.model_copy(update={"source": SourceRecord(file=named.source_file, sha256=sha256)})
 
 
 def differences(told: CubinRecord, found: CubinRecord) -> list[str]:

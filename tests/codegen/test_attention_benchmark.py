@@ -449,26 +449,6 @@ def test_flashinfer_cake_gets_blocks_of_64(
         script.PEERS["flashinfer_cake"].make(replace(problem, q=q.expand(2, -1, -1, -1)))
 
 
-def test_rebind_is_for_earlier_runs(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        script.parse_arguments(["--rebind"])
-    assert "--rebind needs --from" in capsys.readouterr().err
-    path = tmp_path / "run.json"
-    path.write_text(
-        json.dumps({"device": "a", "driver": "1", "versions": {"torch": "2"}, "rows": [record("x", ours=1)]})
-    )
-
-    def rebind(report: dict[str, Any], records: list[dict[str, Any]], kernel_of: object) -> None:
-        records[0]["source_sha256"] = "new"
-
-    monkeypatch.setattr(script.harness, "rebind", rebind)
-    for more, found in (([], None), (["--rebind"], "new")):
-        script.report_of(script.parse_arguments(["--from", str(path), "--json", str(path), *more]), script.measure)
-        assert json.loads(path.read_text())["rows"][0].get("source_sha256") == found
-
-
 def test_only_calls_with_right_results_are_timed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = {"ours": 1e-2, "wrong": 1.01e-2, "nan": float("nan"), "good": 0.00123456}
     repeated: list[int] = []

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from codegen.library import find_spec, shipped_specs
-from codegen.plan import Plan
+from codegen.plan import PARAM_ABI, Plan
 from codegen.plans import plan_for
 from codegen.spec import AttentionSpec
 
@@ -80,7 +80,7 @@ def qkv(heads: int = 2, length: int = 256) -> list[Any]:
 
 def field(kernel: attention.AttentionKernel, block: bytes, name: str) -> Any:
     layout = kernel._loaded.layout
-    size, _, code = launch._ABI[layout.types[name]]
+    size, code = PARAM_ABI[layout.types[name]][0], launch._FORMATS[layout.types[name]]
     offset = layout.offsets[name]
     return struct.unpack("<16Q" if layout.types[name] == "tensor_map" else code, block[offset : offset + size])
 

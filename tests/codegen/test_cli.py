@@ -198,7 +198,7 @@ def test_explain(run: Run, named: NamedSpec) -> None:
     assert named.spec.hash in out
     assert f"{plan.shared_bytes} of {plan.arch.shared_memory_per_block} bytes" in out
     assert all(region.name in out and str(region.offset) in out for region in plan.shared)
-    assert f"{plan.registers.needed} of {plan.registers.limit}" in out
+    assert f"take {plan.registers.accumulators} of {plan.registers.limit}" in out
     assert "FLOP/byte" in out
     if isinstance(named.spec, AttentionSpec):
         for tensor in named.spec.index_tensors:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,9 @@ from codegen.receipts import source_sha256
 from codegen.render import render
 
 torch = pytest.importorskip("torch")
+
+from runtime.verification import rows  # noqa: E402
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "data.py"
 
 
@@ -153,26 +156,21 @@ def test_cells_of_two_devices_do_not_mix(
 
 
 def test_cells_follow_a_source_whose_code_is_the_same(
-    script: ModuleType, cells: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions = {"versions": {"compiler": "a compiler"}}
-    monkeypatch.setattr("measured.toolchain.compiler_version", lambda: ("", "a compiler"))
-    monkeypatch.setattr("measured.code_sha256", lambda named: "code")
-    older = {"source_sha256": "0" * 64, **versions}
+    monkeypatch.setattr("runtime.verification.rows.toolchain.compiler_version", lambda: ("", "a compiler"))
+    monkeypatch.setattr("runtime.verification.rows._is_code_of", lambda row, compiled: row["code_sha256"] == "code")
+    monkeypatch.setattr("runtime.verification.rows._compiled", lambda named: SimpleNamespace(code=b"", plan=plan))
+    plan = SimpleNamespace(launch_sha256="launch")
+    older = {"source_sha256": "0" * 64, "versions": {"compiler": "a compiler"}}
     path = write(
         tmp_path / "cells.jsonl",
-        cell_of(script, **older, code_sha256="code", flops=1.0),
         cell_of(script, **older, code_sha256="code", flops=2.0),
         cell_of(script, data="heads", **older, code_sha256="another"),
     )
-    monkeypatch.setattr("sys.argv", ["data.py", "--cells", str(path), "--rebind"])
-    assert script.main() == 0
+    assert rows.carried_over(path).write(path)
     assert left(script, path, *ONE_ROW) == [("topk32", "heads", "fp16")]
-    assert [cell["flops"] for cell in cells.read(path).values() if "flops" in cell] == [2.0]
     assert len(path.read_text().splitlines()) == 2
-    write(path, cell_of(script, **older | {"versions": {"compiler": "another"}}))
-    with pytest.raises(SystemExit, match="compiled with another"):
-        script.main()
 
 
 def test_measuring_needs_a_gpu(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

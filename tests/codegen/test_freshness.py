@@ -119,8 +119,8 @@ def test_strict_counts_receipts(folder: Path, specs: list[NamedSpec], receipt: M
     problems = check(folder, specs, strict=True)
     assert [p.kind for p in problems] == ["receipt_stale", "receipt_unreadable"]
     stale, unreadable = (f"codegen verify {named.stem} (on a GPU)" for named in specs)
-    rebind = f"codegen rebind {specs[0].stem} (if only comments or names changed), or "
-    assert [p.mend for p in problems] == [rebind + stale, unreadable]
+    migrate = f"codegen migrate {specs[0].stem} (if only comments or names changed), or "
+    assert [p.mend for p in problems] == [migrate + stale, unreadable]
     assert check(folder, specs) == []
 
 

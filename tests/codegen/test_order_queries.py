@@ -45,9 +45,8 @@ def test_the_search_has_room_for_its_windows(streams: int, tile: int) -> None:
     window += 4 * (tiles * others // 32 + tiles * others + tiles * others + others + 2)
     assert plan.prologue.shared_bytes == 2 * -(-window // 16) * 16 <= plan.arch.shared_memory_per_block
     assert tiles * others <= 32 * 8 and tiles % 16 == 0  # the source asks for both
-    launch = plan.launch()
-    assert launch["prologue_shared_bytes"] == plan.prologue.shared_bytes and launch["prologue_overlaps"] == 1
-    assert "prologue_shared_bytes" not in plan_for(find_spec("h100_topk32_b64_shared")).launch()
+    assert plan.launch()["prologue"] == [plan.prologue.threads, plan.prologue.shared_bytes, True]
+    assert plan_for(find_spec("h100_topk32_b64_shared")).launch()["prologue"] is None
 
 
 @pytest.mark.parametrize(("k", "rounds"), [(1, 32), (8, 4), (16, 2), (17, 2), (32, 1), (64, 1)])

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from likely_specs import likely_fields
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
@@ -131,7 +132,15 @@ small_sddmm = st.fixed_dictionaries(
         "blocks_per_sm": st.sampled_from([1, 2, 3]),
     },
 )
-plausible = attention | spmm | sddmm | small_sddmm | spgemm | near_a_shipped_one
+
+
+@st.composite
+def likely(draw: st.DrawFn) -> dict[str, Any]:
+    """Fields of which many are accepted, as the script of tests/compile draws them."""
+    return likely_fields(lambda values: draw(st.sampled_from(values)))
+
+
+plausible = attention | spmm | sddmm | small_sddmm | spgemm | near_a_shipped_one | likely()
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)

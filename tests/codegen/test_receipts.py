@@ -37,7 +37,7 @@ def test_writes_the_same_bytes_for_the_same_facts(receipt: Make, named: NamedSpe
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert path.stat().st_ino == before.st_ino
     assert first.endswith(b"}\n")
-    assert first.startswith(b'{\n  "schema_version": 1,\n  "spec": {\n')
+    assert first.startswith(b'{\n  "schema_version": 2,\n  "spec": {\n')
     assert Receipt.read(path) == receipt(named, "source")
     assert [p.name for p in path.parent.iterdir()] == ["kernel.json"]
 
@@ -62,7 +62,7 @@ def test_errors_that_are_no_numbers_survive(data: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"schema_version": 2}, "schema_version"),
+        ({"schema_version": 3}, "schema_version"),
         ({"author": "me"}, "author: Extra inputs are not permitted"),
         ({"spec": {"file": "specs/x.yaml", "hash": "abc"}}, "spec.hash"),
         ({"measurement": [{"shape": "x"}]}, "measurement.0.milliseconds"),
@@ -110,6 +110,16 @@ def test_changed_source_is_stale(named: NamedSpec, data: dict[str, Any], tmp_pat
     found = state(named, render(named) + "\n", tmp_path)
     assert found.standing is Standing.STALE
     assert "source changed" in found.explanation
+
+
+@pytest.mark.parametrize("comment", ["", "// another\n"])
+def test_version_1_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path: Path, comment: str) -> None:
+    written(tmp_path, named, data | {"schema_version": 1})
+    found = state(named, render(named) + comment, tmp_path)
+    assert found.standing is Standing.STALE and found.explanation.endswith(
+        "it is of version 1, whose launch hash is over names too"
+    )
+    assert ("source changed" in found.explanation) is bool(comment)
 
 
 def test_changed_spec_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:

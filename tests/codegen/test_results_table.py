@@ -59,6 +59,11 @@ def timed(shape: str, peer: str, peer_milliseconds: float, peer_tflops: float) -
     }
 
 
+def words(text: str) -> str:
+    """The caption of a table, in one line."""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
 def rows(text: str) -> dict[str, list[str]]:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return {first.strip("`"): rest for first, *rest in cells}
@@ -98,11 +103,11 @@ def test_verified_but_not_measured(named: NamedSpec, write: Callable[..., None],
 def test_caption_names_device_and_what_ptx_means(named: NamedSpec, write: Callable[..., None], tmp_path: Path) -> None:
     other = find_spec("l4_topk32")
     write(named)
-    caption = script.table([named, other], tmp_path).splitlines()[0]
+    caption = words(script.table([named, other], tmp_path))
     assert caption.startswith("a device, driver 580.0; ")
     assert "PTX" not in caption
     write(other, verification={"target": "compute_89 PTX"})
-    caption = script.table([named, other], tmp_path).splitlines()[0]
+    caption = words(script.table([named, other], tmp_path))
     assert "sm_89 kernels (`l4_*`) ran there through compute_89 PTX" in caption
 
 
@@ -245,8 +250,8 @@ def test_tables_of_the_data() -> None:
     assert tflops["rising"][:2] == ["-", "-"]
     assert error["std1"][0] == "1.0e-04 / - / -"
     assert error["std4"][1] == "1.0e-04 / 2.0e-04 / 3.0e-04"
-    assert found["data-ratio-h100"].startswith("a device, driver 580.0; our TFLOPS over those of the best peer")
-    assert "†: measured with an earlier source" in found["data-ratio-h100"].splitlines()[0]
+    assert words(found["data-ratio-h100"]).startswith("a device, driver 580.0; our TFLOPS over those of the best peer")
+    assert "†: measured with an earlier source" in words(found["data-ratio-h100"])
     assert found["data-ratio-h100"].splitlines()[-3:] == [
         "",
         f"- `{second}, rising`: ours has no time: wrong result: off by 1",
@@ -277,7 +282,7 @@ def test_a_row_of_a_spec_that_is_not_shipped_is_marked(tmp_path: Path) -> None:
         (compact(report(record("a"), other)), ("| `h100_topk32` |", "| `b`‡ |")),
     ):
         assert all(name in text for name in names)
-        assert "‡: a spec that is not shipped" in text.splitlines()[0]
+        assert "‡: a spec that is not shipped" in words(text)
     assert "‡" not in script.full_table(report(record("a")))
 
 
@@ -317,6 +322,21 @@ def test_full_table_has_every_row_peer_and_error(tmp_path: Path) -> None:
         "- peer not installed: `fa3`, for `b`",
     ]
     assert "has no time" not in script.full_table(report(record("a")))
+
+
+def test_peers_without_room_continue_in_the_next_row() -> None:
+    every = {f"a peer with a long name, {number}": {**BOTH["slow"], "tflops": 300.0 - number} for number in range(12)}
+    text = script.full_table(report(record("a", results={"ours": BOTH["ours"], **every})))
+    lines = [line for line in text.splitlines() if "a peer with" in line]
+    assert len(lines) > 2 and max(map(len, text.splitlines())) <= 200
+    assert [line.count("|") for line in lines] == [9] * len(lines)
+    assert lines[0].startswith("| `a` |") and lines[0].endswith(" | 2.00 / 1.25 |")
+    assert all(line.startswith("|  |  |  |  |  |  | a peer") and line.endswith(" |  |") for line in lines[1:])
+    told = ", ".join(line.split(" | ")[6].removesuffix(" |") for line in lines)
+    assert told == ", ".join(f"a peer with a long name, {number} {300 - number} / 400 (5e-04)" for number in range(12))
+    longest = {"ours": BOTH["ours"], "p" * 90: BOTH["slow"]}
+    first, second = script.full_table(report(record("a", results=longest))).splitlines()[-2:]
+    assert "| (below) | " in first and second.startswith(f"|  |  |  |  |  |  | {'p' * 90} 300 / 400 (5e-04) |")
 
 
 def test_a_row_without_peers_has_no_ratio(tmp_path: Path) -> None:
@@ -368,7 +388,7 @@ def test_a_kernel_that_changed_since_is_marked(change: dict[str, Any], tmp_path:
     text = script.full_table(report(older | change))
     (row,) = (cells for name, cells in rows(text).items() if name.startswith("a"))  # an unknown spec has a mark too
     assert row[3] == "600 / -†"
-    assert "†: measured with an earlier source" in text.splitlines()[0]
+    assert "†: measured with an earlier source" in words(text)
     assert "†" not in script.full_table(report(record("a")))
 
 

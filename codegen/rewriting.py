@@ -1,0 +1,95 @@
+"""Spec files with the names of today: what ``codegen migrate`` changes of a text, and nothing else of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from codegen import migrations
+from codegen.errors import SpecError
+from codegen.library import PlainCopy, location_of, yaml_tree
+from codegen.migrations import LEFT_OUT, Change, applied, spelt
+
+_SCALAR = re.compile(r"""(?P<quote>["'])(?:(?!(?P=quote)).)*(?P=quote)|[^\s,#\[\]{}"']+""")
+
+
+def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
+    """Return the text of a spec file with the names of today, and what changed.
+
+    Comments and layout stay as they are: only a name and a value are replaced, or what is left out is removed.
+
+    Args:
+        text: YAML.
+        origin: the file as messages name it.
+
+    Raises:
+        SpecError: for a text that is not YAML, or in which a name cannot be replaced; with file and line.
+    """
+    changes = []
+    for renamed in migrations.TABLE:
+        tree, copy = yaml_tree(text, origin), PlainCopy()
+        try:
+            fields = copy.of(tree)
+            change = renamed.change(fields)
+            if change is not None:
+                text = _edited(text, tree, change)
+                if not _reads_as(text, applied(change, fields)):
+                    raise _by_hand(change)
+                changes.append(change)
+        except RecursionError:
+            raise SpecError("", "is nested too deeply", origin) from None
+        except SpecError as error:
+            raise error.at(location_of(origin, copy.lines, error.field)) from None
+    return text, changes
+
+
+def _reads_as(text: str, fields: Any) -> bool:
+    try:
+        return bool(PlainCopy().of(yaml_tree(text, "")) == fields)
+    except SpecError:
+        return False
+
+
+def _by_hand(change: Change) -> SpecError:
+    return SpecError(change.field, f"{change.reason}; it cannot be rewritten where it stands: change it by hand")
+
+
+def _edited(text: str, tree: Any, change: Change) -> str:
+    """Return the text with one change, found by the places that the YAML parser tells."""
+    *outer, field = change.field.split(".")
+    for part in outer:
+        tree = tree[part]
+    places = tree.lc.data or {}
+    if field not in places:  # it was merged into this mapping from another one
+        raise _by_hand(change)
+    key_line, key_column, value_line, value_column = places[field]
+    starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text))]
+    key, value = starts[key_line] + key_column, starts[value_line] + value_column
+    key_end = _end_of(re.compile(rf"""(["']?){re.escape(field)}\1(?=\s*:)"""), text, key, change)
+    if change.new is change.old:
+        return text[:key] + text[key:key_end].replace(field, change.name) + text[key_end:]
+    value_end = _end_of(_SCALAR, text, value, change)
+    if change.new is LEFT_OUT:
+        return _without(text, key, value_end, flow=bool(tree.fa.flow_style()))
+    quote = text[value] if text[value] in "\"'" else ""
+    name = text[key:key_end].replace(field, change.name)
+    return f"{text[:key]}{name}{text[key_end:value]}{quote}{spelt(change.new)}{quote}{text[value_end:]}"
+
+
+def _end_of(pattern: re.Pattern[str], text: str, start: int, change: Change) -> int:
+    match = pattern.match(text, start)
+    if match is None:
+        raise _by_hand(change)
+    return match.end()
+
+
+def _without(text: str, start: int, end: int, *, flow: bool) -> str:
+    """Return the text without a field: in braces with the comma that parted it, else with its line."""
+    before, after = text[:start], text[end:]
+    if flow:
+        if (comma := re.match(r"\s*,[ \t]*", after)) is not None:
+            return before + after[comma.end() :]
+        return re.sub(r",\s*$", "", before) + after
+    rest = re.match(r"[^\r\n]*(\r\n|\r|\n)?", after)
+    assert rest is not None
+    return re.sub(r"[ \t]*$", "", before) + after[rest.end() :]

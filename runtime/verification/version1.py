@@ -1,0 +1,38 @@
+"""The launch as version 1 of receipts hashed it, with names: only to tell whether one still says what is so today."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from codegen.plan import Plan
+
+
+def launch(plan: Plan) -> dict[str, Any]:
+    """Return what version 1 took its hash over."""
+    prologue = plan.prologue
+    further = {"prologue_shared_bytes": prologue.shared_bytes, "prologue_overlaps": 1} if prologue else {}
+    return {
+        "threads": plan.threads,
+        "dynamic_shared_bytes": plan.shared_bytes,
+        "cluster": plan.cluster,
+        "params": [[param.name, param.type] for param in plan.params],
+        "tensor_maps": {name: [list(found.box), found.swizzle] for name, found in plan.tensor_maps.items()},
+        "prologue_threads": prologue.threads if prologue else 0,
+        **(further if prologue and prologue.overlaps else {}),
+    }
+
+
+def launch_sha256(plan: Plan) -> str:
+    """Return the hash of the launch in receipts."""
+    return hashlib.sha256(_json(plan)).hexdigest()
+
+
+def code_sha256(code: bytes, plan: Plan) -> str:
+    """Return the hash that rows of benchmarks had, of code and launch together."""
+    return hashlib.sha256(code + _json(plan)).hexdigest()
+
+
+def _json(plan: Plan) -> bytes:
+    return json.dumps(launch(plan), sort_keys=True).encode()

@@ -1,0 +1,129 @@
+"""The records of the ladders, and the lists that are written from them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def load_script() -> ModuleType:
+    path = PROJECT / "benchmarks" / "ladder_page.py"
+    spec = importlib.util.spec_from_file_location("ladder_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as when it is run
+        spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+RECORDS = {name: script.read(path) for name, path in script.RECORDS.items()}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    return {
+        "step": "7",
+        "title": "a change",
+        "what": "A change, at length",
+        "prediction": "3%",
+        "measured": [{"row": "dense", "figures": "600 -> 620"}, {"row": "causal", "figures": "500 -> 490"}],
+        "kept": True,
+        "in_todays_kernels": True,
+        **changes,
+    }
+
+
+def test_pages_are_those_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_steps_have_one_record_each_and_what_supersedes_them_is_one(name: str) -> None:
+    steps = [record["step"] for record in RECORDS[name]]
+    assert len(set(steps)) == len(steps)
+    for record in RECORDS[name]:
+        if isinstance(record["kept"], str):
+            later, _, other = record["kept"].removeprefix(script.SUPERSEDED).partition(" ")
+            of = RECORDS[other.strip("()")] if other else RECORDS[name]
+            assert later in [other["step"] for other in of]
+        if record["kept"] is True and not record["in_todays_kernels"]:
+            assert "notes" in record  # what today's kernels have instead
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_notes_that_records_name_are_there(name: str) -> None:
+    for page, anchor in re.findall(r"(notes-[a-z]+\.md)#([\w-]+)", json.dumps(RECORDS[name])):
+        headings = re.findall(r"^#+ (.*)$", (script.DOCS / "ladder" / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_field_is_documented() -> None:
+    text = (script.DOCS / "ladder" / "README.md").read_text(encoding="utf-8")
+    assert not [field for field in script.REQUIRED | script.OPTIONAL if f"| `{field}` |" not in text]
+    assert not [field for field in script.OF_AN_ENTRY if f"`{field}`" not in text]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, None),
+        ({"measured": "slower"}, None),
+        ({"kept": "superseded by 9", "in_todays_kernels": False}, None),
+        ({"kept": "perhaps", "in_todays_kernels": False}, "kept is 'perhaps'"),
+        ({"kept": False}, "in today's kernels, but not kept"),
+        ({"measured": [{"row": "dense"}]}, "measured is neither a text nor a list of figures"),
+        ({"measured": [{"figures": "1", "median": 1}]}, "measured is neither a text nor a list of figures"),
+        ({"colour": "red"}, "unknown field colour"),
+    ],
+)
+def test_faults_of_a_record(changes: dict[str, Any], fault: str | None) -> None:
+    assert script.faults(record(**changes)) == ([fault] if fault else [])
+
+
+def test_a_record_that_is_not_as_documented_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    found = record()
+    del found["what"]
+    path.write_text(json.dumps(record()) + "\n" + json.dumps(found) + "\n")
+    with pytest.raises(ValueError, match=r"records\.jsonl, step 7: no what"):
+        script.read(path)
+
+
+def test_lists() -> None:
+    records = [
+        record(step="1", gain="dense 600 -> 620", notes="Since 9 also causal."),
+        record(step="2", where="dense"),
+        record(step="3", kept="superseded by 9", in_todays_kernels=False),
+        record(step="4", kept=False, in_todays_kernels=False, because="slower"),
+        record(step="5", kept=False, in_todays_kernels=False, measured="slower"),
+        record(step="6", prediction="2% (notes-bsr.md#few-rows)", gain="1%"),
+    ]
+    assert script.lists(records, "sm_89-") == {
+        "sm_89-gained": "- **1**: a change. Expected: 3%. Gained: dense 600 -> 620. Since 9 also causal.\n"
+        "- **6**: a change. Expected: 2% ([notes](ladder/notes-bsr.md#few-rows)). Gained: 1%.",
+        "sm_89-kept": "- 2: a change. Kept: dense",
+        "sm_89-replaced": "- 3: a change. Superseded by 9",
+        "sm_89-not-kept": "- 4: a change: dense 600 -> 620\n- 5: a change",
+    }
+
+
+def test_only_what_is_between_the_markers_is_rewritten(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- kept:begin -->\nold\n<!-- kept:end -->\nbelow\n")
+    before = page.read_text()
+    assert script.update(page, {"kept": "new", "gained": ""}, check=True) == 1
+    assert page.read_text() == before
+    assert script.update(page, {"kept": "new", "gained": ""}) == 0
+    assert page.read_text() == before.replace("old", "new")
+    with pytest.raises(ValueError, match="must be there once"):
+        script.update(page, {"gained": "- 1: a step that the page has no place for"})

@@ -1,0 +1,161 @@
+"""Fields of specs of all operators, architectures, patterns and options, as drawn by tests: many are accepted.
+
+The draws go through one function, so that Hypothesis can make them, and shrink them, or a seeded generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Choose = Callable[[Sequence[Any]], Any]
+"""Returns one of the values that it is given."""
+
+# More often what has most options, and what is refused most.
+OPS = (*["attention"] * 12, *["bsr_spmm"] * 6, *["bsr_sddmm"] * 3, *["bsr_spgemm"] * 2, "tile_copy")
+ARCHS = (*["sm_90a"] * 6, "sm_89", "sm_89", "sm_80", "sm_86", "sm_120")
+SIDES = (16, 32, 64, 128)
+RARELY = (True, False, False, False, False)
+OFTEN = (True, False)
+
+
+def likely_fields(choose: Choose) -> dict[str, Any]:
+    """Draw the fields of a spec."""
+    op = choose(OPS)
+    fields = {"op": op, "arch": choose(ARCHS), **_ATTENTION_OR_PRODUCT[op](choose)}
+    options: dict[str, Sequence[Any]] = {
+        "dtype": ("fp16", "bf16"),
+        "stages": range(1, 9),
+        "mma": ("mma", "wmma", "wgmma"),
+        "copy": ("tma", "cp_async", "ld_global"),
+        "schedule": ("cooperative", "ping_pong", "multistage"),
+    }
+    return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
+
+
+def _attention(choose: Choose) -> dict[str, Any]:
+    if choose(RARELY):
+        return _sharing_attention(choose)
+    fields: dict[str, Any] = {"head_dim": choose((64, 96, 128, 192, 256)), "pattern": _pattern(choose)}
+    if choose(OFTEN):
+        tile = {"m": choose((16, 32, 64, 64, 128, 128, 192, 192, 256)), "n": choose((*range(32, 257, 16), 64, 80, 128))}
+        fields["tile"] = {name: tile[name] for name in choose((("m", "n"), ("m",), ("n",)))}
+    options: dict[str, Sequence[Any]] = {
+        "lse": (False,),
+        "softcap": (20.0,),
+        "sink": (True,),
+        "packed_heads": (2, 4, 8, 16, 32, 64),
+        "split_tail": (False,),
+        "key_parts": (2,),
+        "paced": (True,),
+        "warp_rows": (16, 32),
+    }
+    return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
+
+
+def _sharing_attention(choose: Choose) -> dict[str, Any]:
+    block = {"q": choose((64, 64, 64, 128)), "kv": choose((64, 128))}
+    return {
+        "arch": "sm_90a",
+        "head_dim": choose((64, 96, 128)),
+        "pattern": {"kind": "topk", "k": choose((1, 8, 9, 32, 64, 128)), "block": block},
+        "tile": {"m": choose((128, 192))},
+        "share_kv": choose((True, True, False)),
+        **choose(({}, {"query_order": True}, {"order_queries": True})),
+        **choose(({}, {"paced": True})),
+        **choose(({}, {"softcap": 20.0}, {"sink": True})),
+    }
+
+
+def _pattern(choose: Choose) -> dict[str, Any]:
+    kind = choose(("dense", "causal", "sliding_window", "sink_window", "strided", "topk", "block_lists"))
+    block = {"q": choose((1, 4, 16, 32, 64, 64, 128, 128)), "kv": choose((16, 32, 64, 64, 128, 128))}
+    window = {"left": choose((5, 200, 1023)), "right": choose((0, 9, 300))}
+    fields: dict[str, dict[str, Any]] = {
+        "dense": {},
+        "causal": {"align": choose(("bottom_right", "top_left"))},
+        "sliding_window": window,
+        "sink_window": {"sink": choose((4, 100)), **window},
+        "strided": {
+            "stride": choose((2, 5, 8)),
+            "local": choose((0, 2, 15)),
+            "block": choose((64, 128)),
+            "causal": choose(OFTEN),
+        },
+        "topk": {"k": choose((1, 8, 9, 32, 64, 300)), "block": block},
+        "block_lists": {"block": block, "mask": choose(("none", "causal"))},
+    }
+    return {"kind": kind, **fields[kind]}
+
+
+def _product(choose: Choose) -> dict[str, Any]:
+    rows = choose(SIDES)
+    fields: dict[str, Any] = {"block": {"rows": rows, "cols": choose((rows, rows, *SIDES))}}
+    if choose(OFTEN):
+        fields["tile"] = {
+            "m": choose((rows, rows, rows, 128, 384)),
+            "n": choose((64, 128, 256, 512, 1024)),
+            "k": choose((16, 32, 64, 128)),
+        }
+    return fields
+
+
+EPILOGUES = (
+    {"bias": True},
+    {"bias": True, "activation": "gelu"},
+    {"activation": "silu"},
+    {"bias": True, "activation": "relu"},
+)
+
+
+def _bsr_spmm(choose: Choose) -> dict[str, Any]:
+    if choose(RARELY):
+        return _small_blocks(choose)
+    options: dict[str, Sequence[Any]] = {
+        "accumulate": (True,),
+        "balanced": (True,),
+        "cluster": (2,),
+        "transpose_a": (True,),
+        "b_layout": ("column_major",),
+        "blocks_per_sm": (2, 3),
+        "epilogue": EPILOGUES,
+    }
+    return {**_product(choose), **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
+
+
+def _small_blocks(choose: Choose) -> dict[str, Any]:
+    rows, cols = choose((16, 32)), choose((16, 32))
+    tile = {"m": rows, "n": choose((256, 512, 1024)), "k": choose((cols, 2 * cols, 4 * cols))}
+    return {
+        "arch": "sm_90a",
+        "block": {"rows": rows, "cols": cols},
+        "blocks_per_sm": choose((1, 2, 3)),
+        "balanced": choose(OFTEN),
+        "accumulate": choose(OFTEN),
+        **choose(({}, {"tile": tile})),
+        **choose(({}, {"epilogue": choose(EPILOGUES)})),
+    }
+
+
+def _bsr_sddmm(choose: Choose) -> dict[str, Any]:
+    return {**_product(choose), **({"blocks_per_sm": choose((2, 3))} if choose(RARELY) else {})}
+
+
+def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
+    option = choose(({}, {"output": "bsr"}, {"balanced": True}))
+    fields = _product(choose)
+    rows = fields["block"]["rows"]
+    return {**fields, "block": {"rows": rows, "cols": rows}, **option}
+
+
+def _tile_copy(choose: Choose) -> dict[str, Any]:
+    return {"tile": {"m": choose((32, 64, 128)), "n": choose((64, 128, 256))}} if choose(OFTEN) else {}
+
+
+_ATTENTION_OR_PRODUCT: dict[str, Callable[[Choose], dict[str, Any]]] = {
+    "attention": _attention,
+    "bsr_spmm": _bsr_spmm,
+    "bsr_sddmm": _bsr_sddmm,
+    "bsr_spgemm": _bsr_spgemm,
+    "tile_copy": _tile_copy,
+}

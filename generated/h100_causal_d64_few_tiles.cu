@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5c20cfd9ae23241ff8a336f490ccd69526bd451b9ab3fcdbd634bd2fe5f560b5
+// seal: sha256 b6d37a67bc887a52415d6b8d8f014977cdcbf1be4f239e551ed27f0d5827ad41
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -634,11 +634,10 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
-// row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
-// nothing else.
+// row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
 // rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 

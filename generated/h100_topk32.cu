@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: c4d0c957f2460ce3f1423d7aa57145e46ade95090d61b606fd9f94d66d41d06a
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fafb3cd0b60cf9e1821f3b895af6a5b0d71a62d645082759a3dd0fac16f168ed
+// seal: sha256 0aa4eaecd5899ebd975f599096f646224019376cd37d2a3ae6d4f1d615aaafd9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -679,11 +679,10 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
 
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
-// row_sum are rescaled, only in a step that exceeds it by the threshold. What a step costs depends on the scores in
-// nothing else.
+// row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
 // rises from 1.0e-3 to 1.7e-3.
 constexpr float kRescaleThreshold = 1.0f;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c1ed98b51fb54eb0d804c8171fc54e05971fd6a90b9033e8fc8c7e6f9e7dee6a
+// seal: sha256 6e6f2c31555d0ea302f12cd2e0108f3118725349fd461c4f9cf2b362f8cd1576
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -337,12 +337,12 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
-//
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it.
 constexpr float kRescaleThreshold = 1.0f;
 
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum: for all rows
+// of the warp's 16.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":80},"warp_rows":32}
 // spec hash: 4f81754d118fc7bc5cf55afad6e8fe23e434bb356e91939535fdcfe67fe259be
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 606a66df77c107d05089dd89c37516d0527a1cc110d676f6db8b75ca98ff320e
+// seal: sha256 b89a26045944cd910c660ab999424a2783a9ded6ae15a9515caa41be4e3cc3d7
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -320,12 +320,12 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
-//
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it.
 constexpr float kRescaleThreshold = 1.0f;
 
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum: for all rows
+// of the warp's 16.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll

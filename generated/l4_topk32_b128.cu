@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 991d59d6f1389748c2c9ac66851204cababf32b341a4a0db66e178e19b1e6b3b
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b1c9c1328ae99cb0f4b91a3b6353fdc57c49cebab1f1918dae37c9a042e5c635
+// seal: sha256 0e4155bf53bd18e08b5a70209e5deced2c5d99786470f8e61f14781cf4c28486
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -352,12 +352,12 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
-//
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it.
 constexpr float kRescaleThreshold = 1.0f;
 
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum: for all rows
+// of the warp's 16.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":32,"q":32},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":32},"warp_rows":16}
 // spec hash: ac30ba8bf4ce03e70f4c0ef75b847177e6554977c1f7b485a727acf1447fbde3
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 43d970f4722c3d275b0d3c04475032561758398b68c6b28e6818caf78b59bd1b
+// seal: sha256 8b59c35762d489c79ad883b91e0bcd3b092c05f24978e11f9357ece6adc73808
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -348,12 +348,12 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
-//
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it.
 constexpr float kRescaleThreshold = 1.0f;
 
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum: for all rows
+// of the warp's 16.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 0d38a6c5ba119f6e658dd4720efd74ac413bb0e0838bc0b0183723a3967e81de
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 05e5d5d2a27b68825f88c85f45abc00ee526b25908dda4d83406652b6498fdee
+// seal: sha256 22e2b69f11887bafaace5f06143d4625450b582418873a2b5cf8f79f38a280ff
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -347,12 +347,12 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum.
-//
-// Threshold, as log2 of a weight. A key that outweighs all before it must have weight 1, which 16 bits hold exactly;
-// one of weight 2 or more always gets it.
+// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
+// it, which may decide its row, has it.
 constexpr float kRescaleThreshold = 1.0f;
 
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum: for all rows
+// of the warp's 16.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll

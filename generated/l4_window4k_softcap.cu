@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":4095,"right":0},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 269bd448bb2b535497b123d1e124603144665228849e49f70f43382e8d22791f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 96ce3c445854d4b1c196e9bf707ec49d791bb1aed8a501e073825574458a7477
+// seal: sha256 11c9bc60489893023b9730a7b0537b4aff9ee9191ba14de6c0b5a7f9a2014f41
 
 // Attention forward for sm_89: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -382,8 +382,8 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
 // it, which may decide its row, has it.
 constexpr float kRescaleThreshold = 1.0f;
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, and rescales O and row_sum: for all rows
-// of the warp's 16.
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, for all rows of 16 of the warp. O and
+// row_sum are rescaled.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f6709631b292c831804368202a9cf2243bdcdf02dbbd3d6cd1e12a8af1efa014
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5a483c9631adbe8a48ca53b6ab5335e828b7c677016b29f5e9a7ed9cbc7a3585
+// seal: sha256 af6c39306e918fe929c2a60de6e7379da2645fb9a567d0522a2028a043b7ecb8
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -705,11 +705,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, and the steps of its stream. `turns` is for kernels whose
-// streams take turns.
+// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
 struct Entry {
   Piece piece;
-  int count, turns;
+  int count;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
@@ -720,7 +719,6 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   Entry entry;
   entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
-  entry.turns = entry.count;
   return entry;
 }
 
@@ -842,9 +840,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-        // Under P V: the step's maximum.
+        // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);
+        if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
@@ -852,10 +851,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        if (raises) {
-          raise_row_max(row_max, rescale, step_max);
-          rescale_rows(o, row_sum, rescale);
-        }
+        if (raises) rescale_rows(o, row_sum, rescale);
         scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
       }
 

@@ -1,10 +1,10 @@
 // Generated from specs/h100_causal_d64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_causal_d64.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
-// spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":192,"n":128}}
+// spec hash: 05fd734c8b1bcc8dc9f9a3b4b5280a066357439d0e8f51e6a49c09773f9adb4c
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b40ce9522a0272376caad026527925db6c3308ae0590595dd7876e330158a894
+// seal: sha256 95180a289c0e06ff04b3fc7c5ed559fe31be8f45a000747f5f4677950fa1072e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -16,8 +16,9 @@
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, steps of its streams, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring
+//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
+//   named barrier kTurn + w      consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
@@ -25,7 +26,7 @@
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Cooperative: the consumers run side by side, with no order between them.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
@@ -68,13 +69,14 @@ constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 128;  // keys of one load
 
-// Dynamic shared memory: 139376 bytes. Byte offsets:
+// Dynamic shared memory: 139384 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64
 constexpr int kKOffset = 49152;  // 32768 bytes: K ring of each stream
 constexpr int kVOffset = 81920;  // 32768 bytes: V ring of each stream
 constexpr int kOOffset = 114688;  // 24576 bytes: O tile on its way out
 constexpr int kBarriersOffset = 139264;  // 96 bytes: mbarriers
 constexpr int kEntriesOffset = 139360;  // 16 bytes: ring of tiles: number, numbers of steps
+constexpr int kSlotsOffset = 139376;  // 8 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -87,12 +89,14 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;  // named barrier of warpgroup w's turn: kTurn + w
+constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads a block, 139376 bytes of dynamic shared memory.
+// Launch: 512 threads a block, 139384 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
@@ -320,6 +324,11 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -376,21 +385,21 @@ __device__ __forceinline__ int diagonal(const Params& p) {
 
 struct KeyBlocks {
   int count;           // key blocks that these queries see
+  int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
+    first_diagonal = first_query + diagonal(p);
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
+  // Whether some pair of the i-th block is hidden.
+  __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-// The first and the last key that a query sees. There is none if the last one comes before the first.
-__device__ __forceinline__ int first_key_of(const Params& p, int query) { return 0; }
-__device__ __forceinline__ int last_key_of(const Params& p, int query) {
-  return min(query + diagonal(p), p.kv_len - 1);
-}
+__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
 
 // One tile of work: kTileM queries of one head.
 struct Tile {
@@ -458,6 +467,13 @@ __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece&
   return blocks;
 }
 
+// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
+// its pairs. Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
+__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+  const int slot = block * 2 + masked;
+  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+}
+
 // Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
 // so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
 __device__ __forceinline__ int read_by_leader(const int* word) {
@@ -512,6 +528,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
+  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
   const uint32 barriers = base + 8 * stream * kStages;
@@ -541,6 +558,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, parity = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
+#pragma unroll
+        for (int load = 0; load < kStepBlocks; ++load) {
+          const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
+          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], masked);
+        }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
@@ -605,29 +627,42 @@ __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uin
   keep_in_place(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers. Queries before 0 see none.
-struct SeenBlocks {
-  int first = 0, last = -1;  // of those that some of these queries see
-  int whole_before;          // before this one, none has keys that one of them does not see yet, or that do not exist
+// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// back, reads them; for the others they are 0.
+struct StepSlots {
+  int slot[kStepBlocks];
 
-  __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
-    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
-    const int first_key = first_key_of(p, first_query), last_key = last_key_of(p, last_query);
-    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
-      first = first_key / kTileN;
-      last = last_key / kTileN;
-    }
-    whole_before = (last_key_of(p, first_query) + 1) / kTileN;
+  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
+  }
+  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
+  __device__ __forceinline__ bool hide_some() const {
+    bool some = false;
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    return __any_sync(0xFFFFFFFF, some);
   }
 };
 
-// Hides from each query the keys of a block after the last one that it sees. `query` is this thread's first.
-__device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params& p, int block, int query) {
-  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
-  const int last_column[2] = {last_key_of(p, query) - first_key, last_key_of(p, query + 8) - first_key};
+// Hides the pairs of a step that the pattern or the end of the keys excludes.
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
 #pragma unroll
-  for (int i = 0; i < kTileN / 2; ++i) {
-    if (i / 4 * 8 + i % 2 > last_column[i / 2 % 2]) s[i] = kMinusInfinity;
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
+    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int keys = p.kv_len - first_key;
+#pragma unroll
+    for (int j = 0; j < kLoadKeys / 2; ++j) {
+      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
+      bool seen = column < keys;
+      const int my_query = query + j / 2 % 2 * 8;
+      // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
+      // constants then.
+      const bool in_pattern = visible(p, my_query - first_key, column);
+      seen &= in_pattern;
+      if (!seen) s[i] = kMinusInfinity;
+    }
   }
 }
 
@@ -700,11 +735,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, and the steps of its stream. `turns` is for kernels whose
-// streams take turns.
+// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
 struct Entry {
   Piece piece;
-  int count, turns;
+  int count;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
@@ -715,7 +749,6 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   Entry entry;
   entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
-  entry.turns = entry.count;
   return entry;
 }
 
@@ -777,6 +810,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
+  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
   const uint32 barriers = base + 8 * stream * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 q_descriptors =
@@ -788,17 +822,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   RingPosition<kTileStages> tile_position;
   RingPosition<kStages> k_position, v_position;
-  // Steps whose keys this warpgroup does not see are handed back as they come.
-  const auto hand_back = [&](int steps) {
-    for (; steps > 0; --steps) {
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-      k_position.advance();
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-      v_position.advance();
-    }
-  };
+  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
+  // The first turn is warpgroup 0's.
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
+  bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
     const Entry entry = read_entry(entries, base, tile_position, stream);
@@ -811,53 +838,50 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 q[kQSlices][4];
     load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
 
-    // Blocks come from the last one back: first those after all that these queries see, at the end those before them.
-    const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
-    const SeenBlocks seen(p, tile.first_query + warpgroup * kWarpgroupRows);
-    const int after = min(max(newest - seen.last, 0), entry.count);
-    const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - after);
-    const int count = entry.count - after - before;
-    const int newest_seen = newest - after;
-    hand_back(after);
-    if (count > 0) {
+    if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      StepSlots step(slots, k_position.stage, warp_leader);
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
+      if (fresh) bar_sync(my_turn, kTurnThreads);
       issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
+      if (fresh) bar_arrive(next_turn, kTurnThreads);
+      fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (newest_seen >= seen.whole_before) hide_after(s, p, newest_seen, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
-      if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
 
       // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < count; ++i) {
+      for (int i = 1; i < entry.count; ++i) {
+        step = StepSlots(slots, k_position.stage, warp_leader);
+        bar_sync(my_turn, kTurnThreads);
         issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+        bar_arrive(next_turn, kTurnThreads);
         wgmma_wait<1>();
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        const int block = newest_seen - i;
-        if (block >= seen.whole_before) hide_after(s, p, block, tile.first_query + first_row);
-        // Under P V: the step's maximum.
+        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);
+        if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
         wgmma_wait<0>();
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        if (raises) {
-          raise_row_max(row_max, rescale, step_max);
-          rescale_rows(o, row_sum, rescale);
-        }
+        if (raises) rescale_rows(o, row_sum, rescale);
         scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
       }
 
@@ -874,10 +898,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
     }
-    hand_back(before);
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     tile_position.advance();
   }
+  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

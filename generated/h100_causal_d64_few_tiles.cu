@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 400bee0873e747102b3ffa213cd1f26cec3568a4e5e7b15a294f6cbe25ab90c1
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b6d37a67bc887a52415d6b8d8f014977cdcbf1be4f239e551ed27f0d5827ad41
+// seal: sha256 fbacd06f8c6343d2aa2cdb3330aae1ed7f3dfdda01b7c1548f43a27574e2b04d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -701,10 +701,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, the steps of its stream, and those of both.
+// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
 struct Entry {
   Piece piece;
-  int count, all;
+  int count;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
@@ -715,9 +715,6 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   Entry entry;
   entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
-  entry.all = 0;
-#pragma unroll
-  for (int other = 0; other < kStreams; ++other) entry.all += read_by_leader(counts + other);
   return entry;
 }
 
@@ -870,9 +867,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
-        // Under P V: the step's maximum.
+        // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);
+        if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
@@ -880,10 +878,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        if (raises) {
-          raise_row_max(row_max, rescale, step_max);
-          rescale_rows(o, row_sum, rescale);
-        }
+        if (raises) rescale_rows(o, row_sum, rescale);
         scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
       }
 

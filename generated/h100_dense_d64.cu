@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: f8179f924e74e76f0edb2a8c9374ca4336b84f0f08636b1a789146f00c7134b6
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c1523e2dc2d9dad47e5ec66f60718922c51064bc4a2bae53d4d93b2433d9c194
+// seal: sha256 0f2945707fbccb7d2fe2958b290d10ca2cab06f87e694253d12f09e112de70f0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -382,18 +382,19 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 // Pattern: every query sees every key.
 struct KeyBlocks {
   int count;  // key blocks that these queries see
-  int first = 0;  // number of the first of them
+  int last;   // number of the last of them
 
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
+    last = count - 1;
   }
-  // Restricts these queries to `number` shares from `begin` on.
-  __device__ __forceinline__ void restrict_to(int begin, int number) {
-    first = begin;
-    count = min(number, max(count - begin, 0));
+  // Restricts these queries to `number` shares from `first` on.
+  __device__ __forceinline__ void restrict_to(int first, int number) {
+    last -= first;
+    count = min(number, max(count - first, 0));
   }
-  // Number of the i-th key block.
-  __device__ __forceinline__ int at(int i) { return first + i; }
+  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return last - i; }
 };
 
 // One tile of work: kTileM queries of one head.
@@ -735,11 +736,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, and the steps of its stream. `turns` is for kernels whose
-// streams take turns.
+// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
 struct Entry {
   Piece piece;
-  int count, turns;
+  int count;
 };
 
 __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
@@ -750,7 +750,6 @@ __device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, con
   Entry entry;
   entry.piece = read_piece(words);
   entry.count = read_by_leader(counts + stream);
-  entry.turns = entry.count;
   return entry;
 }
 
@@ -921,9 +920,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         if (step.hide_some()) hide_pairs(s, p, step);
-        // Under P V: the step's maximum.
+        // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);
+        if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
         // P V still reads `prob`, where the new weights go.
@@ -931,10 +931,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
         v_position.advance();
-        if (raises) {
-          raise_row_max(row_max, rescale, step_max);
-          rescale_rows(o, row_sum, rescale);
-        }
+        if (raises) rescale_rows(o, row_sum, rescale);
         scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
       }
 

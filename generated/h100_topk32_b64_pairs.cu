@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":5,"tile":{"m":128,"n":64}}
 // spec hash: 55c3cb9809c8523bc9cee5ca4db9653eb5c0d66993523eed7dfa05e1ab653d54
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7434f32267b443dd0cf474225cf2e58ee8c85abea047a7c20340dfc5fa9160a5
+// seal: sha256 ad6c7c351fea5cf898beb05a225befcf645d626792a7ce25396ff54bce7daa58
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -986,17 +986,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
       if (step.hide_some()) hide_pairs(s, p, step);
-      // Under P V: the step's maximum.
+      // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds(step_max, row_max);
+      if (raises) raise_row_max(row_max, rescale, step_max);
       // P V still reads `prob`, where the new weights go.
       wgmma_wait<0>();
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
-      if (raises) {
-        raise_row_max(row_max, rescale, step_max);
-        rescale_rows(o, row_sum, rescale);
-      }
+      if (raises) rescale_rows(o, row_sum, rescale);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
     }
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 6a49f7b7c401e6b7d1d559b964a385cc29d8ae16241fdf978dacf347d3c732da
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/pool.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 37322fc5e94350ce6072758c362ac0479de196aec4f459f5e3ff9293e514ae3c
+// seal: sha256 fc2d4ebca8f46a8e2dfd417881da36f319d5c0c9f9b3208d4d3301c07c3a3944
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -1205,17 +1205,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
       if (step.hide_some()) hide_pairs(s, p, step);
-      // Under P V: the step's maximum.
+      // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds(step_max, row_max);
+      if (raises) raise_row_max(row_max, rescale, step_max);
       // P V still reads `prob`, where the new weights go.
       wgmma_wait<0>();
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
-      if (raises) {
-        raise_row_max(row_max, rescale, step_max);
-        rescale_rows(o, row_sum, rescale);
-      }
+      if (raises) rescale_rows(o, row_sum, rescale);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
     }
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: b72bed779c9ef93f459cc4f84164048861092b447eafc6c311797295cd6e8d72
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 037058e4f6d6ee16c15a3601713e64faf3986eb756bad737d059de5869a8c48d
+// seal: sha256 e4dc3a291f47adf0b9faf0f5ee124f8f33d99d3db2b9c011be9b1c471245f8dc
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -1089,17 +1089,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
       if (step.hide_some()) hide_pairs(s, p, step);
-      // Under P V: the step's maximum.
+      // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds(step_max, row_max);
+      if (raises) raise_row_max(row_max, rescale, step_max);
       // P V still reads `prob`, where the new weights go.
       wgmma_wait<0>();
       keep_in_place(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
-      if (raises) {
-        raise_row_max(row_max, rescale, step_max);
-        rescale_rows(o, row_sum, rescale);
-      }
+      if (raises) rescale_rows(o, row_sum, rescale);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
     }
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: e4f95ce32c0d856f56206f5cf9c6c8755b9480952c2d026e830aa8e505a66251
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fe2d0d3289867f9f7b9fcbf50c98ed7f3133af8b66d78b80c8c92d8ca9de339f
+// seal: sha256 9e4021b45a18faffdc3ea54baca6feb1a30dcb6e565b874e9ca4bd8a98d15728
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -185,8 +185,8 @@ struct KeyBlocks {
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
   }
-  // Number of the i-th key block.
-  __device__ __forceinline__ int at(int i) { return i; }
+  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes

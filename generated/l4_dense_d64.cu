@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":80},"warp_rows":32}
 // spec hash: 4f81754d118fc7bc5cf55afad6e8fe23e434bb356e91939535fdcfe67fe259be
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 563252245707b2ead67b06d9ddbb986e6553040faf97f7e491cfd724c1f3f050
+// seal: sha256 729e8373de808636989a30b0bfbe458b308daed9ca6d398c8f0e88a5cea1bc55
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -185,8 +185,8 @@ struct KeyBlocks {
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
   }
-  // Number of the i-th key block.
-  __device__ __forceinline__ int at(int i) { return i; }
+  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes

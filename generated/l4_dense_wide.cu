@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 317e7e696b51e5c6c590c1b3b865ae7ffffe28c0917d5023817bedc6f0f2f4c0
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 62c944665c4f85b474d14e0690c2a0423fdfb54fe19442a86a3eeae700143ad9
+// seal: sha256 b56fd2bdb1fe52c7cd0011d0e9d10657b659779115c64f234483d30ff74cd080
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -192,8 +192,8 @@ struct KeyBlocks {
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
   }
-  // Number of the i-th key block.
-  __device__ __forceinline__ int at(int i) { return i; }
+  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes

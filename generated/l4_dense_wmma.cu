@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
 // templates: attention/patterns/dense.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e455147a860ab119110d4adb3960eda4338f231fe9663aee67cc6abbb2556ecf
+// seal: sha256 fe9e33f374e9cf1dd4691d33386b85041133c452ae78055ca949113601dc620a
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -155,8 +155,8 @@ struct KeyBlocks {
   __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
   }
-  // Number of the i-th key block.
-  __device__ __forceinline__ int at(int i) { return i; }
+  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes

@@ -162,8 +162,10 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
         functions = re.search(softmax, source, re.DOTALL)
         consume = source[source.index("consume(const Params") :]
         first = re.search(r" *take_step_max\(.*?;\n *raise_row_max\(.*?;\n *scale_apply_exp2\(.*?;\n", consume)
-        taken = re.search(r" *take_step_max\(.*?;\n *const bool raises = .*?;\n", consume)
-        used = re.search(r"( *)if \(raises\) {\n.*?\n\1}\n *scale_apply_exp2\(.*?;\n", consume, re.DOTALL)
+        taken = re.search(
+            r" *take_step_max\(.*?;\n *const bool raises = .*?;\n *if \(raises\) raise_row_max\(.*?;\n", consume
+        )
+        used = re.search(r" *if \(raises\) rescale_rows\(.*?;\n *scale_apply_exp2\(.*?;\n", consume)
         assert functions and first and taken and used
         program = WGMMA_PROGRAM
         values |= {"functions": functions[0], "first_step": first[0], "further_step": taken[0] + used[0]}

@@ -16,7 +16,7 @@ ROWS = (
     *("topk32_b64", "topk32_d64_b64", "topk64_b128x64", "gqa_topk32_b64", "block_lists"),
 )
 DATA = {
-    "fp16": ("std1", "std2", "std4", "std9", "key_norms", "heads", "sink", "rotary", "rising"),
+    "fp16": ("std1", "std2", "std4", "std9", "key_norms", "heads", "sink", "rotary", "rising", "falling"),
     "bf16": ("std1", "std4", "std9", "heads"),
 }
 SHAPE = ("batch", "heads", "kv_heads", "length")

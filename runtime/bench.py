@@ -190,6 +190,11 @@ def _rising(q: torch.Tensor, k: torch.Tensor, u: torch.Tensor, generator: torch.
     return q + RISING_QUERY * of_query_heads(u, q), k + lengths[:, None] * u
 
 
+def _falling(q: torch.Tensor, k: torch.Tensor, u: torch.Tensor, generator: torch.Generator | None) -> Inputs:
+    q, k = _rising(q, k.flip(2), u, generator)
+    return q, k.flip(2)
+
+
 DATA: dict[str, DataSet] = {
     **{f"std{std}": _scaled(std) for std in (1, 2, 4, 9)},
     "key_norms": DataSet("keys of very different length: log-normal, sigma 0.8", _key_norms),
@@ -197,6 +202,7 @@ DATA: dict[str, DataSet] = {
     "sink": DataSet("an attention sink: the first key has much of every row's weight", _sink),
     "rotary": DataSet("rotary embedding of q and k with a mean, and a sink: logits wave with the distance", _rotary),
     "rising": DataSet("logits that rise by 5 from 128 keys to the next: each block has a new maximum", _rising),
+    "falling": DataSet("rising, keys in reverse: the same for kernels that take the last keys first", _falling),
 }
 
 

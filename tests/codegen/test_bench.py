@@ -214,6 +214,14 @@ def test_logits_rise_by_five_from_block_to_block(head_dim: int) -> None:
     assert float(steps.min()) > 3.0
 
 
+def test_falling_logits_are_rising_ones_in_reverse() -> None:
+    rising, falling = (made(name, heads=2, kv_heads=2, length=512, head_dim=64) for name in ("rising", "falling"))
+    directions = [
+        (logits(q, k).mean(1).unflatten(1, (-1, 128)).mean(2).diff(dim=1) > 0) for q, k, _ in (rising, falling)
+    ]
+    assert bool(directions[0].all()) and not bool(directions[1].any())
+
+
 def test_keys_of_rising_logits_stay_finite_in_fp16() -> None:
     q, k, _ = made("rising", heads=1, kv_heads=1, length=32768, dtype=torch.float16)
     assert bool(torch.isfinite(k).all()) and bool(torch.isfinite(q).all())

@@ -82,8 +82,8 @@ def test_a_complete_file_has_the_group_of_rows_and_every_data_set(script: Module
     assert cells.DATA["fp16"] == tuple(script.DATA)
     assert set(cells.DATA["bf16"]) <= set(script.DATA)
     found = left(script, Path("no such file"))
-    assert len(found) == len(set(found)) == 11 * 9 + 11 * 4
-    assert [dtype for *_, dtype in found] == ["fp16"] * 99 + ["bf16"] * 44
+    assert len(found) == len(set(found)) == 11 * 10 + 11 * 4
+    assert [dtype for *_, dtype in found] == ["fp16"] * 110 + ["bf16"] * 44
 
 
 def test_peers_that_compile_for_long_are_the_last_resort(script: ModuleType) -> None:
@@ -280,9 +280,9 @@ def test_a_run_that_is_cut_short_goes_on(
 ) -> None:
     path = tmp_path / "cells.jsonl"
     fp16 = ("--dtypes", "fp16")
-    assert run(path, *fp16, "--budget", "35") == 14  # no cell is begun later
+    assert run(path, *fp16, "--budget", "35") == 16  # no cell is begun later
     out = capsys.readouterr().out
-    assert out.startswith("18 cells to measure on a device, about ")
+    assert out.startswith("20 cells to measure on a device, about ")
     assert "peers not installed: cudnn_bsa\n" in out
     assert run.made == ["ours", "FA4"]  # once for all data sets
     first = path.read_bytes()
@@ -291,12 +291,12 @@ def test_a_run_that_is_cut_short_goes_on(
     path.write_bytes(first[:-20])
     assert run(path, *fp16) == 0
     found = cells.read(path)
-    assert len(found) == 18 == len(path.read_bytes().splitlines())
+    assert len(found) == 20 == len(path.read_bytes().splitlines())
     assert path.read_bytes().startswith(first[: first[:-1].rfind(b"\n") + 1])
     assert run(path, *fp16) == 0
-    assert len(path.read_bytes().splitlines()) == 18  # all of them were there
+    assert len(path.read_bytes().splitlines()) == 20  # all of them were there
     assert run(path, "--dtypes", "bf16", "--data", "heads", "std2") == 0  # which bf16 has not
-    assert list(cells.read(path))[18:] == [("causal_8k", "heads", "bf16"), ("topk32", "heads", "bf16")]
+    assert list(cells.read(path))[20:] == [("causal_8k", "heads", "bf16"), ("topk32", "heads", "bf16")]
 
 
 def test_what_a_cell_says(run: Run, cells: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

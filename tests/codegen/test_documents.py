@@ -80,3 +80,20 @@ def test_calls_have_the_arguments_that_the_document_names() -> None:
 
 def test_every_exception_is_documented() -> None:
     assert not [name for name in runtime.__all__ if name.endswith("Error") and f"`{name}`" not in CALLING]
+
+
+def test_the_design_names_what_there_is() -> None:
+    text = (PROJECT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 70, "one page"
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("codegen", "runtime")
+        for path in (PROJECT / folder).rglob("*.py")
+    )
+    known = set(re.findall(r"\w+", code))
+    told = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b|\b(?:[A-Z][a-z]+){2,}\b", text))
+    assert {"parse_spec", "plan_for", "NamedSpec", "LaunchArgs", "load_kernel"} <= told
+    assert told <= known, told - known
+    files = re.findall(r"\bcodegen/[\w/]+(?:\.py)?", text)
+    assert files
+    assert not [name for name in files if not (PROJECT / name).exists()]

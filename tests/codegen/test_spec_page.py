@@ -77,6 +77,13 @@ def test_combinations_are_those_of_the_architectures() -> None:
     assert told == {(c.op, arch.name, c.mma, c.copy, c.schedule) for arch in ARCHS.values() for c in arch.combinations}
 
 
+def test_some_kernel_has_each_option() -> None:
+    rows = table_of("combinations")
+    for model in MODELS:
+        found = {name for row in rows if names(row[0]) == [script.op_of(model)] for name in names(row[-1])}
+        assert found == set(model.options)
+
+
 def test_shipped_specs_have_the_options_that_the_table_says() -> None:
     table = {
         (*names(op), arch, *names(mma), *names(copy), *names(schedule)): set(names(options))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from results_table import rewritten
+from results_table import update
 
 from codegen.library import ROOT
 
@@ -27,6 +27,7 @@ RECORDS = {name: DOCS / "ladder" / f"{name}.jsonl" for name in ("attention", "bs
 REQUIRED = frozenset({"step", "title", "what", "prediction", "measured", "kept", "in_todays_kernels"})
 OPTIONAL = frozenset({"operator", "prediction_in_short", "how", "remark", "where", "because", "gain", "notes"})
 OF_AN_ENTRY = frozenset({"row", "of", "how", "device", "figures"})
+STALE = "its lists are not those of docs/ladder/; run: python benchmarks/ladder_page.py"
 SUPERSEDED = "superseded by "
 WIDTH = 120
 
@@ -134,31 +135,18 @@ def pages() -> dict[Path, dict[str, str]]:
     }
 
 
-def update(page: Path, texts: Mapping[str, str], *, check: bool = False) -> int:
-    """Rewrite a page's lists, named by their markers; return 0 if all is well. An empty list needs no markers.
-
-    With ``check``, only say whether that would change the page.
-    """
-    found = fresh = page.read_text(encoding="utf-8")
-    for name, text in texts.items():
-        if text or f"<!-- {name}:begin -->" in found:
-            fresh = rewritten(fresh, name, text)
-    if fresh == found:
-        print(f"{page.name} is up to date")
-        return 0
-    if check:
-        print(f"{page.name}: its lists are not those of docs/ladder/; run: python benchmarks/ladder_page.py")
-        return 1
-    page.write_text(fresh, encoding="utf-8")
-    print(f"{page.name}: lists rewritten")
-    return 0
+def with_markers(page: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the lists that a page is to have: one that is empty needs no markers."""
+    found = page.read_text(encoding="utf-8")
+    return {name: text for name, text in texts.items() if text or f"<!-- {name}:begin -->" in found}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
     check = parser.parse_args(arguments).check
-    return max([update(page, texts, check=check) for page, texts in pages().items()])
+    found = pages().items()
+    return max([update(page, with_markers(page, texts), check=check, stale=STALE) for page, texts in found])
 
 
 if __name__ == "__main__":

@@ -68,12 +68,13 @@ NO_TIME = "no time"
 OLDER = "†"
 BELOW = "(below)"
 PAGE_WIDTH = 120
-LONGEST_LINE = 200  # of a table in docs/: what a reader of the text can follow
+LONGEST_LINE = 200  # bytes of a line in docs/: what a reader of the text can follow
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
 UNSHIPPED = "‡"
 UNSHIPPED_MEANS = (
     f"{UNSHIPPED}: a spec that is not shipped: a part of this result was compared, it has no receipt of its cases."
 )
+STALE = "its results are not those measured; run: python benchmarks/results_table.py"
 UNMEASURED = "No row has been measured: every kernel's speed is unverified."
 FAMILIES = (
     ("sm_90a", "attention"),
@@ -116,6 +117,11 @@ def family(named: NamedSpec) -> int:
 def line(texts: list[str]) -> str:
     """Return one line of a table."""
     return f"| {' | '.join(texts)} |"
+
+
+def is_long(text: str) -> bool:
+    """Return whether a line is longer than one can follow."""
+    return len(text.encode()) > LONGEST_LINE
 
 
 def wrapped(text: str) -> str:
@@ -252,21 +258,27 @@ def data_words(key: data_cells.Key) -> str:
 def data_tables(measured: Mapping[data_cells.Key, data_cells.Cell]) -> dict[str, str]:
     """Return the tables of benchmarks/data.py by the names of their markers: ratios, TFLOPS and errors."""
     devices = " and ".join(sorted({f"{cell['device']}, driver {cell['driver']}" for cell in measured.values()}))
-    head = ["data", *(f"`{row}`" for row in data_cells.ROWS)]
+    sets = [(data, dtype) for dtype, every in data_cells.DATA.items() for data in every]
     tables = {}
     for name, (told, means) in DATA_TABLES.items():
-        rows = [
-            line(
-                [data_words((DASH, data, dtype)), *(told(measured.get((row, data, dtype))) for row in data_cells.ROWS)]
-            )
-            for dtype, every in data_cells.DATA.items()
-            for data in every
-        ]
-        text = with_note(f"{devices}; {means}" if devices else NO_CELLS, rows)
-        tables[name] = "\n".join([text, "", line(head), line(["---", *["---:"] * len(data_cells.ROWS)]), *rows])
+        first = ["data", "---", *(data_words((DASH, *each)) for each in sets)]
+        others = [[f"`{row}`", "---:", *(told(measured.get((row, *each))) for each in sets)] for row in data_cells.ROWS]
+        columns = narrow_tables(first, others)
+        text = with_note(f"{devices}; {means}" if devices else NO_CELLS, columns)
+        tables[name] = "\n\n".join([text, *columns])
     named = {"rows": [{**cell, "name": f"{key[0]}, {data_words(key)}"} for key, cell in measured.items()]}
     tables["data-ratio-h100"] = "\n".join([tables["data-ratio-h100"], *listed_below(without_time(named))])
     return tables
+
+
+def narrow_tables(first: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table, given by its columns, as several: each with the first column, and lines of the pages' length."""
+    tables: list[list[Sequence[str]]] = [[first]]
+    for column in others:
+        if len(tables[-1]) > 1 and any(is_long(line([*cells])) for cells in zip(*tables[-1], column, strict=True)):
+            tables.append([first])
+        tables[-1].append(column)
+    return ["\n".join(line([*cells]) for cells in zip(*columns, strict=True)) for columns in tables]
 
 
 def ratio_cell(cell: Mapping[str, Any] | None) -> str:
@@ -354,7 +366,7 @@ def full_table(report: Mapping[str, Any]) -> str:
 def lines_of_a_row(cells: Sequence[str], peers: Sequence[str], ratio: str) -> list[str]:
     """Return a row of a whole benchmark. Peers for which its line has no room are in rows below, with nothing else."""
     told = len(peers)
-    while told and len(line([*cells, ", ".join(peers[:told]), ratio])) > LONGEST_LINE:
+    while told and is_long(line([*cells, ", ".join(peers[:told]), ratio])):
         told -= 1
     row = line([*cells, ", ".join(peers[:told]) or BELOW, ratio])
     return [row, *lines_of_a_row([""] * len(cells), peers[told:], "")] if peers[told:] else [row]
@@ -453,15 +465,19 @@ def rewritten(page: str, name: str, table: str) -> str:
     return f"{before}{begin}\n{table}\n{end}{after}"
 
 
-def update(page: Path, tables: Mapping[str, str], *, check: bool = False) -> int:
-    """Rewrite a page's tables, named by their markers; return 0 if all is well.
+def update(page: Path, texts: Mapping[str, str], *, check: bool = False, stale: str = STALE) -> int:
+    """Rewrite what is between the markers of a page; return 0 if all is well.
 
-    With ``check``, only say whether that would change the page.
+    Args:
+        page: a Markdown file.
+        texts: what is to stand there, by the names of the markers.
+        check: only say whether that would change the page.
+        stale: what is said if it would.
     """
     found = fresh = page.read_text(encoding="utf-8")
     try:
-        for name, table in tables.items():
-            fresh = rewritten(fresh, name, table)
+        for name, text in texts.items():
+            fresh = rewritten(fresh, name, text)
     except ValueError as error:
         print(f"error: {page.name}: {error}")
         return 1
@@ -469,10 +485,10 @@ def update(page: Path, tables: Mapping[str, str], *, check: bool = False) -> int
         print(f"{page.name} is up to date")
         return 0
     if check:
-        print(f"{page.name}: its results are not those measured; run: python benchmarks/results_table.py")
+        print(f"{page.name}: {stale}")
         return 1
     page.write_text(fresh, encoding="utf-8")
-    print(f"{page.name}: results rewritten")
+    print(f"{page.name}: rewritten")
     return 0
 
 

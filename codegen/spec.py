@@ -63,7 +63,7 @@ class BlockShape(Frozen):
 class Epilogue(Frozen):
     """What becomes of an element of a product before it is stored: activation(x + bias), in fp32."""
 
-    bias: bool = Field(default=False, description="whether a bias is added, one element for each row of C")
+    bias: bool = Field(default=False, description="bias of one element for each row of C")
     activation: Literal["none", "relu", "gelu", "silu"] = Field(default="none", description="function applied last")
 
     @model_validator(mode="after")
@@ -81,11 +81,15 @@ def canonical(fields: Mapping[str, Any]) -> str:
 class SpecBase(Frozen):
     """Fields that every kernel has."""
 
-    arch: ArchName = Field(description="architecture the kernel is written for")
+    arch: ArchName = Field(description="architecture that the kernel is written for")
     dtype: DTypeName = Field(default="fp16", description="type of the inputs and outputs; accumulation is fp32")
     mma: Literal["wmma", "mma", "wgmma", "none"] = Field(description="matrix instruction")
-    copy_: Literal["ld_global", "cp_async", "tma"] = Field(alias="copy", description="how tiles reach shared memory")
-    schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(description="who loads and who computes, when")
+    copy_: Literal["ld_global", "cp_async", "tma"] = Field(
+        alias="copy", description="path of tiles to shared memory; ld_global goes through registers"
+    )
+    schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(
+        description="division of loads and products between warps"
+    )
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
 
     options: ClassVar[tuple[str, ...]] = ()
@@ -120,61 +124,51 @@ class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
     op: Literal["attention"] = Field(description="operator")
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], Integral] = Field(
-        description="elements of a head; each architecture supports some of these"
-    )
-    pattern: AnyPattern = Field(description="which keys a query sees")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], Integral] = Field(description="elements of a head")
+    pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionTile = Field(description="tile of one thread block")
-    lse: bool = Field(default=True, description="whether the natural log-sum-exp of each row is returned too")
+    lse: bool = Field(default=True, description="natural log-sum-exp of each row, returned beside O")
     softcap: float | None = Field(
         default=None,
         ge=0.001,
-        le=1000,
-        description="logits become softcap * tanh(scale * q.k / softcap), before anything is hidden; beyond 1000 fp32 "
-        "would lose digits that the softmax needs",
+        le=1000,  # beyond, fp32 loses digits that the softmax needs
+        description="cap of the logits before the mask: softcap * tanh(scale * q.k / softcap)",
     )
     split_tail: bool = Field(
         default=False,
-        description="whether tiles that would not fill a last round of thread blocks are divided between them by their "
-        "key blocks; by default where the kernel can",
+        description="stream-K tail: tiles of the last wave are divided by their key blocks between thread blocks",
     )
     sink: bool = Field(
         default=False,
-        description="whether the caller passes a sink, a logit of each head that joins the sum in each of its rows",
+        description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
     )
     key_parts: Annotated[Literal[1, 2], Integral] = Field(
         default=1,
-        description="parts that the keys of a tile are divided into, each with warpgroups of its own, which pays where "
-        "there are few tiles for the SMs",
+        description="split-KV within a thread block: parts of a tile's keys, each with warpgroups of its own",
     )
     packed_heads: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Integral] = Field(
         default=1,
-        description="query heads of a K/V head that share keys and the rows of a tile: those of one query together",
+        description="GQA packing: query heads of a K/V head in the rows of a tile, those of one query together",
     )
     warp_rows: Annotated[Literal[16, 32], Integral] = Field(
         default=16,
-        description="query rows of a warp where it multiplies by mma.sync; with 32 it reads K and V from shared memory "
-        "half as often",
+        description="query rows of a warp; with 32 it reads K and V from shared memory half as often",
     )
     share_kv: bool = Field(
         default=False,
-        description="whether a key block that several of the two or three query blocks of a tile list is loaded only "
-        "once, which pays most where lists of neighbouring query blocks overlap",
+        description="one load of a key block for all query blocks of a tile that list it",
     )
     query_order: bool = Field(
         default=False,
-        description="whether the caller says which query blocks form a tile, so that those whose lists overlap share "
-        "what is loaded; with share_kv only",
+        description="order of the query blocks, from the caller: those of a tile follow one another",
     )
     order_queries: bool = Field(
         default=False,
-        description="whether each call finds out which query blocks form a tile, so that those whose lists overlap "
-        "share what is loaded: before it begins, or, if paced, each thread block of its own; with share_kv only",
+        description="order of the query blocks, searched by each call: those of a tile share keys",
     )
     paced: bool = Field(
         default=False,
-        description="whether thread blocks that are ahead wait for the others, so that all ask for keys near one "
-        "another, which pays where the L2 does not hold K and V of a head and lists are sorted; topk on sm_90a only",
+        description="lockstep of thread blocks, which read the same keys from the L2; for K and V that exceed it",
     )
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
@@ -212,32 +206,25 @@ class BsrSpmmSpec(SpecBase):
     block: BlockShape = Field(description="shape of a stored block of A")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
     epilogue: Epilogue | None = Field(
-        default=None, description="what is done to C before it is stored; with wgmma only"
+        default=None, description="activation(x + bias) of each element of C, in fp32, before C is rounded"
     )
-    accumulate: bool = Field(
-        default=False, description="whether the caller passes c and beta, and C = A B + beta c; with wgmma only"
-    )
+    accumulate: bool = Field(default=False, description="C = A B + beta c, in fp32; the caller passes c and beta")
     balanced: bool = Field(
         default=False,
-        description="whether tiles are handed out as thread blocks ask for them, long rows first or (small blocks) "
-        "divided between thread blocks, which pays where rows are of very different lengths; with wgmma only",
+        description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
     cluster: Annotated[Literal[1, 2], Integral] = Field(
         default=1,
-        description="thread blocks with neighbouring tiles of the same block rows, which load A once for all of them; "
-        "with wgmma and blocks of 64 and 128 rows; always 2 where tiles gather block rows",
+        description="thread blocks of a cluster, with neighbouring tiles of the same block rows: they load A once",
     )
-    transpose_a: bool = Field(
-        default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
-    )
+    transpose_a: bool = Field(default=False, description="C = A^T B")
     b_layout: Literal["row_major", "column_major"] = Field(
         default="row_major",
-        description="whether the rows of B are contiguous, or its columns",
+        description="memory layout of B; C is row-major",
     )
     blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 "
-        "and 32 rows",
+        description="thread blocks that share an SM, each with a ring of its own",
     )
     options: ClassVar[tuple[str, ...]] = (
         "epilogue",
@@ -263,8 +250,7 @@ class BsrSddmmSpec(SpecBase):
     tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
     blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own; with wgmma only, and blocks of 16 "
-        "and 32 rows",
+        description="thread blocks that share an SM, each with a ring of its own",
     )
     options: ClassVar[tuple[str, ...]] = ("blocks_per_sm",)
 
@@ -276,12 +262,11 @@ class BsrSpgemmSpec(SpecBase):
     block: BlockShape = Field(description="shape of a stored block of A and of B")
     tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
     output: Literal["dense", "bsr"] = Field(
-        default="dense", description="what C is: dense, or the blocks that a BSR pattern lists, which the caller passes"
+        default="dense", description="form of C: dense, or the blocks of a BSR pattern from the caller"
     )
     balanced: bool = Field(
         default=False,
-        description="whether tiles are handed out as thread blocks ask for them, which pays where more blocks meet in "
-        "some tiles than in others; with output dense only",
+        description="dynamic tile scheduler; for tiles that differ in how many blocks meet",
     )
     options: ClassVar[tuple[str, ...]] = ("output", "balanced")
 

@@ -29,8 +29,8 @@ class Frozen(BaseModel):
 class Block(Frozen):
     """Shape of one block of the attention matrix, in rows (queries) and columns (keys)."""
 
-    q: QueryBlockSize = Field(description="query rows of a block; each architecture supports some of these sizes")
-    kv: KeyBlockSize = Field(description="keys of a block, likewise")
+    q: QueryBlockSize = Field(description="query rows of a block")
+    kv: KeyBlockSize = Field(description="keys of a block")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class BlockLists(PatternBase):
     block: Block = Field(description="shape of a block")
     mask: Literal["none", "causal"] = Field(
         default="none",
-        description="predicate of the partial blocks: none (all pairs visible), causal (key <= query + kv_len - q_len)",
+        description="mask of the partial blocks: none, or causal (key <= query + kv_len - q_len)",
     )
 
     @property

@@ -16,8 +16,8 @@ class Causal(PatternBase):
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(
         default="bottom_right",
-        description="which corner of the attention matrix the diagonal ends in when q_len differs from kv_len: "
-        "bottom_right as FlashAttention (the last query sees every key), top_left as torch's is_causal",
+        description="corner that the diagonal ends in: bottom_right as in FlashAttention (the last query sees every "
+        "key), top_left as in torch's is_causal",
     )
 
     @property

@@ -23,10 +23,10 @@ class Strided(PatternBase):
     """
 
     kind: Literal["strided"]
-    stride: int = Field(ge=2, le=1 << 16, description="every stride-th block is seen by all queries: a stripe")
+    stride: int = Field(ge=2, le=1 << 16, description="blocks from one stripe, which all queries see, to the next")
     local: int = Field(ge=0, le=1 << 16, description="blocks next to the query's own block that are seen too")
     block: Annotated[Literal[64, 128], Integral] = Field(description="keys of a block")
-    causal: bool = Field(default=True, description="whether keys after the query's own position are hidden")
+    causal: bool = Field(default=True, description="mask of the keys after the query's own position")
 
     @property
     def block_keys(self) -> int:

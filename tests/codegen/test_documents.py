@@ -1,4 +1,4 @@
-"""What the documents say about commands, files and combinations is so."""
+"""What the documents say about commands, files and calls is so."""
 
 from __future__ import annotations
 
@@ -9,23 +9,12 @@ from pathlib import Path
 import pytest
 
 import runtime
-from codegen.arch import ARCHS
-from codegen.patterns import PATTERNS
-from codegen.spec import MODELS
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 CALLING = (PROJECT / "docs" / "calling.md").read_text(encoding="utf-8")
-SPECS = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
-LONGEST_LINE = 200
-# Rows of docs/specs.md, by their first cells, whose lines are longer: the tables are written from the models later.
-LONG_FIELDS = {
-    *("`attention`", "`tile.m`", "`tile.n`", "`warp_rows`", "up to about four times the SMs; in `causal` with"),
-    *("`block_lists`", "`cluster`", "`b_layout`", "`wmma`", "`blocks_per_sm`"),
-}
-# Tables of docs/results.md, by their markers, with a cell for each workload: figures of two or three results each.
-WIDE_TABLES = ("data-tflops-h100", "data-error-h100", "data-ratio-h100")
+LONGEST_LINE = 200  # bytes
 
 
 def path_name(path: Path) -> str:
@@ -52,14 +41,7 @@ def test_links_lead_to_a_heading(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((PROJECT / "docs").rglob("*.md")), ids=path_name)
 def test_no_line_is_longer_than_one_can_follow(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if path.name == "results.md":
-        for name in WIDE_TABLES:
-            text = re.sub(f"<!-- {name}:begin -->.*?<!-- {name}:end -->", "", text, flags=re.DOTALL)
-    long = [line for line in text.splitlines() if len(line) > LONGEST_LINE]
-    if path.name == "specs.md":
-        long = [line for line in long if not any(line.startswith(f"| {cell}") for cell in LONG_FIELDS)]
-    assert not long
+    assert not [line for line in path.read_bytes().splitlines() if len(line) > LONGEST_LINE]
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
@@ -72,17 +54,6 @@ def test_ci_runs_the_command_of_the_readme() -> None:
 def test_readme_is_one_screen() -> None:
     assert len(README.partition("<!-- results:begin -->")[0].splitlines()) <= 40
     assert README.count("<!-- results:begin -->") == README.count("<!-- results:end -->") == 1
-
-
-def test_table_of_combinations_is_the_code() -> None:
-    told = set(re.findall(r"^\| `(\w+)` \| `(sm_\w+)` \| `(\w+)` \| `(\w+)` \| `(\w+)` \|$", SPECS, re.MULTILINE))
-    assert told == {(c.op, arch.name, c.mma, c.copy, c.schedule) for arch in ARCHS.values() for c in arch.combinations}
-
-
-def test_every_field_and_pattern_is_documented() -> None:
-    fields = {field.alias or name for model in MODELS for name, field in model.model_fields.items()}
-    assert not [field for field in fields if f"| `{field}` |" not in SPECS]
-    assert not [kind for kind in PATTERNS if f"| `{kind}` |" not in SPECS]
 
 
 def test_calls_have_the_arguments_that_the_document_names() -> None:
@@ -109,3 +80,20 @@ def test_calls_have_the_arguments_that_the_document_names() -> None:
 
 def test_every_exception_is_documented() -> None:
     assert not [name for name in runtime.__all__ if name.endswith("Error") and f"`{name}`" not in CALLING]
+
+
+def test_the_design_names_what_there_is() -> None:
+    text = (PROJECT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 70, "one page"
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("codegen", "runtime")
+        for path in (PROJECT / folder).rglob("*.py")
+    )
+    known = set(re.findall(r"\w+", code))
+    told = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b|\b(?:[A-Z][a-z]+){2,}\b", text))
+    assert {"parse_spec", "plan_for", "NamedSpec", "LaunchArgs", "load_kernel"} <= told
+    assert told <= known, told - known
+    files = re.findall(r"\bcodegen/[\w/]+(?:\.py)?", text)
+    assert files
+    assert not [name for name in files if not (PROJECT / name).exists()]

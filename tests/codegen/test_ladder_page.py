@@ -117,13 +117,9 @@ def test_lists() -> None:
     }
 
 
-def test_only_what_is_between_the_markers_is_rewritten(tmp_path: Path) -> None:
+def test_a_list_without_a_step_needs_no_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- kept:begin -->\nold\n<!-- kept:end -->\nbelow\n")
-    before = page.read_text()
-    assert script.update(page, {"kept": "new", "gained": ""}, check=True) == 1
-    assert page.read_text() == before
-    assert script.update(page, {"kept": "new", "gained": ""}) == 0
-    assert page.read_text() == before.replace("old", "new")
-    with pytest.raises(ValueError, match="must be there once"):
-        script.update(page, {"gained": "- 1: a step that the page has no place for"})
+    assert script.with_markers(page, {"kept": "new", "gained": ""}) == {"kept": "new"}
+    assert script.with_markers(page, {"kept": ""}) == {"kept": ""}
+    assert script.with_markers(page, {"gained": "- 1: a step"}) == {"gained": "- 1: a step"}

@@ -228,6 +228,21 @@ def test_tables_of_the_data_have_dashes_for_what_was_not_measured() -> None:
         assert all(row == ["-"] * 11 for row in list(cells.values())[2:])
 
 
+def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
+    first_cell, cell = "y" * 11, "x" * 59  # three beside the first make a line of 201 bytes
+    first, others = ["data", "---", first_cell], [[f"row {i}", "---:", cell] for i in range(5)]
+    tables = script.narrow_tables(first, others)
+    assert [text.splitlines()[0] for text in tables] == [
+        "| data | row 0 | row 1 |",
+        "| data | row 2 | row 3 |",
+        "| data | row 4 |",
+    ]
+    assert all(text.splitlines()[2].startswith(f"| {first_cell} | {cell} |") for text in tables)
+    assert len(script.line([first_cell, cell, cell, cell])) == script.LONGEST_LINE + 1
+    shorter = [[name, line, cell[:-1]] for name, line, cell in others]
+    assert len(script.narrow_tables(first, shorter)) == 2
+
+
 def test_tables_of_the_data() -> None:
     first, second = script.data_cells.ROWS[:2]
     fa4 = {"FA4": {**BOTH["fast"], "absolute_error": 2e-4}, "SDPA cuDNN": {**BOTH["slow"], "absolute_error": 3e-4}}

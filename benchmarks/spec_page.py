@@ -1,0 +1,515 @@
+"""Writes the tables of docs/specs.md: fields from the models of specs, what goes together by trying it.
+
+    python benchmarks/spec_page.py            # rewrites what is between the markers
+    python benchmarks/spec_page.py --check    # exits 1 if that would change the page
+
+A combination is legal if a spec that has it can be planned. Fields are found in the models, and values that a model
+does not list in the shipped specs: a field that gets another name needs no change here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from results_table import DASH, LONGEST_LINE, line, update, wrapped
+
+from codegen.arch import ARCHS, Combination
+from codegen.defaults import COMBINED
+from codegen.errors import SpecError
+from codegen.library import ROOT, NamedSpec, shipped_specs
+from codegen.patterns import PATTERNS, PatternBase
+from codegen.plans import plan_for
+from codegen.spec import FILLED_IN, MODELS, Spec, SpecBase, parse_spec
+
+Fields = Mapping[str, Any]
+Model = type[SpecBase]
+Rows = Iterable[Sequence[str]]
+
+PAGE = ROOT / "docs" / "specs.md"
+STALE = "its tables are not what specs are today; run: python benchmarks/spec_page.py"
+FIELD_HEADINGS = ("field", "values", "if left out", "what it is")
+FILLED = "filled in"
+# Sizes that are tried: of a block; of a tile the first, and the others.
+BLOCK_SIZES = (16, 32, 64, 112, 128, 256)
+FIRST_SIZES = (16, 32, 64, 128, 192, 256, 384)
+OTHER_SIZES = (*range(16, 257, 16), 512, 1024)
+FEWER_STAGES = (2, 1)  # tried where those that are filled in do not fit
+NARROWEST = 40  # characters of a table's last cell
+FEW = 3  # sizes that are listed, not told as a range
+
+
+# Text
+
+
+def wrapped_table(headings: Sequence[str], rows: Rows) -> str:
+    """Return a table. Where a line has no room for its last cell, that goes on in rows below."""
+    lines = [line([*headings]), line(["---"] * len(headings))]
+    for *cells, last in rows:
+        width = max(NARROWEST, LONGEST_LINE - len(line([*cells, ""])))
+        first, *more = textwrap.wrap(last, width, break_long_words=False, break_on_hyphens=False) or [""]
+        lines += [line([*cells, first]), *(line([*[""] * len(cells), text]) for text in more)]
+    return "\n".join(lines)
+
+
+def code(names: Iterable[str]) -> str:
+    """Return names as a list."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def spelt(value: Any) -> str:
+    """Return a value as a spec file has it."""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def in_ranges(values: Sequence[int]) -> str:
+    """Return sizes in words, as a range where they are many with the same step."""
+    steps = {after - before for before, after in itertools.pairwise(values)}
+    if len(values) > FEW and len(steps) == 1:
+        return f"{values[0]} to {values[-1]} in steps of {steps.pop()}"
+    return ", ".join(map(str, values))
+
+
+# Models
+
+
+def op_of(model: Model) -> str:
+    """Return the operator of a model."""
+    return str(get_args(model.model_fields["op"].annotation)[0])
+
+
+def kinds(field: FieldInfo) -> list[Any]:
+    """Return the types that a field may be of, without None."""
+
+    def parts(annotation: Any) -> Iterator[Any]:
+        if get_origin(annotation) is Literal or isinstance(annotation, type):
+            yield annotation
+        else:
+            for part in get_args(annotation):
+                yield from parts(part)
+
+    return [kind for kind in parts(field.annotation) if kind is not NoneType]
+
+
+def is_pattern(field: FieldInfo) -> bool:
+    """Return whether a field is a sparsity pattern."""
+    first = kinds(field)[0]
+    return isinstance(first, type) and issubclass(first, PatternBase)
+
+
+def inner_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a mapping, a pattern aside."""
+    first = kinds(field)[0]
+    found = isinstance(first, type) and issubclass(first, BaseModel) and not is_pattern(field)
+    return first if found else None
+
+
+def sizes_of(field: FieldInfo) -> list[str]:
+    """Return the fields of one that is a mapping."""
+    inner = inner_model(field)
+    return list(inner.model_fields) if inner else []
+
+
+def required(model: Model) -> dict[str, FieldInfo]:
+    """Return the fields that a spec of an operator must have: what is computed."""
+    named = {field.alias or name: field for name, field in model.model_fields.items() if field.is_required()}
+    return {name: field for name, field in named.items() if name not in (*FILLED_IN, "op", "arch")}
+
+
+def tile_of(model: Model) -> str:
+    """Return the field that is the tile: a mapping that is filled in."""
+    (name,) = [name for name in FILLED_IN if name in model.model_fields and inner_model(model.model_fields[name])]
+    return name
+
+
+def pattern_field() -> tuple[Model, str]:
+    """Return the operator that has a pattern, and the field that it is."""
+    (found,) = [(model, name) for model in MODELS for name, field in model.model_fields.items() if is_pattern(field)]
+    return found
+
+
+# Fields
+
+
+def values_of(field: FieldInfo) -> str:
+    """Return what a field may be."""
+    first = kinds(field)[0]
+    if get_origin(first) is Literal:
+        return ", ".join(map(spelt, get_args(first)))
+    if first is bool:
+        return "`true`, `false`"
+    if is_pattern(field):
+        return "[a pattern](#patterns)"
+    if inner_model(field):
+        return "a mapping"
+    bounds = {type(bound): bound for bound in field.metadata}
+    if {Ge, Le} <= bounds.keys():
+        return f"{bounds[Ge].ge} to {bounds[Le].le}"
+    return "an integer" if first is int else "a number"
+
+
+def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:
+    """Return what a field is if it is left out.
+
+    Args:
+        name: the field, dotted.
+        field: its model.
+        found: what it is in specs that leave it out.
+    """
+    if name.partition(".")[0] in FILLED_IN or any(value != field.default for value in found):
+        return FILLED
+    if field.is_required():
+        return "required"
+    return "none" if field.default is None else spelt(field.default)
+
+
+def field_rows(model: type[BaseModel], found: Mapping[str, Sequence[Any]], prefix: str = "") -> Iterator[list[str]]:
+    """Return a row for each field of a model, and for each of the mappings in it."""
+    for key, field in model.model_fields.items():
+        name = prefix + (field.alias or key)
+        inner = inner_model(field)
+        if inner is None or not field.is_required():
+            text = field.description or ""
+            yield [f"`{name}`", values_of(field), default_of(name, field, found.get(key, ())), text]
+        if inner is not None:
+            yield from field_rows(inner, {}, f"{name}.")
+
+
+def base_table() -> str:
+    """Return the fields that every spec has."""
+    ops = ", ".join(spelt(op_of(model)) for model in MODELS)
+    op = ["`op`", ops, "required", MODELS[0].model_fields["op"].description or ""]
+    return wrapped_table(FIELD_HEADINGS, [op, *field_rows(SpecBase, {})])
+
+
+def operator_table(model: Model) -> str:
+    """Return the fields that specs of one operator have beside those of every spec."""
+    specs = bare_specs(op_of(model))
+    found = {name: [value_of(spec, name) for spec in specs] for name in model.options}
+    base = {"`op`", *(row[0] for row in field_rows(SpecBase, {}))}
+    return wrapped_table(FIELD_HEADINGS, [row for row in field_rows(model, found) if row[0] not in base])
+
+
+def pattern_table() -> str:
+    """Return the fields of each pattern, which keys a query sees, and the tensors that a call takes for it."""
+    model, field = pattern_field()
+    rows: list[list[str]] = []
+    for kind, pattern in PATTERNS.items():
+        shown = [getattr(spec, field) for spec in shipped(op_of(model)) if getattr(spec, field).kind == kind]
+        tensors = dict.fromkeys(tensor.name for found in shown for tensor in found.index_tensors)
+        summary = (pattern.__doc__ or "").partition("\n")[0].replace("``", "`")
+        rows.append([f"`{kind}`", "", "", "", summary + (f" Tensors: {code(tensors)}." if tensors else "")])
+        rows += [["", *cells] for cells in field_rows(pattern, {}) if cells[0] != "`kind`"]
+    return wrapped_table(("`kind`", *FIELD_HEADINGS), rows)
+
+
+# Specs that are tried
+
+
+def value_of(spec: Spec, name: str) -> Any:
+    """Return a field as plain data."""
+    return spec.model_dump(mode="json")[name]
+
+
+@cache
+def shipped(op: str) -> tuple[Spec, ...]:
+    """Return the shipped specs of an operator."""
+    return tuple(named.spec for named in shipped_specs() if named.spec.op == op)
+
+
+@cache
+def problems(op: str) -> tuple[Fields, ...]:
+    """Return what the shipped specs of an operator compute; of patterns that differ in their lengths alone, one."""
+    names = required(next(model for model in MODELS if op_of(model) == op))
+    found: dict[str, Fields] = {}
+    for spec in shipped(op):
+        fields = {name: value_of(spec, name) for name in names}
+        found.setdefault(json.dumps({name: without_lengths(value) for name, value in fields.items()}), fields)
+    return tuple(found.values())
+
+
+def without_lengths(value: Any) -> Any:
+    """Return a field without the integers of a pattern, which say nothing about kernels; blocks are mappings."""
+    is_kind = isinstance(value, Mapping) and "kind" in value
+    return {name: part for name, part in value.items() if not isinstance(part, int)} if is_kind else value
+
+
+@cache
+def families() -> tuple[tuple[tuple[str, ...], str], ...]:
+    """Return architectures that have the same combinations, and the one of them that shipped specs are for."""
+    groups: dict[tuple[Combination, ...], list[str]] = {}
+    for arch in ARCHS.values():
+        groups.setdefault(arch.combinations, []).append(arch.name)
+    shipped_for = {named.spec.arch for named in shipped_specs()}
+    return tuple((tuple(names), next(name for name in names if name in shipped_for)) for names in groups.values())
+
+
+def combined(combination: Combination) -> dict[str, str]:
+    """Return a combination as a spec has it."""
+    return {name: getattr(combination, name) for name in COMBINED}
+
+
+def attempt(fields: Fields) -> Spec | SpecError:
+    """Return a spec that can be planned, or why there is none."""
+    try:
+        spec = parse_spec(fields)
+        plan_for(NamedSpec("tried", spec))
+    except SpecError as error:
+        return error
+    return spec
+
+
+def planned(fields: Fields) -> Spec | None:
+    """Return a spec if it can be planned."""
+    found = attempt(fields)
+    return None if isinstance(found, SpecError) else found
+
+
+@cache
+def bare_specs(op: str) -> tuple[Spec, ...]:
+    """Return the specs of an operator that have a problem and a combination and leave all else out."""
+    bases = ({"op": op, "arch": arch, **combined(each)} for arch in ARCHS for each in ARCHS[arch].of(op))
+    found = (planned({**base, **problem}) for base in bases for problem in problems(op))
+    return tuple(spec for spec in found if spec is not None)
+
+
+# Combinations
+
+
+def combination_table() -> str:
+    """Return the combinations of each architecture, and the options that kernels have with them."""
+    rows = []
+    for model, (archs, tried) in itertools.product(MODELS, families()):
+        op = op_of(model)
+        for combination in ARCHS[tried].of(op):
+            base = {"op": op, "arch": tried, **combined(combination)}
+            names = code(options_with(model, base, problems(op))) or DASH
+            rows.append([f"`{op}`", code(archs), *map(spelt, combined(combination).values()), names])
+    return wrapped_table(("`op`", "`arch`", *map(spelt, COMBINED), "options"), rows)
+
+
+def pattern_options_table() -> str:
+    """Return the options that kernels have with each pattern."""
+    rows = []
+    model, field = pattern_field()
+    for kind, (archs, tried) in itertools.product(PATTERNS, families()):
+        fitting = [problem for problem in problems(op_of(model)) if problem[field]["kind"] == kind]
+        bases = ({"op": op_of(model), "arch": tried, **combined(each)} for each in ARCHS[tried].of(op_of(model)))
+        found = {name for base in bases for name in options_with(model, base, fitting)}
+        rows.append([f"`{kind}`", code(archs), code(name for name in model.options if name in found) or DASH])
+    return wrapped_table(("`kind`", "`arch`", "options"), rows)
+
+
+def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[str]:
+    """Return the options that a kernel has, by themselves or with another one."""
+    found: dict[str, Fields] = {}
+    for alone in (True, False):
+        others = [{}] if alone else list(found.values())
+        for name in model.options:
+            settings = ({name: value, **other} for other in others for value in values_on(model, name))
+            if name not in found and (first := first_planned(base, settings, tried)) is not None:
+                found[name] = {name: first[name]}
+    return [name for name in model.options if name in found]
+
+
+def first_planned(base: Fields, settings: Iterable[Fields], tried: Sequence[Fields]) -> Fields | None:
+    """Return the first settings with which one of the problems has a kernel."""
+    every = ((setting, {**base, **problem, **setting}) for setting in settings for problem in tried)
+    return next((setting for setting, fields in every if planned(fields)), None)
+
+
+def values_on(model: Model, name: str) -> list[Any]:
+    """Return the values of an option other than its default: all where the model lists them, or those shipped."""
+    field = model.model_fields[name]
+    first = kinds(field)[0]
+    every: Iterable[Any] = (value_of(spec, name) for spec in shipped(op_of(model)))
+    if first is bool:
+        every = (False, True)
+    elif get_origin(first) is Literal:
+        every = get_args(first)
+    return list({json.dumps(value): value for value in every if value != field.default}.values())
+
+
+# Tiles
+
+
+def kernels(model: Model) -> list[tuple[str, Fields]]:
+    """Return the combinations of an operator, in words and as a spec has them."""
+    found = [(tried, combined(each)) for _, tried in families() for each in ARCHS[tried].of(op_of(model))]
+    return [
+        (" ".join(map(spelt, (arch, *each.values()))), {"op": op_of(model), "arch": arch, **each})
+        for arch, each in found
+    ]
+
+
+def shapes(model: Model) -> list[Fields]:
+    """Return the problems of an operator that tiles are tried for, without patterns."""
+    parts: list[list[Fields]] = []
+    for name, field in required(model).items():
+        if inner := sizes_of(field):
+            blocks = itertools.product(BLOCK_SIZES, repeat=len(inner))
+            parts.append([{name: dict(zip(inner, block, strict=True))} for block in blocks])
+        elif not is_pattern(field):
+            parts.append([{name: value} for value in get_args(kinds(field)[0])])
+    return [{name: value for part in chosen for name, value in part.items()} for chosen in itertools.product(*parts)]
+
+
+def patterns_beside(model: Model) -> list[Fields]:
+    """Return the patterns that tiles are tried with, as a field; one without fields where there are none."""
+    names = [name for name, field in required(model).items() if is_pattern(field)]
+    found = [{name: problem[name] for name in names} for problem in problems(op_of(model))]
+    return list({json.dumps(beside): beside for beside in found}.values())
+
+
+def tile_tables(model: Model) -> str:
+    """Return the legal tiles of each kernel of an operator."""
+    name = tile_of(model)
+    sizes = sizes_of(model.model_fields[name])
+    tables: dict[str, list[list[str]]] = {}
+    for kernel, base in kernels(model):
+        found: dict[tuple[str, ...], list[str]] = {}
+        for shape in shapes(model):
+            variants = [{**base, **shape, **beside} for beside in patterns_beside(model)]
+            firsts: dict[tuple[str, ...], list[str]] = {}
+            for first, others in legal_tiles(variants, name, sizes):
+                firsts.setdefault(others, []).append(size_in_words(first, shape))
+            for others, values in firsts.items():
+                found.setdefault((", ".join(values), *others), []).append(in_words(shape))
+        tables[kernel] = [[*words_of(words), *values] for values, words in found.items()]
+    return tables_by_kernel([*shape_names(model), *(f"`{name}.{size}`" for size in sizes)], tables)
+
+
+def legal_tiles(variants: Sequence[Fields], name: str, sizes: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Return each legal first size of a tile with the others that it goes with.
+
+    Args:
+        variants: specs without a tile; a tile is legal if one of them may have it.
+        name: the field that is the tile.
+        sizes: its fields.
+    """
+    first, *others = sizes
+    if not may_have(variants, {}):
+        return
+    for value in FIRST_SIZES:
+        alone = [
+            [each for each in OTHER_SIZES if may_have(variants, {name: {first: value, size: each}})] for size in others
+        ]
+        given = {rest: {first: value, **dict(zip(others, rest, strict=True))} for rest in itertools.product(*alone)}
+        tiles = [rest for rest, tile in given.items() if len(others) == 1 or may_have(variants, {name: tile})]
+        if tiles:
+            yield value, tuple(in_ranges(sorted(set(values))) for values in zip(*tiles, strict=True))
+
+
+def may_have(variants: Iterable[Fields], fields: Fields) -> bool:
+    """Return whether one of several specs may have these fields."""
+    return any(has_kernel({**each, **fields}) for each in variants)
+
+
+def has_kernel(fields: Fields) -> bool:
+    """Return whether a spec can be planned with the stages that are filled in, or with fewer."""
+    found = attempt(fields)
+    for stages in FEWER_STAGES:
+        if isinstance(found, SpecError) and found.field == "stages":
+            found = attempt({**fields, "stages": stages})
+    return not isinstance(found, SpecError)
+
+
+def default_tables(model: Model) -> str:
+    """Return the tile and the stages of specs that leave out both, for each kernel of an operator."""
+    name = tile_of(model)
+    blocks = ["blocks of the lists"] if is_pattern_in(model) else []
+    tables: dict[str, list[list[str]]] = {}
+    for kernel, base in kernels(model):
+        found: dict[tuple[str, ...], dict[str, None]] = {}
+        for shape, beside in itertools.product(shapes(model), patterns_beside(model)):
+            if spec := planned({**base, **shape, **beside}):
+                first, *others = value_of(spec, name).values()
+                tile = " x ".join([size_in_words(first, shape), *map(str, others)])
+                where = [in_words(blocks_in(beside)) or "none"] if blocks else []
+                found.setdefault((*where, tile, str(spec.stages)), {})[in_words(shape)] = None
+        tables[kernel] = merged_blocks(found) if blocks else [[*words_of(list(w)), *v] for v, w in found.items()]
+    tile = " x ".join(f"`{name}.{size}`" for size in sizes_of(model.model_fields[name]))
+    return tables_by_kernel([*shape_names(model), *blocks, tile, "`stages`"], tables)
+
+
+def merged_blocks(found: Mapping[tuple[str, ...], Iterable[str]]) -> list[list[str]]:
+    """Return rows in which the blocks of lists that get the same tile stand together."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for (blocks, *values), shapes_of_it in found.items():
+        rows.setdefault((", ".join(shapes_of_it), *values), []).append(blocks)
+    return [[shape, ", ".join(sorted(blocks, key="none".__ne__)), *values] for (shape, *values), blocks in rows.items()]
+
+
+def is_pattern_in(model: Model) -> bool:
+    """Return whether an operator has patterns."""
+    return model is pattern_field()[0]
+
+
+def blocks_in(beside: Fields) -> Fields:
+    """Return the blocks of a pattern's lists."""
+    return {name: part for value in beside.values() for name, part in value.items() if isinstance(part, Mapping)}
+
+
+def tables_by_kernel(headings: Sequence[str], tables: Mapping[str, Rows]) -> str:
+    """Return tables, each for the kernels that have the same one."""
+    found: dict[str, list[str]] = {}
+    for kernel, rows in tables.items():
+        found.setdefault(wrapped_table(headings, rows), []).append(kernel)
+    return "\n\n".join(f"{wrapped('; '.join(names) + ':')}\n\n{table}" for table, names in found.items())
+
+
+def shape_names(model: Model) -> list[str]:
+    """Return what the words for shapes are of; nothing where a problem has no shape."""
+    fields = {name: field for name, field in required(model).items() if not is_pattern(field)}
+    parts = [[f"`{name}.{size}`" for size in sizes_of(field)] or [f"`{name}`"] for name, field in fields.items()]
+    return [", ".join(" x ".join(part) for part in parts)] if parts else []
+
+
+def words_of(shapes_in_words: Sequence[str]) -> list[str]:
+    """Return the cell that has the shapes, if problems have one."""
+    return [", ".join(shapes_in_words)] if any(shapes_in_words) else []
+
+
+def size_in_words(size: int, shape: Fields) -> str:
+    """Return the first size of a tile; where it is the first of a block, the name of that."""
+    firsts = {f"`{name}.{next(iter(inner))}`": inner for name, inner in shape.items() if isinstance(inner, Mapping)}
+    return next((name for name, inner in firsts.items() if next(iter(inner.values())) == size), str(size))
+
+
+def in_words(shape: Fields) -> str:
+    """Return the shape of a problem in a few words."""
+    parts = [value.values() if isinstance(value, Mapping) else [value] for value in shape.values()]
+    return ": ".join(" x ".join(map(str, part)) for part in parts)
+
+
+# The page
+
+
+def tables() -> dict[str, str]:
+    """Return the tables by the names of their markers."""
+    found = {"fields": base_table(), "combinations": combination_table()}
+    for model in MODELS:
+        found[f"{op_of(model)}-fields"] = operator_table(model)
+        found[f"{op_of(model)}-tiles"] = tile_tables(model)
+        found[f"{op_of(model)}-defaults"] = default_tables(model)
+    return found | {"patterns": pattern_table(), "pattern-options": pattern_options_table()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not up to date")
+    check = parser.parse_args(arguments).check
+    return update(PAGE, tables(), check=check, stale=STALE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,191 @@
+"""The tables of docs/specs.md: what the models have, and nothing that a spec cannot have."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+
+from codegen.arch import ARCHS
+from codegen.library import shipped_specs
+from codegen.patterns import PATTERNS
+from codegen.spec import MODELS, AttentionSpec, BsrSpmmSpec, SpecBase, json_schema
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGE = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
+
+
+def load_script() -> ModuleType:
+    path = PROJECT / "benchmarks" / "spec_page.py"
+    spec = importlib.util.spec_from_file_location("spec_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as when it is run
+        spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+
+def table_of(name: str) -> list[list[str]]:
+    """The rows of the page's table of that name, with those that go on in the next put together."""
+    (text,) = re.findall(f"<!-- {name}:begin -->\n(.*?)\n<!-- {name}:end -->", PAGE, re.DOTALL)
+    rows: list[list[str]] = []
+    for line in text.splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1][-1] += f" {cells[-1]}"
+    return rows
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_the_page_is_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_page_that_is_not_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "specs.md"
+    page.write_text("above\n<!-- fields:begin -->\nold\n<!-- fields:end -->\nbelow\n")
+    monkeypatch.setattr(script, "PAGE", page)
+    monkeypatch.setattr(script, "tables", lambda: {"fields": "new"})
+    assert script.main(["--check"]) == 1
+    assert "run: python benchmarks/spec_page.py" in capsys.readouterr().out
+    assert script.main([]) == 0
+    assert page.read_text() == "above\n<!-- fields:begin -->\nnew\n<!-- fields:end -->\nbelow\n"
+
+
+def test_combinations_are_those_of_the_architectures() -> None:
+    told = {
+        (*names(op), arch, *names(mma), *names(copy), *names(schedule))
+        for op, archs, mma, copy, schedule, _ in table_of("combinations")
+        for arch in names(archs)
+    }
+    assert told == {(c.op, arch.name, c.mma, c.copy, c.schedule) for arch in ARCHS.values() for c in arch.combinations}
+
+
+def test_some_kernel_has_each_option() -> None:
+    rows = table_of("combinations")
+    for model in MODELS:
+        found = {name for row in rows if names(row[0]) == [script.op_of(model)] for name in names(row[-1])}
+        assert found == set(model.options)
+
+
+def test_shipped_specs_have_the_options_that_the_table_says() -> None:
+    table = {
+        (*names(op), arch, *names(mma), *names(copy), *names(schedule)): set(names(options))
+        for op, archs, mma, copy, schedule, options in table_of("combinations")
+        for arch in names(archs)
+    }
+    patterns = {
+        (*names(kind), arch): set(names(options))
+        for kind, archs, options in table_of("pattern-options")
+        for arch in names(archs)
+    }
+    for named in shipped_specs():
+        spec = named.spec
+        on = {name for name in spec.options if getattr(spec, name) != type(spec).model_fields[name].default}
+        assert on <= table[spec.op, spec.arch, spec.mma, spec.copy_, spec.schedule], named.stem
+        if isinstance(spec, AttentionSpec):
+            assert on <= patterns[spec.pattern.kind, spec.arch], named.stem
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_combination_has_every_type(arch: str) -> None:
+    for model in MODELS:
+        op = script.op_of(model)
+        for combination in ARCHS[arch].of(op):
+            fields = {"op": op, "arch": arch, **script.combined(combination)}
+            for dtype in get_args(SpecBase.model_fields["dtype"].annotation):
+                found = [script.planned({**fields, **problem, "dtype": dtype}) for problem in script.problems(op)]
+                assert any(found), (fields, dtype)
+
+
+def test_every_field_has_a_row_with_its_description() -> None:
+    rows = {model: table_of(f"{script.op_of(model)}-fields") for model in MODELS}
+    base = table_of("fields")
+    for model in MODELS:
+        told = {row[0]: row[-1] for row in [*base, *rows[model]]}
+        for name, field in model.model_fields.items():
+            if f"`{field.alias or name}`" not in told:  # a mapping that a spec must have
+                inner = script.sizes_of(field)
+                assert inner
+                assert all(told[f"`{name}.{part}`"] for part in inner)
+            else:
+                assert told[f"`{field.alias or name}`"] == field.description
+
+
+def test_every_pattern_has_its_fields() -> None:
+    (text,) = re.findall("<!-- patterns:begin -->\n(.*?)\n<!-- patterns:end -->", PAGE, re.DOTALL)
+    parts = re.split(r"^\| `(\w+)` ", text, flags=re.MULTILINE)
+    told = dict(zip(parts[3::2], parts[4::2], strict=True))  # behind the heading
+    assert set(told) == set(PATTERNS)
+    for kind, model in PATTERNS.items():
+        assert all(f"| `{name}" in told[kind] for name in model.model_fields if name != "kind")
+
+
+def test_what_is_required_is_what_the_schema_requires() -> None:
+    definitions = json_schema()["$defs"]
+    for model in MODELS:
+        rows = [*table_of("fields"), *table_of(f"{script.op_of(model)}-fields")]
+        told = {names(row[0].partition(".")[0] + "`")[0] for row in rows if row[2] == "required"}
+        assert told == set(definitions[model.__name__]["required"])
+
+
+@pytest.mark.parametrize("named", [n for n in shipped_specs() if n.spec.op == "bsr_spmm"], ids=lambda named: named.stem)
+def test_tiles_of_shipped_specs_are_in_the_tables(named: object) -> None:
+    spec = named.spec  # type: ignore[attr-defined]
+    assert isinstance(spec, BsrSpmmSpec)
+    base = {"op": spec.op, "arch": spec.arch, "mma": spec.mma, "copy": spec.copy_, "schedule": spec.schedule}
+    block = {"block": spec.block.model_dump()}
+    legal = dict(script.legal_tiles([{**base, **block}], "tile", ["m", "n", "k"]))
+    columns, depths = legal[spec.tile.m]
+    assert str(spec.tile.n) in re.findall(r"\d+", columns)
+    assert str(spec.tile.k) in re.findall(r"\d+", depths)
+
+
+def test_a_tile_that_no_kernel_has_is_not_legal() -> None:
+    base = {"op": "bsr_spmm", "arch": "sm_90a", "mma": "wgmma", "copy": "tma", "schedule": "cooperative"}
+    assert not list(script.legal_tiles([{**base, "block": {"rows": 48, "cols": 48}}], "tile", ["m", "n", "k"]))
+    legal = dict(script.legal_tiles([{**base, "block": {"rows": 128, "cols": 128}}], "tile", ["m", "n", "k"]))
+    assert legal == {128: ("128, 256", "32, 64")}
+
+
+def test_fewer_stages_are_tried_where_those_that_are_filled_in_do_not_fit() -> None:
+    pattern = {"kind": "dense"}
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 256, "pattern": pattern, "tile": {"m": 128, "n": 96}}
+    assert script.planned(fields) is None
+    assert script.has_kernel(fields)
+    assert not script.has_kernel({**fields, "tile": {"m": 128, "n": 256}})
+
+
+def test_long_cells_go_on_in_the_row_below() -> None:
+    text = "a description of many words " * 12
+    lines = script.wrapped_table(("field", "what it is"), [["`a`", text], ["`b`", ""]]).splitlines()
+    assert all(len(line) <= script.LONGEST_LINE for line in lines)
+    assert [line.split(" | ")[0] for line in lines] == ["| field", "| ---", "| `a`", "| ", "| `b`"]
+    assert " ".join(line.split(" | ")[1].strip(" |") for line in lines[2:4]) == text.strip()
+
+
+def test_sizes_are_told_as_a_range_where_they_are_many() -> None:
+    assert script.in_ranges([64, 80, 96]) == "64, 80, 96"
+    assert script.in_ranges([64, 80, 96, 112]) == "64 to 112 in steps of 16"
+    assert script.in_ranges([64, 80, 96, 128]) == "64, 80, 96, 128"
+
+
+def test_the_script_knows_no_option_by_name() -> None:
+    source = (PROJECT / "benchmarks" / "spec_page.py").read_text(encoding="utf-8")
+    assert not [name for model in MODELS for name in model.options if re.search(rf"[\"'.]{name}\b", source)]

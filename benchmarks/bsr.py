@@ -46,9 +46,9 @@ from harness import (
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
 from runtime import load_kernel
-from runtime.arguments import TORCH_DTYPES
-from runtime.bench import Call
-from runtime.verification.rows import kernel_fields
+from runtime.bench.timing import Call
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
 SIZE = 8192  # rows and columns of A

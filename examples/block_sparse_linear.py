@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from runtime import load_kernel
-from runtime.bench import single_calls
+from runtime.bench.timing import single_calls
 
 
 class BlockSparseLinear(torch.nn.Module):

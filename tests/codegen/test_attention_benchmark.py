@@ -240,7 +240,7 @@ def test_rows_are_run_on_the_data_that_are_asked_for(script: ModuleType, monkeyp
     plain = ("dense", "std1", ("main",), 690)
     assert rows() == [plain]
     assert rows("--data", "std4", "std1", "std4") == [("dense, std4", "std4", (), None), plain]
-    assert [data for _, data, *_ in rows("--data", "all")] == list(script.bench.DATA)
+    assert [data for _, data, *_ in rows("--data", "all")] == list(script.data_sets.DATA)
     with pytest.raises(SystemExit, match="2"):
         script.parse_arguments(["--data", "nothing"])
 

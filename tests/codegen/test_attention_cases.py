@@ -12,12 +12,12 @@ import pytest
 
 from codegen.library import find_spec
 from codegen.spec import AttentionSpec
-from runtime.verification.common import poisoned_memory, tolerance
+from runtime.verify.common import poisoned_memory, tolerance
 
 torch = pytest.importorskip("torch")
 
-from runtime.verification import attention  # noqa: E402
-from runtime.verification.common import Outcome, summary  # noqa: E402
+from runtime.verify import attention  # noqa: E402
+from runtime.verify.common import Outcome, summary  # noqa: E402
 
 CPU = torch.device("cpu")
 BY_NAME = {case.name: case for case in attention.CASES}

@@ -16,9 +16,9 @@ from codegen.spec import BlockShape, BsrSpgemmSpec
 
 torch = pytest.importorskip("torch")
 
-from runtime.bsr_spmm import ACTIVATIONS  # noqa: E402
-from runtime.verification import bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
-from runtime.verification.common import Outcome  # noqa: E402
+from runtime.kernels.bsr_spmm import ACTIVATIONS  # noqa: E402
+from runtime.verify import bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.verify.common import Outcome  # noqa: E402
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*deterministic")

@@ -22,8 +22,9 @@ from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
 
-from runtime import attention, launch, workspace  # noqa: E402
+from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.kernels import attention  # noqa: E402
 
 
 class Driver:
@@ -61,7 +62,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch, "make_context_current", lambda device: None)
-    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
+    monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(workspace, "_counters", {})
     monkeypatch.setattr(workspace, "_scratch", {})
@@ -466,9 +467,9 @@ def test_a_call_is_checked_once_and_few_are_remembered(kernel: Any, monkeypatch:
 
 def test_maps_of_one_address_are_made_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(launch, "_MAPS_KEPT", 2)
-    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: made.append(address) or b"")
-    encoder = launch.MapEncoder("fp16", (), (), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(tensor_map, "_MAPS_KEPT", 2)
+    monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: made.append(address) or b"")
+    encoder = tensor_map.MapEncoder("fp16", (), (), None)  # type: ignore[arg-type]
     for address in (16, 16, 32, 16, 48, 48):
         encoder.at(address)
         assert len(encoder.known) <= 2
@@ -550,7 +551,7 @@ def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: p
 @pytest.mark.parametrize("prologue", [True, False])
 def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch, prologue: bool) -> None:
     monkeypatch.setattr(launch, "make_context_current", lambda device: None)
-    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: bytes(128))
+    monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: bytes(128))
     plan = plan_for(find_spec("h100_bsr_spmm_b16_gathered"))
     loaded, driver = loaded_kernel(plan)
     numbers = {param.name: 1 for param in plan.params if param.type == "i32"}

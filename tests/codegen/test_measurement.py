@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.spec import AttentionSpec, parse_spec  # noqa: E402
-from runtime import measurement  # noqa: E402
+from runtime.bench import measurement  # noqa: E402
 
 BLOCK_LISTS = "h100_block_lists"
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")

@@ -15,9 +15,9 @@ from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import parse_spec  # noqa: E402
-from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.query_order import find_query_order  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.prepare.query_grouping import find_query_order  # noqa: E402
 
 NAME = "h100_topk32_b64_ordered"
 
@@ -69,12 +69,12 @@ def test_random_lists_need_fewer_loads(tile_blocks: int, most: float) -> None:
 def test_heads_are_done_in_groups_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     lists = torch.randint(0, 40, (2, 3, 40, 8), generator=torch.Generator().manual_seed(3))
     together = find_query_order(lists, 40, 3)
-    monkeypatch.setattr("runtime.query_order._WEIGHT_BYTES", 1)
+    monkeypatch.setattr("runtime.prepare.query_grouping._WEIGHT_BYTES", 1)
     assert torch.equal(find_query_order(lists, 40, 3), together)
 
 
 def test_a_kernel_finds_the_order_of_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.attention.check_tensor", lambda *arguments: None)  # lists are on a GPU
+    monkeypatch.setattr("runtime.kernels.attention.check_tensor", lambda *arguments: None)  # lists are on a GPU
     kernel = kernel_of(NAME)
     lists = torch.randint(0, 11, (1, 2, 14, 32), dtype=torch.int32)
     assert torch.equal(kernel.query_order(lists, 700), find_query_order(lists, 11, 3))
@@ -120,7 +120,7 @@ def test_it_needs_tiles_that_share() -> None:
 
 
 def test_the_length_of_keys_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.attention.check_tensor", lambda *arguments: None)
+    monkeypatch.setattr("runtime.kernels.attention.check_tensor", lambda *arguments: None)
     kernel, lists = kernel_of(NAME), torch.zeros((1, 2, 14, 32), dtype=torch.int32)
     assert kernel.query_order(lists, 1).shape == (1, 2, 14)
     for wrong in (2.5, "1", None):
@@ -145,8 +145,9 @@ def test_as_many_heads_are_done_at_once_as_there_is_memory_for(monkeypatch: pyte
         sizes.append(len(lists))
         return torch.zeros(lists.shape[:2], dtype=torch.int64)
 
-    monkeypatch.setattr("runtime.query_order._order", order)
-    monkeypatch.setattr("runtime.query_order._WEIGHT_BYTES", 2 * 4 * 41 * 40)  # of 40 lists of 40 blocks, and one more
+    monkeypatch.setattr("runtime.prepare.query_grouping._order", order)
+    weight_bytes = 2 * 4 * 41 * 40  # of 40 lists of 40 blocks, and one more
+    monkeypatch.setattr("runtime.prepare.query_grouping._WEIGHT_BYTES", weight_bytes)
     find_query_order(torch.zeros(1, 5, 40, 8, dtype=torch.int32), 40, 2)
     assert sizes == [2, 2, 1]
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from runtime.row_groups import gather_rows
+from runtime.prepare.row_clusters import gather_rows
 
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SpgemmShape  # noqa: E402
-from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm, row_orders, workspace  # noqa: E402
+from runtime.driver import workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.row_chunks import cut_rows  # noqa: E402
+from runtime.kernels import arguments, bsr_arguments, bsr_preparation, bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.prepare.row_split import cut_rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 Make = Callable[..., Any]
@@ -78,12 +79,12 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         if tensor.dtype != dtype or tensor.dim() != rank:
             raise ArgumentError(name, "dtype or rank")
 
-    for module in (bsr, bsr_sddmm, bsr_spmm, row_orders):
+    for module in (bsr_arguments, bsr_sddmm, bsr_spmm, bsr_preparation):
         monkeypatch.setattr(module, "check_tensor", check)
 
     def on_gpu(name: str, tensor: Any) -> None:
         with pytest.raises(ArgumentError, match=f"{name}: is on cpu, expected a CUDA device"):
-            bsr.check_on_gpu(name, tensor)
+            bsr_arguments.check_on_gpu(name, tensor)
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -459,7 +460,7 @@ def test_block_rows_are_gathered(make: Make) -> None:
 
 def test_groups_are_counted_for_clusters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(row_orders, "count_groups", lambda *given: asked.append(given) or 2)
+    monkeypatch.setattr(bsr_preparation, "count_groups", lambda *given: asked.append(given) or 2)
     make(**GATHERED).row_order(matrix([0] * 31, [], size=16), 1100)
     assert asked == [(30, 24, 5, 0)]  # nine column tiles
 
@@ -935,7 +936,7 @@ def test_both_factors_are_validated_and_on_a_gpu(make: Make, monkeypatch: pytest
     with pytest.raises(ArgumentError, match=r"b: is torch\.float32, this kernel takes torch\.float16"):
         kernel(A, floats)
     assert not kernel._loaded.launches
-    monkeypatch.setattr(bsr_spgemm, "check_on_gpu", bsr.check_on_gpu)
+    monkeypatch.setattr(bsr_spgemm, "check_on_gpu", bsr_arguments.check_on_gpu)
     with pytest.raises(ArgumentError, match="a: is on cpu, expected a CUDA device"):
         make(op="bsr_spgemm")(A, B)
 

@@ -19,7 +19,7 @@ from codegen.plans.gathered import gathers_rows, slots
 from codegen.plans.row_chunks import row_cutting
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
-from runtime.arguments import TORCH_DTYPES
+from runtime.kernels.arguments import TORCH_DTYPES
 
 LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
-from runtime.compiler import run_nvrtc  # noqa: E402
+from runtime.compile.compiler import run_nvrtc  # noqa: E402
 
 # The sm_89 kernels run on every device these tests accept.
 ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_wmma_cp_async"

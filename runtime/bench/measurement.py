@@ -101,7 +101,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         for count in (heads, packs, packs)
     )
     indices = () if positional else pattern_lists(spec, packs, length)
-    order = (kernel.query_order(indices[0], length),) if spec.query_order else ()  # found once for many calls
+    lists = (kernel.prepare(indices[0], length),) if spec.query_order else indices  # once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     peers = sdpa_calls(spec, q, k, v)
@@ -115,7 +115,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *indices, *order, out=out, sink=sink),
+        call=lambda: kernel(q, k, v, *lists, out=out, sink=sink),
         peers=peers,
         peer_flops=peer_flops,
     )
@@ -263,8 +263,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     epilogue = kernel.spec.epilogue
     bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
     c = torch.randn((size, columns), device="cuda", dtype=dtype) if kernel.spec.accumulate else None
-    order = kernel.row_order(a, columns) if kernel.takes_row_order else None
-    index = kernel.transposed_index(a) if kernel.spec.transpose_a else None
+    prepared = kernel.prepare(a, columns, effort="best")
     left = dense.T if kernel.spec.transpose_a else dense
 
     def finished(product: torch.Tensor) -> torch.Tensor:
@@ -275,7 +274,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     return Workload(
         shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
         flops=2.0 * a.values().numel() * columns,
-        call=lambda: kernel(a, b, c=c, bias=bias, row_order=order, index=index, out=out),
+        call=lambda: kernel(prepared, b, c=c, bias=bias, out=out),
         peers={
             # On a GPU torch has no product with a transposed BSR matrix, nor one with blocks that are not square.
             **(

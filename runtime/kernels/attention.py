@@ -29,10 +29,24 @@ from runtime.kernels.arguments import (
     shape_words,
     used_strides,
 )
+from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
 _SIGNATURES_KEPT = 64
 _LOG2_E = math.log2(math.e)
+
+
+class AttentionResult(NamedTuple):
+    """What a call of an attention kernel returns.
+
+    Attributes:
+        out: (batch, heads, q_len, head_dim), the result.
+        lse: float32 (batch, heads, q_len), the natural logarithm of each row's sum of exp(logit); None where the spec
+            says ``lse: false``.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor | None
 
 
 class _Outputs(NamedTuple):
@@ -81,13 +95,13 @@ class AttentionKernel:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        *indices: torch.Tensor | None,
+        *indices: torch.Tensor | PreparedLists | None,
         scale: float | None = None,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
         validate: bool = False,
-        **named_indices: torch.Tensor | None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        **named_indices: torch.Tensor | PreparedLists | None,
+    ) -> AttentionResult:
         """Compute attention.
 
         Args:
@@ -101,8 +115,8 @@ class AttentionKernel:
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
                 Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
                 spec says ``query_order: true``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
-                query block once: those of a tile are neighbours in it (see :meth:`query_order`). The result of a
-                query block that it leaves out is not written.
+                query block once: those of a tile are neighbours in it. The result of a query block that it leaves out
+                is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
             named_indices: index tensors by name.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
@@ -111,14 +125,15 @@ class AttentionKernel:
             validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
 
         Returns:
-            out, or (out, lse) if the spec says ``lse: true``; lse is (batch, heads, q_len) float32, the natural
+            (out, lse); lse is None if the spec says ``lse: false``, else (batch, heads, q_len) float32, the natural
             logarithm of each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that
             sees no key has out 0 and lse -inf; with a sink, lse is then the sink.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        tensors = self._gather(indices, named_indices) if named_indices else indices
+        given = self._gather(indices, named_indices) if named_indices else indices
+        tensors = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         key = self._key((q, k, v, out, sink, *tensors), scale)
         signature = self._signatures.get(key)
         if signature is None:
@@ -148,27 +163,27 @@ class AttentionKernel:
         else:
             with torch.cuda.device(device):
                 self._launch(signature, addresses, device)
-        return out if lse is None else (out, lse)
+        return AttentionResult(out, lse)
 
-    def query_order(self, kv_indices: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """Find an order in which the query blocks of a tile have many key blocks in common.
+    def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
+        """Work out of lists of key blocks what this kernel wants to know, once for many calls.
 
-        For lists that are used more than once: finding it takes longer than a call, and synchronises.
+        If the spec says ``query_order: true`` that is an order in which the query blocks of a tile have many key blocks
+        in common: finding it takes longer than a call, and synchronises. Otherwise it is nothing.
 
         Args:
-            kv_indices: (batch, heads, query_blocks, k) int32, the lists of calls to come.
+            kv_indices: (batch, heads, query_blocks, k) int32, the lists of calls to come, as ``topk`` has them.
             kv_len: keys of a head.
 
         Returns:
-            int32 (batch, heads, query_blocks): the argument ``query_order`` of calls with these lists.
+            What calls take in place of ``kv_indices``.
 
         Raises:
-            ArgumentError: naming the argument; also if the spec does not say ``query_order: true``.
+            ArgumentError: naming the argument; also if the spec's pattern is not ``topk``.
         """
-        if not self.spec.query_order:
-            raise ArgumentError(
-                "query_order", f"is not an argument of {self.compiled.named.stem}: its spec says query_order: false"
-            )
+        if self._index_names[:1] != ("kv_indices",):
+            kind = self.spec.pattern.kind
+            raise ArgumentError("kv_indices", f"is not prepared for {self.compiled.named.stem}: its pattern is {kind}")
         block = self.spec.pattern.fixed_block
         assert block is not None
         length = int(self._indices[0].dims[3])
@@ -177,7 +192,22 @@ class AttentionKernel:
         check_shape("kv_indices", kv_indices.shape, sizes)
         if not isinstance(kv_len, int) or kv_len < 1:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
-        return find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.streams)
+        if not self.spec.query_order:
+            return PreparedLists(kv_indices)
+        return PreparedLists(kv_indices, find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.streams))
+
+    def _unprepared(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the index tensors that prepared lists, the first of those given, stand for, and the others."""
+        lists, rest = given[0], given[1:]
+        if (lists.query_order is not None) != self.spec.query_order:
+            has, takes = ("no", "one") if lists.query_order is None else ("an", "none")
+            what = f"it has {has} order of query blocks, {self.compiled.named.stem} takes {takes}"
+            raise ArgumentError("kv_indices", f"is prepared for another kernel: {what}")
+        if not self.spec.query_order:
+            return (lists.kv_indices, *rest)
+        if rest and rest[0] is not None:
+            raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
+        return (lists.kv_indices, lists.query_order, *rest[1:])
 
     def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
         """Launch on torch's current stream of the current device."""
@@ -305,7 +335,7 @@ class AttentionKernel:
         for spec in self._indices:
             tensor = given.get(spec.name)
             if tensor is None and not spec.optional:
-                how = "; query_order(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
+                how = "; prepare(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
                 raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
             values |= self._describe(spec, tensor, q)
         return values

@@ -1,13 +1,14 @@
-"""The order of block rows that BSR x dense kernels take which hand them out, cut them or gather them."""
+"""What BSR x dense kernels prepare of their sparse matrix: found, checked, and handed over to a launch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from codegen.plan import Plan
-from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, RowCutting, count_groups
+from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
 from codegen.spec import BsrSpmmSpec
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
@@ -20,19 +21,18 @@ from runtime.kernels.bsr_arguments import (
     check_structure,
     check_values,
 )
-from runtime.prepare.row_clusters import RowGroups, covers, gather_rows
-from runtime.prepare.row_split import RowChunks, cut_rows
+from runtime.prepare.prepared import EFFORTS, Effort, PreparedBsr, RowOrder, describe
+from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers
+from runtime.prepare.row_split import RowSplit, split_rows
+from runtime.prepare.transpose import TransposedIndex, transposed_index
 
-RowOrder = torch.Tensor | RowChunks | RowGroups
-"""Block rows, longest first; such rows, the long ones cut; or groups of rows that have columns in common."""
+INDEX_ENTRY_BYTES = 8  # of a TransposedIndex, which kernels read as one
+OTHER_KERNEL = "is prepared for another kernel"
+CHANGED = "is not what prepare(a) returns: a has other indices now"
 
 
-class RowOrders:
-    """Finds and checks the orders of block rows that one kernel takes, and says what it is given of them.
-
-    Attributes:
-        are_taken: whether the kernel takes one.
-    """
+class BsrPreparation:
+    """Prepares the matrices of one kernel, checks prepared ones, and says what a launch is given of them."""
 
     def __init__(self, plan: Plan, loaded: LoadedKernel) -> None:
         assert isinstance(plan.spec, BsrSpmmSpec)
@@ -41,116 +41,218 @@ class RowOrders:
         self._loaded = loaded
         self._gathered = plan.gathered
         self._cutting = plan.row_cutting
-        self._groups: RowGroups | None = None  # the last that were checked
-        self.are_taken = plan.spec.balanced or plan.gathered is not None
+        self._clusters: RowClusters | None = None  # the last that were checked
+        self._kind = "no order of block rows"  # what describe() says of the order that the kernel takes
+        if plan.gathered is not None:
+            self._kind = "row clusters"
+        elif plan.spec.balanced:
+            self._kind = "cut block rows" if plan.row_cutting is not None else "block rows by length"
 
-    def find(self, a: torch.Tensor, columns: int | None) -> RowOrder:
-        """Return the order for a matrix, as ``BsrSpmmKernel.row_order`` describes it."""
-        if not self.are_taken:
-            raise ArgumentError("row_order", f"is not an argument of {self._stem}: its spec is not balanced")
-        check_layout("a", a)
-        check_structure("a", a, self._spec.block, a.device)
+    def prepare(self, a: Any, columns: int | None, pack: bool, effort: Effort) -> PreparedBsr:
+        """Prepare a matrix, as ``BsrSpmmKernel.prepare`` describes it."""
+        if effort not in EFFORTS:
+            raise ArgumentError("effort", f"is {effort!r}; allowed: {', '.join(EFFORTS)}")
         if columns is not None and (type(columns) is not int or columns < 1):
             shown = repr(columns) if isinstance(columns, int | float | str) else type(columns).__name__
             raise ArgumentError("columns", f"is {shown}, expected the columns of b, an int of at least 1")
+        if pack and self._gathered is None:
+            raise ArgumentError("pack", f"is True, but {self._stem} reads a where it is: its tiles gather no rows")
+        if isinstance(a, PreparedBsr):
+            if columns is not None:
+                reason = "but a is prepared: what follows from the places of its blocks stays as it is"
+                raise ArgumentError("columns", f"is {columns}, {reason}")
+            prepared = replace(self._check(a, False), packed=None)
+        else:
+            check_layout("a", a)
+            check_structure("a", a, self._spec.block, a.device)
+            index = transposed_index(a) if self._spec.transpose_a else None
+            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index)
+        return replace(prepared, packed=self._pack(prepared)) if pack else prepared
+
+    def take(self, a: Any, b: Any, validate: bool) -> PreparedBsr:
+        """Return what a call is given as ``a``, prepared: checked if it was, at once if that is done in a moment."""
+        if isinstance(a, PreparedBsr):
+            return self._check(a, validate)
+        check_layout("a", a)
+        if self._gathered is not None:
+            raise ArgumentError(
+                "a",
+                f"is not prepared: {self._stem} takes what its prepare(a, columns) returns, which takes too long to be "
+                "found anew by each call",
+            )
+        if not self._spec.balanced and not self._spec.transpose_a:
+            return PreparedBsr(a)
+        check_structure("a", a, self._spec.block, a.device)
+        if self._spec.transpose_a:
+            if validate:  # before its row pointers say how much is written where
+                check_row_pointers("a", a)
+            return PreparedBsr(a, index=transposed_index(a))
+        # What is wrong with b is told when it is checked.
+        given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
+        return PreparedBsr(a, self._find_order(a, b.shape[-1] if given else None, "fast"))
+
+    def packets(self, a: PreparedBsr) -> torch.Tensor | None:
+        """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
+        if self._gathered is None or not isinstance(a.row_order, RowClusters) or a.packed is not None:
+            return a.packed
+        size = _packed_bytes(a.row_order, self._gathered)
+        return torch.empty(size, dtype=torch.uint8, device=a.matrix.device)
+
+    @staticmethod
+    def addresses(a: PreparedBsr) -> dict[str, int]:
+        """Return what the kernel reads of what was prepared."""
+        order = a.row_order
+        parts: dict[str, torch.Tensor] = {} if a.index is None else a.index._asdict()
+        if isinstance(order, RowClusters):
+            parts |= {"rounds": order.rounds, "entries": order.entries}
+            parts |= {"round_starts": order.starts, "slot_rows": order.rows}
+        elif isinstance(order, RowSplit):
+            parts |= {"chunks": order.chunks, "chunk_count": order.total}
+        elif order is not None:
+            parts["row_order"] = order
+        return {name: part.data_ptr() for name, part in parts.items()}
+
+    def _find_order(self, a: torch.Tensor, columns: int | None, effort: Effort) -> RowOrder | None:
+        """Return the order of the block rows of a matrix; None for kernels that take none."""
+        if self._gathered is None and not self._spec.balanced:
+            return None
         device, tiles = a.device.index, 0 if columns is None else -(-columns // self._spec.tile.n)
         sm_count = 0 if device is None else self._loaded.sm_count(device)
         if self._gathered is not None:
             size, ring = self._gathered.slots, self._gathered.ring_columns
-            clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
-            groups = count_groups(self._block_rows(a), size, clusters, at_once)
+            thread_block_clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
+            groups = count_groups(self._block_rows(a), size, thread_block_clusters, at_once)
             check_row_pointers("a", a)
-            crow, col = a.crow_indices(), a.col_indices()
-            return gather_rows(crow, col, self._block_columns(a), slots=size, groups=groups, ring_columns=ring)
+            return cluster_rows(
+                a.crow_indices(),
+                a.col_indices(),
+                self._block_columns(a),
+                slots=size,
+                groups=groups,
+                ring_columns=ring,
+                anneal=effort == "best",
+            )
         if self._cutting is not None:
             cut = self._cutting.cut(self._block_rows(a), a.values().shape[0], tiles, sm_count)
-            return cut_rows(a.crow_indices(), cut, self._cutting.step)
+            return split_rows(a.crow_indices(), cut, self._cutting.step)
         lengths: torch.Tensor = a.crow_indices().diff()
         return lengths.argsort(descending=True).to(torch.int32)
 
-    def take(self, a: torch.Tensor, b: Any, row_order: Any, validate: bool) -> RowOrder | None:
-        """Return the order of block rows that the kernel takes; None for kernels that take none."""
-        if self._gathered is not None:
-            return self._grouped(a, row_order, validate, self._gathered)
-        if not self._spec.balanced:
-            if row_order is not None:
-                raise ArgumentError("row_order", f"is not an argument of {self._stem}: its spec is not balanced")
-            return None
-        if row_order is None:
-            # What is wrong with b is told when it is checked.
-            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
-            return self.find(a, b.shape[-1] if given else None)
-        if self._cutting is not None:
-            return self._chunked(a, row_order, validate, self._cutting)
-        rows = a.shape[0] // self._spec.block.rows
-        check_tensor("row_order", row_order, torch.int32, 1, a.device)
-        assert isinstance(row_order, torch.Tensor)
-        check_shape("row_order", row_order.shape, [("block rows", (rows,))])
-        if not row_order.is_contiguous():
-            raise ArgumentError("row_order", f"has stride {row_order.stride(0)}, expected a contiguous tensor")
-        if validate and not torch.equal(
-            row_order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)
-        ):
-            raise ArgumentError("row_order", f"does not name each of the {rows} block rows once")
-        return row_order
-
-    @staticmethod
-    def addresses(order: RowOrder | None) -> dict[str, int]:
-        """Return what the kernel reads of the order of block rows."""
-        if order is None:
-            return {}
-        if isinstance(order, RowGroups):
-            parts = {"rounds": order.rounds, "entries": order.entries, "round_starts": order.starts}
-            return {name: part.data_ptr() for name, part in (parts | {"slot_rows": order.rows}).items()}
-        if isinstance(order, RowChunks):
-            return {"chunks": order.chunks.data_ptr(), "chunk_count": order.total.data_ptr()}
-        return {"row_order": order.data_ptr()}
-
-    def packets(self, order: RowOrder | None, device: torch.device) -> torch.Tensor | None:
-        """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
-        if self._gathered is None or not isinstance(order, RowGroups):
-            return None
-        return torch.empty(_packed_bytes(order, self._gathered), dtype=torch.uint8, device=device)
-
-    def pack(self, a: torch.Tensor, row_order: Any) -> torch.Tensor:
-        """Pack A, whose structure is checked, as ``BsrSpmmKernel.pack`` describes it."""
-        if self._gathered is None:
-            raise ArgumentError("a", f"is not packed for {self._stem}: its tiles do not gather block rows")
-        check_values("a", a, TORCH_DTYPES[self._spec.dtype])
-        check_address("a.values()", a.values().data_ptr())
-        order = self._grouped(a, row_order, False, self._gathered)
+    def _pack(self, a: PreparedBsr) -> torch.Tensor:
+        """Return the values of a matrix, whose structure is checked, in the order of its row clusters."""
+        clusters, values = a.row_order, a.matrix.values()
+        assert self._gathered is not None and isinstance(clusters, RowClusters)
+        check_values("a", a.matrix, TORCH_DTYPES[self._spec.dtype])
+        check_address("a.values()", values.data_ptr())
         # Zeros, as packets may end with bytes that nothing is written to: the same A is the same bytes.
-        packets = torch.zeros(_packed_bytes(order, self._gathered), dtype=torch.uint8, device=a.device)
+        packets = torch.zeros(_packed_bytes(clusters, self._gathered), dtype=torch.uint8, device=values.device)
         if packets.shape[0]:
-            tensors = {"a": a.values(), "entries": order.entries, "packets": packets}
+            tensors = {"a": values, "entries": clusters.entries, "packets": packets}
             addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            with torch.cuda.device(a.device):
+            with torch.cuda.device(values.device):
                 stream = torch.cuda.current_stream().cuda_stream
-                self._loaded.launch_prologue(a.device.index, order.rounds.shape[0], addresses, stream)
+                self._loaded.launch_prologue(values.device.index, clusters.rounds.shape[0], addresses, stream)
         return packets
 
-    def check_packed(self, a: torch.Tensor, order: RowOrder | None, packed: Any, validate: bool) -> None:
-        """Check what a call is given of A packed beforehand, if it is.
+    def _check(self, a: PreparedBsr, validate: bool) -> PreparedBsr:
+        """Check a prepared matrix.
 
         Raises:
-            ArgumentError: if it is not what ``pack`` returns for this order, or, with ``validate``, for these values.
+            ArgumentError: if another kernel prepared it, or if a part of it cannot be read; with ``validate`` also if
+                the matrix is not what it was.
         """
-        if packed is None:
-            return
-        if self._gathered is None or not isinstance(order, RowGroups):
-            raise ArgumentError("packed", f"is not an argument of {self._stem}: its tiles do not gather block rows")
+        matrix, order = a.matrix, a.row_order
+        check_layout("a", matrix)
+        check_structure("a", matrix, self._spec.block, matrix.device)
+        if describe(order) != self._kind:
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it has {describe(order)}, {self._stem} takes {self._kind}")
+        if (a.index is not None) != self._spec.transpose_a:
+            has, takes = ("no", "one") if a.index is None else ("a", "none")
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it has {has} transposed index, {self._stem} takes {takes}")
+        if isinstance(order, RowClusters):
+            self._check_clusters(matrix, order, validate)
+        elif isinstance(order, RowSplit):
+            self._check_split(matrix, order, validate)
+        elif order is not None:
+            self._check_rows(matrix, order, validate)
+        if a.index is not None:
+            self._check_index(matrix, a.index, validate)
+        if a.packed is not None:
+            self._check_packed(a, a.packed, validate)
+        return a
+
+    def _check_rows(self, a: torch.Tensor, order: torch.Tensor, validate: bool) -> None:
+        """Check block rows in an order."""
+        rows = self._block_rows(a)
+        check_tensor("a.row_order", order, torch.int32, 1, a.device)
+        check_shape("a.row_order", order.shape, [("block rows", (rows,))])
+        if not order.is_contiguous():
+            raise ArgumentError("a.row_order", f"has stride {order.stride(0)}, expected a contiguous tensor")
+        if validate and not torch.equal(order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)):
+            raise ArgumentError("a.row_order", f"does not name each of the {rows} block rows once")
+
+    def _check_split(self, a: torch.Tensor, split: RowSplit, validate: bool) -> None:
+        """Check block rows of which the long ones are cut."""
+        assert self._cutting is not None
+        step = self._cutting.step
+        if type(split.limit) is not int or split.limit < 1 or split.limit % step:
+            raise ArgumentError("a.row_order.limit", f"is {split.limit!r}, expected a positive multiple of {step}")
+        cut = RowCut.at(split.limit, self._block_rows(a), a.values().shape[0])
+        tensors = {"chunks": split.chunks, "total": split.total}
+        check_prepared("a.row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
+        check_address("a.row_order.chunks", split.chunks.data_ptr())
+        if validate:
+            wanted = split_rows(a.crow_indices(), cut, step)._asdict()
+            if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
+                raise ArgumentError("a.row_order", CHANGED)
+
+    def _check_clusters(self, a: torch.Tensor, clusters: RowClusters, validate: bool) -> None:
+        """Check block rows in clusters."""
+        assert self._gathered is not None
+        if clusters is not self._clusters:
+            _check_parts(clusters, self._gathered)
+            self._clusters = clusters
+        if clusters.rounds.device != a.device:
+            raise ArgumentError("a.row_order", f"is on {clusters.rounds.device}, a is on {a.device}")
+        given = (clusters.block_rows, clusters.block_columns, clusters.blocks)
+        wanted = (self._block_rows(a), self._block_columns(a), a.values().shape[0])
+        if given != wanted:
+            raise ArgumentError(
+                "a.row_order",
+                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
+                f"{wanted[1]} of which {wanted[2]} are",
+            )
+        if validate:
+            check_indices("a", a)
+            if not covers(clusters, a.crow_indices(), a.col_indices()):
+                raise ArgumentError("a.row_order", CHANGED)
+
+    def _check_index(self, a: torch.Tensor, index: TransposedIndex, validate: bool) -> None:
+        """Check blocks in the order of the block columns."""
+        shapes = ((self._block_columns(a) + 1,), (a.values().shape[0], 2))
+        check_prepared("a.index", index._asdict(), shapes, a.device)
+        check_address("a.index.entries", index.entries.data_ptr(), INDEX_ENTRY_BYTES)
+        if validate:
+            check_row_pointers("a", a)
+            if not all(map(torch.equal, index, transposed_index(a))):
+                raise ArgumentError("a.index", CHANGED)
+
+    def _check_packed(self, a: PreparedBsr, packed: torch.Tensor, validate: bool) -> None:
+        """Check values that were packed beforehand."""
+        if self._gathered is None or not isinstance(a.row_order, RowClusters):
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it is packed, {self._stem} takes what is not")
         if not isinstance(packed, torch.Tensor):
-            raise ArgumentError("packed", f"is {type(packed).__name__}, expected what pack(a, row_order) returns")
+            raise ArgumentError("a.packed", f"is {type(packed).__name__}, expected a torch.Tensor")
         given = (packed.dtype, tuple(packed.shape), packed.device)
-        wanted = (torch.uint8, (_packed_bytes(order, self._gathered),), a.device)
+        wanted = (torch.uint8, (_packed_bytes(a.row_order, self._gathered),), a.matrix.device)
         if given != wanted:
             words, expected = (f"{kind} {shape} on {device}" for kind, shape, device in (given, wanted))
-            raise ArgumentError("packed", f"is {words}, expected {expected}: it is not of this row_order")
+            raise ArgumentError("a.packed", f"is {words}, expected {expected}")
         if not packed.is_contiguous():
-            raise ArgumentError("packed", f"has strides {packed.stride()}, expected a contiguous tensor")
-        check_address("packed", packed.data_ptr())
-        if validate and not torch.equal(packed, self.pack(a, order)):
-            raise ArgumentError("packed", "is not what pack(a, row_order) returns: A's values are others")
+            raise ArgumentError("a.packed", f"has strides {packed.stride()}, expected a contiguous tensor")
+        check_address("a.packed", packed.data_ptr())
+        if validate and not torch.equal(packed, self._pack(a)):
+            raise ArgumentError("a.packed", "is not what prepare(a, pack=True) returns: a has other values now")
 
     def _block_rows(self, a: torch.Tensor) -> int:
         return int(a.shape[0]) // self._spec.block.rows
@@ -158,76 +260,30 @@ class RowOrders:
     def _block_columns(self, a: torch.Tensor) -> int:
         return int(a.shape[1]) // self._spec.block.cols
 
-    def _chunked(self, a: torch.Tensor, row_order: Any, validate: bool, cutting: RowCutting) -> RowChunks:
-        """Return the chunks that the kernel takes."""
-        if not isinstance(row_order, RowChunks):
-            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
-        step = cutting.step
-        if type(row_order.limit) is not int or row_order.limit < 1 or row_order.limit % step:
-            raise ArgumentError("row_order.limit", f"is {row_order.limit!r}, expected a positive multiple of {step}")
-        cut = RowCut.at(row_order.limit, self._block_rows(a), a.values().shape[0])
-        tensors = {"chunks": row_order.chunks, "total": row_order.total}
-        check_prepared("row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
-        check_address("row_order.chunks", row_order.chunks.data_ptr())
-        if validate:
-            wanted = cut_rows(a.crow_indices(), cut, step)._asdict()
-            if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
-                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
-        return row_order
 
-    def _grouped(self, a: torch.Tensor, row_order: Any, validate: bool, layout: GatheredLayout) -> RowGroups:
-        """Return the groups of block rows that the kernel takes."""
-        if row_order is None:
-            raise ArgumentError(
-                "row_order",
-                f"is missing: {self._stem} takes what its row_order(a, columns) returns, which takes too long to "
-                "be found anew by each call",
-            )
-        if not isinstance(row_order, RowGroups):
-            raise ArgumentError("row_order", f"is {type(row_order).__name__}, expected what row_order(a) returns")
-        if row_order is not self._groups:
-            _check_groups(row_order, layout)
-            self._groups = row_order
-        if row_order.rounds.device != a.device:
-            raise ArgumentError("row_order", f"is on {row_order.rounds.device}, a is on {a.device}")
-        given = (row_order.block_rows, row_order.block_columns, row_order.blocks)
-        wanted = (self._block_rows(a), self._block_columns(a), a.values().shape[0])
-        if given != wanted:
-            raise ArgumentError(
-                "row_order",
-                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
-                f"{wanted[1]} of which {wanted[2]} are",
-            )
-        if validate:
-            check_indices("a", a)
-            if not covers(row_order, a.crow_indices(), a.col_indices()):
-                raise ArgumentError("row_order", "is not what row_order(a) returns: it is not of this matrix")
-        return row_order
-
-
-def _check_groups(order: RowGroups, layout: GatheredLayout) -> None:
-    """Check what can be said of groups of block rows by themselves."""
+def _check_parts(clusters: RowClusters, layout: GatheredLayout) -> None:
+    """Check what can be said of row clusters by themselves."""
     size, ring = layout.slots, layout.ring_columns
-    tensors = {name: getattr(order, name) for name in ("rounds", "entries", "starts", "rows")}
+    tensors = {name: getattr(clusters, name) for name in ("rounds", "entries", "starts", "rows")}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-            raise ArgumentError(f"row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
-    rounds, groups = order.rounds.shape[0], order.rows.shape[0]
+            raise ArgumentError(f"a.row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
+    rounds, groups = clusters.rounds.shape[0], clusters.rows.shape[0]
     shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
-    check_prepared("row_order", tensors, shapes, order.rounds.device)
-    if order.ring_columns != ring:
+    check_prepared("a.row_order", tensors, shapes, clusters.rounds.device)
+    if clusters.ring_columns != ring:
         raise ArgumentError(
-            "row_order", f"is for a ring of {order.ring_columns} columns, that of this kernel has {ring}"
+            "a.row_order", f"is for a ring of {clusters.ring_columns} columns, that of this kernel has {ring}"
         )
-    check_address("row_order.entries", order.entries.data_ptr())
+    check_address("a.row_order.entries", clusters.entries.data_ptr())
 
 
-def _packed_bytes(order: RowGroups, layout: GatheredLayout) -> int:
-    return int(order.rounds.shape[0]) * layout.packet_bytes
+def _packed_bytes(clusters: RowClusters, layout: GatheredLayout) -> int:
+    return int(clusters.rounds.shape[0]) * layout.packet_bytes
 
 
 def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:
     """Return what of an order of block rows a signature depends on."""
-    if isinstance(row_order, RowGroups):
+    if isinstance(row_order, RowClusters):
         return (row_order.rows.shape[0], row_order.rounds.shape[0])
-    return (row_order.limit,) if isinstance(row_order, RowChunks) else None
+    return (row_order.limit,) if isinstance(row_order, RowSplit) else None

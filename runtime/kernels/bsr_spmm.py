@@ -31,16 +31,14 @@ from runtime.kernels.bsr_arguments import (
     STORE,
     call_key,
     check_indices,
-    check_layout,
     check_out,
-    check_prepared,
-    check_row_pointers,
     check_structure,
     check_values,
 )
-from runtime.kernels.bsr_preparation import RowOrder, RowOrders, extent
-from runtime.prepare.row_clusters import RowGroups
-from runtime.prepare.row_split import RowChunks
+from runtime.kernels.bsr_preparation import BsrPreparation, extent
+from runtime.prepare.prepared import Effort, PreparedBsr
+from runtime.prepare.row_clusters import RowClusters
+from runtime.prepare.row_split import RowSplit
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -51,30 +49,14 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """What each activation of an epilogue is in torch."""
 
 
-ENTRY_BYTES = 8  # of a TransposedIndex, which kernels read as one
-
-
-class TransposedIndex(NamedTuple):
-    """The stored blocks of a BSR matrix in the order of its block columns.
-
-    Attributes:
-        column_starts: int32 (block columns + 1,): the first entry of each block column, and one more.
-        entries: int32 (stored blocks, 2): a block's place among the values, and its block row.
-    """
-
-    column_starts: torch.Tensor
-    entries: torch.Tensor
-
-
 class _Options(NamedTuple):
-    """What a call is given beside A and B, as ``BsrSpmmKernel.__call__`` describes it."""
+    """What a call is given beside B, as ``BsrSpmmKernel.__call__`` describes it."""
 
+    a: PreparedBsr
     c: torch.Tensor | None
     beta: float
     bias: torch.Tensor | None
-    row_order: RowOrder | None
-    transposed: TransposedIndex | None
-    packed: torch.Tensor | None
+    packets: torch.Tensor | None  # what A is packed to, or was; None: each launch has memory of its own for that
     prologue: bool  # whether the kernel that goes before is launched, if there is one
     out: torch.Tensor | None
     validate: bool
@@ -114,7 +96,7 @@ class BsrSpmmKernel:
         self.spec: BsrSpmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._orders = RowOrders(compiled.plan, loaded)
+        self._preparation = BsrPreparation(compiled.plan, loaded)
         self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
 
     def __repr__(self) -> str:
@@ -122,15 +104,12 @@ class BsrSpmmKernel:
 
     def __call__(
         self,
-        a: torch.Tensor,
+        a: torch.Tensor | PreparedBsr,
         b: torch.Tensor,
         *,
         c: torch.Tensor | None = None,
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
-        row_order: RowOrder | None = None,
-        packed: torch.Tensor | None = None,
-        index: TransposedIndex | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
     ) -> torch.Tensor:
@@ -140,7 +119,12 @@ class BsrSpmmKernel:
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
-                Columns of a row may be unsorted; a repeated column counts as often as it is listed.
+                Columns of a row may be unsorted; a repeated column counts as often as it is listed. Or what
+                ``prepare`` made of such a matrix. Specs that transpose A and balanced ones prepare others in each call,
+                by a few small kernels; those that gather block rows (``tile.m`` 384) take prepared ones only.
+                What balanced specs with blocks of 16 and 32 rows cut takes device memory besides: for long block rows
+                at most the bytes of C, or of 128 block rows in fp32 if these are more; for others, where all tiles are
+                fewer than half the SMs, two tiles for each SM, of a B as wide as they were cut for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
                 device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
@@ -150,22 +134,9 @@ class BsrSpmmKernel:
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
             bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
-            index: of specs that transpose A only: what ``transposed_index(a)`` returns. Without it, each call makes it
-                anew, which takes a few small kernels. Its content is trusted.
-            row_order: of balanced specs and of those that gather block rows (``tile.m`` 384) only: what
-                ``row_order(a, b.shape[-1])`` returns. Its content is trusted: it must be that of this matrix;
-                ``validate`` finds out. Specs that gather block rows need it; without ``packed``, each call packs A in
-                its order, to device memory of A's size, or several times that where the rows of a group are of very
-                different lengths.
-                Balanced specs find it anew without it, which takes a few small kernels. In those, with blocks of 16 and
-                32 rows, long block rows are divided between thread blocks, whose parts take a place in device memory of
-                at most the bytes of C, or of 128 block rows in fp32 if these are more; and so are others where all
-                tiles are fewer than half the SMs and that is faster, whose parts take two tiles for each SM, of a B as
-                wide as they were cut for.
-            packed: of specs that gather block rows only: what ``pack(a, row_order)`` returned, of this row_order. A's
-                values are then those that it had when it was packed. Its content is trusted; ``validate`` finds out.
             out: (M, N) to write into, same rules as c.
-            validate: also check crow_indices, col_indices, row_order and packed. Costs kernels and a synchronisation.
+            validate: also check crow_indices and col_indices, and that what was prepared is still that of ``a``. Costs
+                kernels and a synchronisation.
 
         Returns:
             C (M, N), or (batch, M, N): A @ B or A @ B + beta c, then the spec's epilogue. In block rows without blocks
@@ -174,107 +145,57 @@ class BsrSpmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        check_layout("a", a)
         beta = check_number("beta", beta)
-        if self.takes_row_order or self.spec.transpose_a:
-            check_structure("a", a, self.spec.block, a.device)  # the order of its blocks is asked for
-        row_order = self._orders.take(a, b, row_order, validate)
-        index = self._transposed(a, index, validate)
-        self._orders.check_packed(a, row_order, packed, validate)
-        options = _Options(c, beta, bias, row_order, index, packed, packed is None, out, validate)
+        prepared = self._preparation.take(a, b, validate)
+        options = _Options(prepared, c, beta, bias, prepared.packed, prepared.packed is None, out, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
-            return self._each(a, b, options)
-        return self._one(a, b, options)
+            return self._each(b, options)
+        return self._one(b, options)
 
-    @property
-    def takes_row_order(self) -> bool:
-        """Whether calls take a ``row_order``."""
-        return self._orders.are_taken
+    def prepare(
+        self,
+        a: torch.Tensor | PreparedBsr,
+        columns: int | None = None,
+        *,
+        pack: bool = False,
+        effort: Effort = "fast",
+    ) -> PreparedBsr:
+        """Work out of a sparse matrix what this kernel wants to know, once for many calls.
 
-    def row_order(self, a: torch.Tensor, columns: int | None = None) -> RowOrder:
-        """Return the order of block rows of ``a``, on its device, that a kernel takes which has one, with any B.
-
-        A balanced kernel takes the longest first. One that gathers block rows takes groups of those that have columns
-        in common. Finding them takes the CPU a while (two cores 3 s for 512 block rows of 16 blocks, 0.5 s of 128, 16 s
-        for 2048 of 64) and synchronises; it depends on the places of the blocks only, not on their values.
-
-        Args:
-            a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape.
-            columns: of B. With blocks of 16 and 32 rows, and tiles for half of the SMs at most, other rows than long
-                ones are then cut too, if that is faster. Without it, sums do not depend on how wide B is. Groups are
-                made so large that all SMs have about as many tiles; without it, as large as they can be.
-
-        Returns:
-            int32 (block rows,); with blocks of 16 and 32 rows a RowChunks, whose long rows are cut; a RowGroups for a
-            kernel that gathers them.
-
-        Raises:
-            ArgumentError: naming the argument.
-        """
-        return self._orders.find(a, columns)
-
-    def pack(self, a: torch.Tensor, row_order: RowGroups) -> torch.Tensor:
-        """Return the stored blocks of ``a`` in the order in which a kernel that gathers block rows takes them.
-
-        Where A's values stay what they are, as those of weights, a call that is given this need not do it. It does not
-        follow later changes of the values.
+        Balanced kernels want the block rows in order of their length, with blocks of 16 and 32 rows cut where they are
+        long; those that transpose A the blocks by block column; those that gather block rows clusters of rows that have
+        columns in common. Others want nothing. It depends on the places of the blocks, not on their values: see
+        ``PreparedBsr.with_values``.
 
         Args:
-            a: (M, K), layout torch.sparse_bsr, as calls take it.
-            row_order: what ``row_order(a, ...)`` returned.
-
-        Returns:
-            uint8 (bytes,), on its device: A's size, or several times that where the rows of a group are of very
-            different lengths.
+            a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its
+                values are packed anew, or no more, and all else stays.
+            columns: of B. The result is right for any B, and fastest for one as wide as that. With blocks of 16 and 32
+                rows, and tiles for half of the SMs at most, other rows than long ones are then cut too, if that is
+                faster; without it, sums do not depend on how wide B is. Clusters are made so large that all SMs have
+                about as many tiles; without it, as large as they can be.
+            pack: of kernels that gather block rows: also copy A's values in the order in which they are read, which
+                otherwise each call does, to device memory of A's size, or several times that where rows of a cluster
+                are of very different lengths. For values that stay what they are, as those of weights: the copy does
+                not follow them.
+            effort: of the search for clusters, which runs on the CPU and synchronises. "best" lets clusters exchange
+                rows by simulated annealing, which takes 2 to 25 s of CPU: for 512 block rows of 16 of 512 random blocks
+                each has 202 columns, not 211, and a call takes 185.9 us, not 190.8 (docs/ladder-bsr.md, step 58).
+                "fast" does without. Other kernels search nothing.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        check_layout("a", a)
-        check_structure("a", a, self.spec.block, a.device)
-        return self._orders.pack(a, row_order)
-
-    @staticmethod
-    def transposed_index(a: torch.Tensor) -> TransposedIndex:
-        """Return the stored blocks of ``a`` in the order of its block columns, on its device."""
-        check_layout("a", a)
-        crow, col = a.crow_indices(), a.col_indices()
-        block_columns = a.shape[1] // a.values().shape[2]
-        numbers = torch.arange(crow.shape[0] - 1, device=a.device)
-        rows = numbers.repeat_interleave(crow.diff(), output_size=col.shape[0])
-        order = col.argsort(stable=True)
-        # A column out of range comes before the first one or behind the last.
-        wanted = torch.arange(block_columns + 1, device=a.device, dtype=col.dtype)
-        starts = torch.searchsorted(col[order], wanted, out_int32=True)
-        return TransposedIndex(starts, torch.stack([order, rows[order]], 1).to(torch.int32))
-
-    def _transposed(self, a: torch.Tensor, index: Any, validate: bool) -> TransposedIndex | None:
-        """Return the index that the kernel takes; None for kernels that take none."""
-        if not self.spec.transpose_a:
-            if index is not None:
-                stem = self.compiled.named.stem
-                raise ArgumentError("index", f"is not an argument of {stem}: its spec does not transpose A")
-            return None
-        if index is None:
-            if validate:  # before its row pointers say how much is written where
-                check_row_pointers("a", a)
-            return self.transposed_index(a)
-        if not isinstance(index, TransposedIndex):
-            raise ArgumentError("index", f"is {type(index).__name__}, expected what transposed_index(a) returns")
-        shapes = ((a.shape[1] // self.spec.block.cols + 1,), (a.values().shape[0], 2))
-        check_prepared("index", index._asdict(), shapes, a.device)
-        check_address("index.entries", index.entries.data_ptr(), ENTRY_BYTES)
-        return index
+        return self._preparation.prepare(a, columns, pack, effort)
 
     def _rows(self, a: torch.Tensor) -> int:
         """Return the rows of C."""
         return a.shape[1] if self.spec.transpose_a else a.shape[0]
 
-    def _one(
-        self, a: torch.Tensor, b: torch.Tensor, options: _Options, own_out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _one(self, b: torch.Tensor, options: _Options, own_out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
-        c, beta, bias, row_order, index, packets, prologue, out, validate = options
+        a, row_order, packets = options.a.matrix, options.a.row_order, options.packets
+        c, beta, bias, out = options.c, options.beta, options.bias, options.out
         values, crow, col = a.values(), a.crow_indices(), a.col_indices()
         key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, extent(row_order))
         found = self._signatures.get(key)
@@ -284,7 +205,7 @@ class BsrSpmmKernel:
                 self._signatures.clear()
             self._signatures[key] = found
         signature, args = found
-        if validate:
+        if options.validate:
             check_indices("a", a)
         if out is None:
             out = self._empty(self._rows(a), b) if own_out is None else own_out
@@ -305,37 +226,36 @@ class BsrSpmmKernel:
             addresses["bias"] = bias.data_ptr()
         with torch.cuda.device(b.device):
             stream = torch.cuda.current_stream().cuda_stream
-            if index is not None:
-                addresses |= {name: tensor.data_ptr() for name, tensor in index._asdict().items()}
+            addresses |= self._preparation.addresses(options.a)
             if packets is None:
-                packets = self._orders.packets(row_order, b.device)
+                packets = self._preparation.packets(options.a)
             if packets is not None:
                 addresses["packets"] = packets.data_ptr()
-            addresses |= self._orders.addresses(row_order)
             more, held = reserve(b.device, stream, args)
             addresses |= more
-            self._loaded.launch(signature, addresses, stream, prologue=prologue)
+            self._loaded.launch(signature, addresses, stream, prologue=options.prologue)
             del held  # not before: what is given back could be handed out again
         return out
 
-    def _each(self, a: torch.Tensor, b: torch.Tensor, options: _Options) -> torch.Tensor:
+    def _each(self, b: torch.Tensor, options: _Options) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
         _check_batch(b, options.c, options.out)
-        batch, c, out = b.shape[0], options.c, options.out
+        batch, rows, c, out = b.shape[0], self._rows(options.a.matrix), options.c, options.out
         written = out
         if written is None:
-            written = self._empty(batch * self._rows(a), b[0]).unflatten(0, (batch, self._rows(a)))
-        gathers = isinstance(options.row_order, RowGroups)
-        if gathers and options.packed is None:  # the first matrix' launch packs A for all
-            options = options._replace(packed=self._orders.packets(options.row_order, b.device))
+            written = self._empty(batch * rows, b[0]).unflatten(0, (batch, rows))
+        packets = options.packets  # the first matrix' launch packs A for all
+        if packets is None:
+            packets = self._preparation.packets(options.a)
         for i in range(batch):
             one = options._replace(
-                prologue=options.prologue and not (gathers and i > 0),
+                packets=packets,
+                prologue=options.prologue and (packets is None or i == 0),
                 c=None if c is None else c[i],
                 out=None if out is None else out[i],
                 validate=options.validate and i == 0,
             )
-            self._one(a, b[i], one, written[i])
+            self._one(b[i], one, written[i])
         return written
 
     @staticmethod
@@ -425,9 +345,9 @@ class BsrSpmmKernel:
             stride = out.stride(0)
         values = a.values()
         shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
-        if isinstance(row_order, RowChunks):
+        if isinstance(row_order, RowSplit):
             shape = replace(shape, chunk_blocks=row_order.limit)
-        elif isinstance(row_order, RowGroups):
+        elif isinstance(row_order, RowClusters):
             shape = replace(shape, groups=row_order.rows.shape[0], rounds=row_order.rounds.shape[0])
         args = self._plan.problem(shape)
         if args.tiles // self._plan.cluster >= 2**31:

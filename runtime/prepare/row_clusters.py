@@ -1,10 +1,11 @@
-"""Block rows of a BSR matrix in groups that share what is loaded of B, and the order in which a group takes its blocks.
+"""Block rows of a BSR matrix in clusters that share what is loaded of B, and the order in which each takes its blocks.
 
-A thread block multiplies a group of block rows of A by a tile of columns of B, in rounds
-(:mod:`runtime.prepare.cluster_rounds`). Block columns of A, that is block rows of B, come into shared memory once for
-all rows of the group that have a block there. Groups are formed by a greedy set cover (Chvatal, "A Greedy Heuristic for
-the Set-Covering Problem", 1979): the row that has most columns in common with a group joins it. Then groups exchange
-rows, by simulated annealing (Kirkpatrick, Gelatt, Vecchi, "Optimization by Simulated Annealing", 1983).
+Row clusters are called groups here and in kernels, where a cluster is one of thread blocks. A thread block multiplies a
+group of block rows of A by a tile of columns of B, in rounds (:mod:`runtime.prepare.cluster_rounds`). Block columns of
+A, that is block rows of B, come into shared memory once for all rows of the group that have a block there. Groups are
+formed by a greedy set cover (Chvatal, "A Greedy Heuristic for the Set-Covering Problem", 1979): the row that has most
+columns in common with a group joins it. Where that is asked for, groups then exchange rows, by simulated annealing
+(Kirkpatrick, Gelatt, Vecchi, "Optimization by Simulated Annealing", 1983).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SHIFTS = 1 << 16  # places of the noise at which that of a step may begin
 NEARLY_ALL = 15 / 16
 
 
-class RowGroups(NamedTuple):
+class RowClusters(NamedTuple):
     """Block rows of a BSR matrix in groups, and the rounds in which each group takes its stored blocks.
 
     Attributes:
@@ -57,7 +58,7 @@ class RowGroups(NamedTuple):
     blocks: int
 
 
-def gather_rows(
+def cluster_rows(
     crow_indices: torch.Tensor,
     col_indices: torch.Tensor,
     block_columns: int,
@@ -65,7 +66,8 @@ def gather_rows(
     slots: int,
     groups: int,
     ring_columns: int,
-) -> RowGroups:
+    anneal: bool = False,
+) -> RowClusters:
     """Form groups of block rows and put their stored blocks in rounds, on the CPU (synchronises).
 
     The same matrix gives the same result, on one machine. The columns of a row may be in any order; one that is listed
@@ -80,6 +82,7 @@ def gather_rows(
         groups: how many to form; their sizes differ by one at most.
         ring_columns: block columns that the kernel's ring has places for. A round loads no more than a third of them,
             and 15 at most. Where it needs far fewer, they stay for the rounds behind it.
+        anneal: whether groups exchange rows, which takes most of the time where it wins anything.
 
     Returns:
         Groups and rounds, on the device of crow_indices.
@@ -96,30 +99,32 @@ def gather_rows(
     lengths = crow.diff()
     row = torch.repeat_interleave(torch.arange(block_rows, device=CPU), lengths)
     listed, column_of_listed = _number_listings(row, col, block_columns + 1)
-    rows = _exchange_rows(_form_groups(lengths, listed, column_of_listed.shape[0], slots, groups), lengths, listed)
+    rows = _form_groups(lengths, listed, column_of_listed.shape[0], slots, groups)
+    rows = _place_rows(rows, lengths, listed, anneal)
     plan = plan_rounds(find_needs(rows, row, listed, column_of_listed), slots, ring_columns)
     starts = starts_of(plan.counts)
     places = plan.loads.where(plan.loads < 0, plan.loads % ring_columns)
     entries = torch.stack([plan.blocks, places], 2)
     found = (_write_records(plan, starts, ring_columns), entries, starts, rows)
     records, entries, starts, rows = (part.to(crow_indices.device, torch.int32) for part in found)
-    return RowGroups(records, entries, starts, rows, ring_columns, block_rows, block_columns, col.shape[0])
+    return RowClusters(records, entries, starts, rows, ring_columns, block_rows, block_columns, col.shape[0])
 
 
-def covers(order: RowGroups, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:
+def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:
     """Return whether groups and rounds are valid ones of a matrix (synchronises).
 
     They are if each stored block is taken exactly once, by the slot that its row is in, and its column is in that place
     of the ring then; if each block row is in one slot, of the first of its group; and if the rounds of the groups
-    follow each other, say how many blocks they take, one at least, load no more columns than gather_rows lets a round
+    follow each other, say how many blocks they take, one at least, load no more columns than cluster_rows lets a round
     load, begin at place 0 of the ring with each group, each behind the one before, and load into free places only.
 
     Args:
-        order: of the shapes and types that RowGroups has, with any content.
+        order: of the shapes and types that RowClusters has, with any content.
         crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
         col_indices: int32 or int64 (blocks,): block column of each block.
     """
-    rounds, entries, starts, rows = (part.to("cpu", torch.int64) for part in order[:4])
+    parts = (order.rounds, order.entries, order.starts, order.rows)
+    rounds, entries, starts, rows = (part.to("cpu", torch.int64) for part in parts)
     crow, col = crow_indices.to("cpu", torch.int64), _known(col_indices.to("cpu", torch.int64), order.block_columns)
     lengths, ring_columns = crow.diff(), order.ring_columns
     if (order.block_rows, order.blocks) != (lengths.shape[0], col.shape[0]) or ring_columns < 1:
@@ -235,13 +240,16 @@ def _form_groups(lengths: torch.Tensor, listed: torch.Tensor, numbers: int, slot
     return rows
 
 
-def _exchange_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tensor) -> torch.Tensor:
-    """Exchange rows between groups, so that these have fewer columns. No group gets a row longer than its longest was.
+def _place_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tensor, anneal: bool) -> torch.Tensor:
+    """Put rows that share columns side by side; before that let groups exchange rows, so that they have fewer columns.
+
+    No group gets a row longer than its longest was.
 
     Args:
         rows: int64 (groups, slots): block row of each slot, -1 for none; a group's rows are in its first slots.
         lengths: int64 (block rows,): blocks of each row.
         listed: int64 (blocks,): number of the column of each block; a row lists a number once.
+        anneal: whether rows are exchanged.
 
     Returns:
         As rows. Of each two slots, from the first on, the second has the row that shares most columns with the first.
@@ -256,9 +264,10 @@ def _exchange_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tens
         wants = torch.zeros(members.shape[0], names.shape[0], device=CPU)
         wants[torch.repeat_interleave(torch.arange(members.shape[0], device=CPU), lengths[members]), column] = 1
         wants = wants[:, wants.sum(0) > 1]  # a column of one row costs the same wherever that is
-        users = wants.new_zeros(part.shape[0], wants.shape[1]).index_add_(0, group, wants)
-        if int((users > 0).sum()) < NEARLY_ALL * users.numel():
-            group = _anneal(wants, group, lengths[members])
+        if anneal:
+            users = wants.new_zeros(part.shape[0], wants.shape[1]).index_add_(0, group, wants)
+            if int((users > 0).sum()) < NEARLY_ALL * users.numel():
+                group = _anneal(wants, group, lengths[members])
         exchanged = torch.full_like(part, -1)
         for number in range(part.shape[0]):
             mine = (group == number).nonzero()[:, 0]
@@ -371,7 +380,7 @@ def _in_pairs(wants: torch.Tensor) -> torch.Tensor:
 
 
 def _write_records(plan: Rounds, starts: torch.Tensor, ring_columns: int) -> torch.Tensor:
-    """Return the records of rounds as RowGroups has them, int64 (rounds, 16).
+    """Return the records of rounds as RowClusters has them, int64 (rounds, 16).
 
     Args:
         plan: the rounds of all groups.

@@ -9,7 +9,7 @@ import torch
 from codegen.preparation import RowCut
 
 
-class RowChunks(NamedTuple):
+class RowSplit(NamedTuple):
     """The block rows of a BSR matrix in the order of their length, the long ones cut into chunks.
 
     Attributes:
@@ -25,7 +25,7 @@ class RowChunks(NamedTuple):
     limit: int
 
 
-def cut_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowChunks:
+def split_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowSplit:
     """Cut block rows, on their device and without a synchronisation.
 
     Args:
@@ -47,4 +47,4 @@ def cut_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowChunks:
     end = torch.minimum(steps * (piece + 1) // pieces[row] * step, lengths[row])
     joined = torch.where(pieces[row] > 1, first_chunk, -1)
     table = torch.stack([order[row], starts[row] + first, starts[row] + end, joined], 1)
-    return RowChunks(table.to(torch.int32), ends[-1:].to(torch.int32), cut.limit)
+    return RowSplit(table.to(torch.int32), ends[-1:].to(torch.int32), cut.limit)

@@ -429,10 +429,9 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     for _ in range(2):
         out = torch.full_like(inputs.q, float("nan"))
         with poisoned_memory():
-            returned = kernel(
-                inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink
+            results.append(
+                kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink)
             )
-        results.append(returned if isinstance(returned, tuple) else (returned, None))
     (out, lse), (again, lse_again) = results
     if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):
         problems.append("two runs differ")

@@ -12,6 +12,7 @@ from codegen.problem import SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.prepare.prepared import PreparedBsr
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 MANY_COLUMNS = 1 << 24  # of B: more than any kernel has at once
@@ -228,19 +229,14 @@ def finish(
     return ACTIVATIONS[spec.epilogue.activation](shifted)
 
 
-def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> dict[str, Any]:
-    """Return what a call is given that was made of A before: in the first run only what it cannot do without."""
-    spec, gathers = kernel.spec, kernel.compiled.plan.gathered is not None
-    found: dict[str, Any] = {}
+def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> torch.Tensor | PreparedBsr:
+    """Return A as a call is given it: in the first run prepared only as far as the kernel cannot do without."""
+    spec = kernel.spec
     if spec.balanced and case.row_counts == "limit":
-        found["row_order"] = kernel.row_order(a)  # for any B, so that the limit is the one that rows are drawn for
-    elif gathers or (spec.balanced and run):
-        found["row_order"] = kernel.row_order(a, case.n)
-    if gathers and run:
-        found["packed"] = kernel.pack(a, found["row_order"])
-    if spec.transpose_a and run:
-        found["index"] = kernel.transposed_index(a)
-    return found
+        return kernel.prepare(a)  # for any B, so that the limit is the one that rows are drawn for
+    if kernel.compiled.plan.gathered is not None:
+        return kernel.prepare(a, case.n, pack=bool(run), effort="best")
+    return kernel.prepare(a, case.n) if run and (spec.balanced or spec.transpose_a) else a
 
 
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
@@ -258,16 +254,16 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     results = []
     problem = ""
     for run in range(2):
-        more |= _prepared(kernel, case, a, run)
+        given = _prepared(kernel, case, a, run)
         if case.own_out:
             with poisoned_memory():
-                results.append(kernel(a, b, **more))
+                results.append(kernel(given, b, **more))
             continue
         whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=b.dtype, device=device)
         out = whole[..., : case.n]
         if c is not None and case.in_place:
             more["c"] = out.copy_(c)
-        results.append(kernel(a, b, **more, out=out))
+        results.append(kernel(given, b, **more, out=out))
         if not bool(whole[..., case.n :].isnan().all()):
             problem = "wrote beside out"
     if not torch.equal(*results):

@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import attention  # noqa: E402
+from runtime.prepare.prepared import PreparedLists  # noqa: E402
 
 
 class Driver:
@@ -582,11 +583,27 @@ def test_every_tensor_is_checked(kernel: Any, monkeypatch: pytest.MonkeyPatch) -
     assert [rest for _, _, *rest in checked] == [[torch.float16, 4], *[[torch.float16, 4, device]] * 3]
 
 
-def test_a_kernel_without_lse_returns_its_result_alone(kernel: Any) -> None:
+def test_a_kernel_without_lse_returns_none_in_its_place(kernel: Any) -> None:
     call, driver = kernel({**find_spec("l4_causal").spec.model_dump(mode="json", by_alias=True), "lse": False})
     q, k, v = qkv()
-    out = call(q, k, v)
-    assert torch.is_tensor(out) and out.shape == q.shape and len(driver.launches) == 1
+    result = call(q, k, v)
+    assert isinstance(result, attention.AttentionResult) and result.lse is None
+    assert result.out.shape == q.shape and len(driver.launches) == 1
+
+
+def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None:
+    call, driver = kernel("h100_topk32_b64_ordered")
+    q, k, v = qkv()
+    lists, order = torch.zeros(1, 2, 4, 32).int(), torch.arange(4).int().repeat(1, 2, 1)
+    prepared = PreparedLists(lists, order)
+    for given, named in (((lists, order), {}), ((prepared,), {}), ((), {"kv_indices": prepared})):
+        out = torch.zeros_like(q)
+        result = call(q, k, v, *given, **named, out=out)
+        assert result.out is out and result.lse is not None
+    assert len(call._signatures) == 1
+    for _, _, block in driver.launches:
+        assert field(call, block, "kv_indices") == (lists.data_ptr(),)
+        assert field(call, block, "query_order") == (order.data_ptr(),)
 
 
 def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,13 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "compile": {"errors"},
     "driver": {"errors", "compile"},
-    "prepare": set(),
+    "prepare": {"errors"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "bench": {"errors", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "cli": {"errors", "compile", "kernel", "bench", "verify"},
-    "__init__": {"errors", "kernel"},
+    "__init__": {"errors", "kernel", "kernels", "prepare"},
 }
 
 every_template = pytest.mark.parametrize(

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.preparation import COUNT_BITS, ROUND_COLUMNS, count_groups, kept_rounds, round_columns  # noqa: E402
 from codegen.render import render  # noqa: E402
-from runtime.prepare.row_clusters import RowGroups, covers, gather_rows  # noqa: E402
+from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers  # noqa: E402
 
 RING_COLUMNS = {24: 37, 12: 15}  # of the kernels, by the slots of their tiles
 
@@ -38,13 +38,14 @@ class Matrix:
         crow = torch.tensor([0, *map(len, self.rows)], dtype=dtype).cumsum(0, dtype=dtype)
         return crow, torch.tensor([column for row in self.rows for column in row], dtype=dtype)
 
-    def order(self, dtype: torch.dtype = torch.int64) -> RowGroups:
-        return gather_rows(
+    def order(self, dtype: torch.dtype = torch.int64, *, anneal: bool = True) -> RowClusters:
+        return cluster_rows(
             *self.indices(dtype),
             self.block_columns,
             slots=self.slots,
             groups=self.groups,
             ring_columns=self.ring_columns,
+            anneal=anneal,
         )
 
 
@@ -67,7 +68,7 @@ def uniform(block_rows: int, length: int, block_columns: int, seed: int, slots: 
     return Matrix(rows, block_columns, slots, count_groups(block_rows, slots), RING_COLUMNS[slots])
 
 
-def check_rounds(order: RowGroups, matrix: Matrix) -> None:
+def check_rounds(order: RowClusters, matrix: Matrix) -> None:
     """Check the rounds of an order one by one, against what the rows store."""
     left = {}
     for row, columns in enumerate(matrix.rows):
@@ -120,6 +121,9 @@ def test_every_block_is_taken_once_where_its_column_is(matrix: Matrix, dtype: to
     assert order.ring_columns == matrix.ring_columns
     check_rounds(order, matrix)
     assert covers(order, *matrix.indices(dtype))
+    quick = matrix.order(dtype, anneal=False)
+    check_rounds(quick, matrix)
+    assert covers(quick, *matrix.indices(dtype))
 
 
 @given(matrix=matrices())
@@ -152,7 +156,7 @@ def test_exchanges_leave_fewer_columns_and_no_longer_rows(matrix: Matrix, data: 
     before = torch.full((matrix.groups, matrix.slots), -1)
     for number, row in enumerate(order):
         before[number % matrix.groups, number // matrix.groups] = row
-    after = row_clusters._exchange_rows(before, lengths, listed)
+    after = row_clusters._place_rows(before, lengths, listed, anneal=True)
     assert torch.equal(after >= 0, before >= 0)
     assert sorted(after[after >= 0].tolist()) == list(range(len(lists)))
     assert sum(distinct(after, lists)) <= sum(distinct(before, lists))
@@ -177,7 +181,9 @@ def test_rows_find_the_group_that_has_their_columns() -> None:
     before[0, 0], before[1, 0], before[2, 5], before[3, 7] = 24, 0, 3 * 24 + 7, 2 * 24 + 5
     listed, lengths = torch.tensor(lists).flatten(), torch.full((96,), 8)
     assert distinct(before, lists) == [16] * 4
-    assert distinct(row_clusters._exchange_rows(before, lengths, listed), lists) == [8] * 4
+    assert distinct(row_clusters._place_rows(before, lengths, listed, anneal=True), lists) == [8] * 4
+    quick = row_clusters._place_rows(before, lengths, listed, anneal=False)  # rows change places, not groups
+    assert torch.equal(quick.sort(1).values, before.sort(1).values)
 
 
 def test_neighbours_share_columns() -> None:
@@ -196,7 +202,7 @@ def test_the_same_matrix_gives_the_same_order(matrix: Matrix) -> None:
 
 
 @cache
-def planned(number: int) -> tuple[Matrix, RowGroups]:
+def planned(number: int) -> tuple[Matrix, RowClusters]:
     """Return one of some matrices of all kinds with its order: to plan one takes longer than to judge many changes."""
     draw = random.Random(number)
     block_columns = draw.choice([draw.randint(1, 6), draw.randint(1, 60)])
@@ -224,7 +230,7 @@ def test_changed_orders_do_not_cover(number: int, data: st.DataObject) -> None:
     assert not covers(order._replace(**{name: part}), *matrix.indices())
 
 
-def still_valid(order: RowGroups, name: str, place: tuple[int, ...], value: int) -> bool:
+def still_valid(order: RowClusters, name: str, place: tuple[int, ...], value: int) -> bool:
     """Return whether an order has another number in a place and is none the worse."""
     last = order.rounds[place[0], 15].item() if name in ("rounds", "entries") else 0
     count = last & 255
@@ -240,7 +246,7 @@ def still_valid(order: RowGroups, name: str, place: tuple[int, ...], value: int)
     return False
 
 
-def ring_in(order: RowGroups, number: int) -> dict[int, int]:
+def ring_in(order: RowClusters, number: int) -> dict[int, int]:
     """Return the columns in the places of the ring, as the blocks of a round meet them."""
     ring: dict[int, int] = {}
     loaded = 0
@@ -260,7 +266,7 @@ def test_orders_with_one_thing_wrong_do_not_cover() -> None:
     order = matrix.order()
     assert order.rows[:, :3].tolist() == [[0, 1, -1], [3, 2, -1]] and covers(order, crow, col)
 
-    def with_rows(*rows: list[int]) -> RowGroups:
+    def with_rows(*rows: list[int]) -> RowClusters:
         return order._replace(rows=torch.tensor([(row + [-1] * 12)[:12] for row in rows], dtype=torch.int32))
 
     assert covers(with_rows([0, 1], [3, 2]), crow, col)
@@ -304,7 +310,7 @@ def test_torchs_default_device_is_left_alone() -> None:
     crow, col = matrix.indices()
     expected = matrix.order()
     with torch.device("meta"):
-        found = gather_rows(crow, col, 20, slots=24, groups=2, ring_columns=matrix.ring_columns)
+        found = cluster_rows(crow, col, 20, slots=24, groups=2, ring_columns=matrix.ring_columns, anneal=True)
         assert covers(found, crow, col)
     assert all(torch.equal(*parts) for parts in zip(found[:4], expected[:4], strict=True))
 
@@ -476,7 +482,7 @@ def test_kernels_read_records_as_they_are_written(block: int) -> None:
 
 def test_a_block_meets_a_column_of_its_round() -> None:
     crow, col = torch.tensor([0, 1]), torch.tensor([0])
-    order = gather_rows(crow, col, 3, slots=12, groups=1, ring_columns=20)
+    order = cluster_rows(crow, col, 3, slots=12, groups=1, ring_columns=20)
     assert order.rounds[0, 15] == 1 | 1 << 16 and covers(order, crow, col)
     behind = order.entries.clone()
     behind[0, 0, 1] = 1  # 0 as well, but it means nothing: it is not loaded

@@ -21,7 +21,7 @@ from codegen.plans.row_chunks import blocks_of_step, row_cutting  # noqa: E402
 from codegen.preparation import RowCut  # noqa: E402
 from codegen.render import render  # noqa: E402
 from codegen.spec import BsrSpmmSpec  # noqa: E402
-from runtime.prepare.row_split import cut_rows  # noqa: E402
+from runtime.prepare.row_split import split_rows  # noqa: E402
 from runtime.verify.bsr_spmm import CUT_CASES, cases_of, row_counts  # noqa: E402
 from runtime.verify.common import generator  # noqa: E402
 
@@ -61,7 +61,7 @@ def table_of(lengths: list[int], limit: int, step: int) -> list[list[int]]:
     """Return the chunks of block rows of these lengths, as a kernel reads them."""
     crow = torch.tensor([0, *lengths]).cumsum(0)
     blocks = sum(lengths)
-    found = cut_rows(crow, RowCut.at(limit, len(lengths), blocks), step)
+    found = split_rows(crow, RowCut.at(limit, len(lengths), blocks), step)
     assert found.limit == limit
     assert found.chunks.dtype == found.total.dtype == torch.int32
     assert found.chunks.shape == (len(lengths) + blocks // limit, 4) and found.total.shape == (1,)

@@ -98,8 +98,9 @@ def main() -> None:
         kernel = load_kernel(name, forward_compatible=True)
         positional, named = arguments_of(kernel.spec)
         if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
-            named["row_order"] = kernel.row_order(positional[0])
-            kernel(*positional, **named, packed=kernel.pack(positional[0], named["row_order"]))
+            a, *rest = positional
+            positional = [kernel.prepare(a), *rest]
+            kernel(kernel.prepare(a, pack=True), *rest, **named)
         kernel(*positional, **named)
         torch.cuda.synchronize()
         sys.stdout.write(f"{name}: ran\n")

@@ -21,7 +21,7 @@ from runtime.kernels.bsr_arguments import (
     check_structure,
     check_values,
 )
-from runtime.prepare.prepared import EFFORTS, Effort, PreparedBsr, RowOrder, describe
+from runtime.prepare.prepared import EFFORTS, ORDERS, Effort, PreparedBsr, RowOrder
 from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers
 from runtime.prepare.row_split import RowSplit, split_rows
 from runtime.prepare.transpose import TransposedIndex, transposed_index
@@ -42,11 +42,11 @@ class BsrPreparation:
         self._gathered = plan.gathered
         self._cutting = plan.row_cutting
         self._clusters: RowClusters | None = None  # the last that were checked
-        self._kind = "no order of block rows"  # what describe() says of the order that the kernel takes
+        self._takes: type = type(None)  # of the order of block rows
         if plan.gathered is not None:
-            self._kind = "row clusters"
+            self._takes = RowClusters
         elif plan.spec.balanced:
-            self._kind = "cut block rows" if plan.row_cutting is not None else "block rows by length"
+            self._takes = torch.Tensor if plan.row_cutting is None else RowSplit
 
     def prepare(self, a: Any, columns: int | None, pack: bool, effort: Effort) -> PreparedBsr:
         """Prepare a matrix, as ``BsrSpmmKernel.prepare`` describes it."""
@@ -164,8 +164,9 @@ class BsrPreparation:
         matrix, order = a.matrix, a.row_order
         check_layout("a", matrix)
         check_structure("a", matrix, self._spec.block, matrix.device)
-        if describe(order) != self._kind:
-            raise ArgumentError("a", f"{OTHER_KERNEL}: it has {describe(order)}, {self._stem} takes {self._kind}")
+        if type(order) is not self._takes:
+            has = ORDERS.get(type(order), type(order).__name__)
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it has {has}, {self._stem} takes {ORDERS[self._takes]}")
         if (a.index is not None) != self._spec.transpose_a:
             has, takes = ("no", "one") if a.index is None else ("a", "none")
             raise ArgumentError("a", f"{OTHER_KERNEL}: it has {has} transposed index, {self._stem} takes {takes}")
@@ -229,6 +230,8 @@ class BsrPreparation:
 
     def _check_index(self, a: torch.Tensor, index: TransposedIndex, validate: bool) -> None:
         """Check blocks in the order of the block columns."""
+        if not isinstance(index, TransposedIndex):
+            raise ArgumentError("a.index", f"is {type(index).__name__}, expected a TransposedIndex")
         shapes = ((self._block_columns(a) + 1,), (a.values().shape[0], 2))
         check_prepared("a.index", index._asdict(), shapes, a.device)
         check_address("a.index.entries", index.entries.data_ptr(), INDEX_ENTRY_BYTES)

@@ -36,7 +36,7 @@ class PreparedBsr:
     packed: torch.Tensor | None = None
 
     def __repr__(self) -> str:
-        kind = f", {describe(self.row_order)}" if self.row_order is not None else ""
+        kind = f", {ORDERS[type(self.row_order)]}" if self.row_order is not None else ""
         parts = kind + (", transposed index" if self.index else "") + (", packed" if self.packed is not None else "")
         return f"<prepared BSR matrix {tuple(self.matrix.shape)}, {self.matrix.values().shape[0]} stored blocks{parts}>"
 
@@ -47,11 +47,15 @@ class PreparedBsr:
             values: (stored blocks, rows, cols), as those of the matrix.
 
         Raises:
-            ArgumentError: if they have another shape.
+            ArgumentError: if they have another shape or are on another device.
         """
-        shape = self.matrix.values().shape
-        if values.shape != shape:
-            raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(shape)}")
+        stored = self.matrix.values()
+        if not isinstance(values, torch.Tensor):
+            raise ArgumentError("values", f"is {type(values).__name__}, expected a torch.Tensor")
+        if values.shape != stored.shape:
+            raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(stored.shape)}")
+        if values.device != stored.device:
+            raise ArgumentError("values", f"is on {values.device}, the matrix is on {stored.device}")
         indices = self.matrix.crow_indices(), self.matrix.col_indices()
         matrix = torch.sparse_bsr_tensor(*indices, values, size=self.matrix.shape, check_invariants=False)
         return replace(self, matrix=matrix, packed=None)
@@ -71,13 +75,13 @@ class PreparedLists:
     query_order: torch.Tensor | None = None
 
 
-def describe(order: RowOrder | None) -> str:
-    """Return in words what kind of an order of block rows this is."""
-    if order is None:
-        return "no order of block rows"
-    if isinstance(order, RowClusters):
-        return "row clusters"
-    return "cut block rows" if isinstance(order, RowSplit) else "block rows by length"
+ORDERS: dict[type, str] = {
+    type(None): "no order of block rows",
+    torch.Tensor: "block rows by length",
+    RowSplit: "cut block rows",
+    RowClusters: "row clusters",
+}
+"""What each kind of an order of block rows is in words."""
 
 
 Effort = Literal["fast", "best"]

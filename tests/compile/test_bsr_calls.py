@@ -431,6 +431,12 @@ def test_what_is_prepared_stays_with_other_values(make: Make) -> None:
     assert kernel._loaded.launches[0]["a"] == other.matrix.values().data_ptr()
     with pytest.raises(ArgumentError, match=r"values: has shape \(2, 64, 64\), expected \(3, 64, 64\)"):
         prepared.with_values(dense(2, 64, 64))
+    with pytest.raises(ArgumentError, match="values: is on meta, the matrix is on cpu"):
+        prepared.with_values(dense(3, 64, 64).to("meta"))
+    with pytest.raises(ArgumentError, match=r"values: is list, expected a torch\.Tensor"):
+        prepared.with_values([1.0])
+    with pytest.raises(ArgumentError, match=r"another kernel: it has list, bsr_spmm_\w+ takes block rows by length"):
+        kernel(replace(prepared, row_order=[2, 0, 1]), dense(192, 128))
 
 
 def test_a_prepared_matrix_says_what_it_has(make: Make) -> None:
@@ -790,6 +796,7 @@ def with_index(**parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"a": PreparedBsr(A, index=3)}, r"a\.index: is int, expected a TransposedIndex"),
         (with_index(column_starts=torch.zeros(5).int()), r"a\.index\.column_starts: is .*\(4,\)"),
         (with_index(entries=torch.zeros(3, 2)), r"a\.index\.entries: is torch\.float32 \(3, 2\)"),
         (with_index(entries=torch.zeros(2, 3).int().T), r"a\.index\.entries: has strides \(1, 3\)"),

@@ -5,7 +5,7 @@
     python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
-    python benchmarks/attention.py --rows topk32 --data std1 heads          # on two data sets of runtime/bench.py
+    python benchmarks/attention.py --rows topk32 --data std1 heads  # on two data sets of runtime/bench/data_sets.py
 
 Groups: "main"; "data", the rows that benchmarks/data.py runs on every data set; "ordered", lists of 64 x 64 blocks with
 query blocks as they come and in an order that is found before; "bf16", some main rows in that type; "k" and "length",
@@ -47,11 +47,13 @@ from records import PLAIN
 from codegen.library import find_spec
 from codegen.patterns.block_lists import BlockLists
 from codegen.spec import AttentionSpec, parse_spec
-from runtime import bench, load_kernel
-from runtime.arguments import TORCH_DTYPES
-from runtime.bench import Call, make_data
-from runtime.measurement import pairs_of_head, pattern_lists, random_lists
-from runtime.verification.rows import kernel_fields
+from runtime import load_kernel
+from runtime.bench import data_sets
+from runtime.bench.data_sets import make_data
+from runtime.bench.measurement import pairs_of_head, pattern_lists, random_lists
+from runtime.bench.timing import Call
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.verify.rows import kernel_fields
 
 PACKAGES = (
     *("torch", "triton", "flash-attn-4", "fa3-fwd", "flashinfer-python"),
@@ -74,7 +76,7 @@ class Row:
         batch: batch size.
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
-        data: a data set of runtime.bench; names of rows with another than PLAIN end in it.
+        data: a data set of runtime.bench.data_sets; names of rows with another than PLAIN end in it.
         overlap: the share of its entries that a list has in common with the one before, in each NEIGHBOURS lists; None
             if each list is drawn on its own.
     """
@@ -409,11 +411,12 @@ def largest_error(problem: Problem, out: torch.Tensor) -> float:
 def ours(problem: Problem) -> dict[str, Call]:
     kernel = load_kernel(problem.spec, forward_compatible=problem.spec.arch == "sm_89")
     out = torch.empty_like(problem.q)
-    # Found once for many calls with the same lists.
-    order = (kernel.query_order(*problem.lists, problem.k.shape[2]),) if problem.spec.query_order else ()
+    lists = problem.lists
+    if problem.spec.query_order:  # once for many calls with the same lists
+        lists = (kernel.prepare(*lists, problem.k.shape[2]),)
 
     def call() -> torch.Tensor:
-        kernel(problem.q, problem.k, problem.v, *problem.lists, *order, out=out)
+        kernel(problem.q, problem.k, problem.v, *lists, out=out)
         return out
 
     return {OURS: call}
@@ -500,7 +503,7 @@ def plot_sweeps(report: Fields, sweeps: dict[str, list[Fields]], path: Path) -> 
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    return harness.parse_arguments(__doc__, ROWS, GROUPS, PEERS, arguments, data=bench.DATA)
+    return harness.parse_arguments(__doc__, ROWS, GROUPS, PEERS, arguments, data=data_sets.DATA)
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from harness import Fields, Peer
 
 from codegen.spec import AttentionSpec, parse_spec
 from runtime import load_kernel
-from runtime.bench import Call, single_calls
-from runtime.measurement import flex_call, flex_mask, sdpa_calls
+from runtime.bench.measurement import flex_call, flex_mask, sdpa_calls
+from runtime.bench.timing import Call, single_calls
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ from harness import (
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
 from runtime import load_kernel
-from runtime.arguments import TORCH_DTYPES
-from runtime.bench import Call
-from runtime.verification.rows import kernel_fields
+from runtime.bench.timing import Call
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
 SIZE = 8192  # rows and columns of A
@@ -389,10 +389,8 @@ def ours(problem: Problem) -> dict[str, Call]:
         out = torch.empty_like(pattern.values())
         return {OURS: lambda: kernel(a, b, pattern, out=out)}
     out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
-    if isinstance(problem.spec, BsrSpmmSpec) and kernel.takes_row_order:
-        order = kernel.row_order(a, b.shape[1])
-        more = {"packed": kernel.pack(a, order)} if problem.packed else {}
-        return {OURS: lambda: kernel(a, b, row_order=order, out=out, **more)}
+    if isinstance(problem.spec, BsrSpmmSpec):
+        a = kernel.prepare(a, b.shape[1], pack=problem.packed, effort="best")
     return {OURS: lambda: kernel(a, b, out=out)}
 
 

@@ -19,7 +19,7 @@ from harness import Fields, Peer
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
 from runtime import load_kernel
-from runtime.bench import Call, single_calls
+from runtime.bench.timing import Call, single_calls
 
 DENSE = "cuBLAS, dense"
 TUNING_SECONDS = 20.0  # no further options are tried after that

@@ -28,7 +28,8 @@ from records import PLAIN
 
 import codegen.render
 from codegen.spec import AttentionSpec, parse_spec
-from runtime.bench import DATA, Call, back_to_back, single_calls
+from runtime.bench.data_sets import DATA
+from runtime.bench.timing import Call, back_to_back, single_calls
 
 ROWS = {row.name: (module, row) for module in (bsr, attention) for row in module.ROWS}
 

@@ -30,9 +30,9 @@ from records import (
 from rich.console import Console
 from rich.table import Table
 
-from runtime import toolchain
-from runtime.bench import ROUNDS, Call, back_to_back, single_calls
-from runtime.verification.run import driver_version
+from runtime.bench.timing import ROUNDS, Call, back_to_back, single_calls
+from runtime.compile import toolchain
+from runtime.verify.run import driver_version
 
 Fields = dict[str, Any]
 TOLERANCE = 1e-2  # of the largest element of a part; a correct fp16 result is within about 2e-3

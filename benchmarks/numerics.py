@@ -24,7 +24,7 @@ from results_table import rewritten
 from codegen.library import ROOT, find_spec
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
-from runtime.bench import Call
+from runtime.bench.timing import Call
 
 PAGE, MARKER = ROOT / "docs" / "numerics.md", "flat-scores"
 LENGTHS = (16, 17, 18, 20)  # log2 of the keys

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from runtime import load_kernel
-from runtime.bench import single_calls
+from runtime.bench.timing import single_calls
 
 
 class BlockSparseLinear(torch.nn.Module):
@@ -35,7 +35,7 @@ class BlockSparseLinear(torch.nn.Module):
         transposed = {"transpose_a": True, "b_layout": "column_major", "block": {"rows": block, "cols": block}}
         self.input_kernel = load_kernel({"op": "bsr_spmm", "arch": "sm_90a", **transposed})
         self.weight_kernel = load_kernel(f"h100_bsr_sddmm_b{block}")
-        self.index = self.input_kernel.transposed_index(self.matrix(self.values.detach()))
+        self.transposed = self.input_kernel.prepare(self.matrix(self.values.detach()))
 
     def matrix(self, values: torch.Tensor) -> torch.Tensor:
         """Return W as the kernels take it."""
@@ -59,7 +59,7 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         (x, values), layer = ctx.saved_tensors, ctx.layer
         w, dy = layer.matrix(values), dy.contiguous()
-        dx = layer.input_kernel(w, dy.mT, index=layer.index).mT if ctx.needs_input_grad[0] else None
+        dx = layer.input_kernel(layer.transposed.with_values(values), dy.mT).mT if ctx.needs_input_grad[0] else None
         dw = layer.weight_kernel(dy.mT.contiguous(), x.mT.contiguous(), w).values()
         return dx, dw, None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError, SpecError
@@ -9,14 +10,28 @@ from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError,
 
 if TYPE_CHECKING:
     from runtime.kernel import Kernel, load_kernel
+    from runtime.kernels.attention import AttentionResult
+    from runtime.prepare.prepared import PreparedBsr, PreparedLists
+
+# Need torch, and are imported when they are asked for: the command line works without.
+_NEED_TORCH = {
+    "AttentionResult": "runtime.kernels.attention",
+    "Kernel": "runtime.kernel",
+    "PreparedBsr": "runtime.prepare.prepared",
+    "PreparedLists": "runtime.prepare.prepared",
+    "load_kernel": "runtime.kernel",
+}
 
 __all__ = [
     "ArgumentError",
+    "AttentionResult",
     "CacheError",
     "CodegenError",
     "CompileError",
     "DeviceError",
     "Kernel",
+    "PreparedBsr",
+    "PreparedLists",
     "SpecError",
     "ToolchainError",
     "load_kernel",
@@ -24,15 +39,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for: the command line works without."""
-    if name in ("load_kernel", "Kernel"):
+    """Import what needs torch."""
+    if name in _NEED_TORCH:
         try:
-            from runtime import kernel  # noqa: PLC0415
+            return getattr(importlib.import_module(_NEED_TORCH[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
             raise ToolchainError(
-                "load_kernel needs torch, which is not installed: pip install 'sparse-kernel-codegen[torch]'"
+                f"{name} needs torch, which is not installed: pip install 'sparse-kernel-codegen[torch]'"
             ) from None
-        return getattr(kernel, name)
     raise AttributeError(f"module 'runtime' has no attribute {name!r}")

@@ -16,10 +16,10 @@ from codegen.freshness import render_to
 from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
 from codegen.render import render
-from runtime.cache import KernelCache
-from runtime.compiler import Compiled, compile_spec
+from runtime.compile.cache import KernelCache
+from runtime.compile.compiler import Compiled, compile_spec
+from runtime.compile.inspection import INSTRUCTIONS, usage
 from runtime.errors import DeviceError, ToolchainError
-from runtime.inspection import INSTRUCTIONS, usage
 
 OutOption = Annotated[
     Path | None,
@@ -97,7 +97,7 @@ def receipt_differences(compiled: Compiled, folder: Path | None = None, *, stric
 
     Cubins of another compiler are not compared, unless ``strict``: then they differ.
     """
-    from runtime.verification.receipts import cubin_record, differences  # noqa: PLC0415
+    from runtime.verify.receipts import cubin_record, differences  # noqa: PLC0415
 
     named = compiled.named
     path = receipt_path(named.stem, home_of(named) / named.subfolder if folder is None else folder)
@@ -154,9 +154,9 @@ def verify_command(
     """
     named_specs = chosen(specs, every)
     require_gpu("verify", "verified")
-    from runtime.measurement import measure as measure_kernel  # noqa: PLC0415
-    from runtime.verification.receipts import receipt  # noqa: PLC0415
-    from runtime.verification.run import verify  # noqa: PLC0415
+    from runtime.bench.measurement import measure as measure_kernel  # noqa: PLC0415
+    from runtime.verify.receipts import receipt  # noqa: PLC0415
+    from runtime.verify.run import verify  # noqa: PLC0415
 
     failed = 0
     for named in named_specs:
@@ -195,8 +195,8 @@ def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: 
     """
     named_specs = chosen(specs, every)
     require_gpu("measure", "measured")
+    from runtime.bench.measurement import measure  # noqa: PLC0415
     from runtime.kernel import load_kernel  # noqa: PLC0415
-    from runtime.measurement import measure  # noqa: PLC0415
 
     unverified = []
     for named in named_specs:
@@ -246,7 +246,7 @@ def migrate_command(
       codegen migrate --all --check
       codegen migrate benchmarks/results/attention_h200.json
     """
-    from runtime.migrate import Migration, files  # noqa: PLC0415
+    from runtime.verify.migrate_files import Migration, files  # noqa: PLC0415
 
     migration = Migration(out, check=check)
     for path in files(names, every):

@@ -11,16 +11,16 @@ import torch
 from codegen.library import NamedSpec, find_spec
 from codegen.render import generate
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
-from runtime.arguments import check_device
-from runtime.attention import AttentionKernel
-from runtime.bsr_sddmm import BsrSddmmKernel
-from runtime.bsr_spgemm import BsrSpgemmKernel
-from runtime.bsr_spmm import BsrSpmmKernel
-from runtime.cache import KernelCache
-from runtime.compiler import compile_generated
+from runtime.compile.cache import KernelCache
+from runtime.compile.compiler import compile_generated
+from runtime.driver.launch import LoadedKernel
 from runtime.errors import DeviceError
-from runtime.launch import LoadedKernel
-from runtime.tile_copy import TileCopyKernel
+from runtime.kernels.arguments import check_device
+from runtime.kernels.attention import AttentionKernel
+from runtime.kernels.bsr_sddmm import BsrSddmmKernel
+from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
+from runtime.kernels.bsr_spmm import BsrSpmmKernel
+from runtime.kernels.tile_copy import TileCopyKernel
 
 Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | TileCopyKernel
 
@@ -42,9 +42,9 @@ def load_kernel(
         cache: kernel cache; by default the user's.
 
     Returns:
-        A callable; see :class:`runtime.attention.AttentionKernel`, :class:`runtime.bsr_spmm.BsrSpmmKernel`,
-        :class:`runtime.bsr_sddmm.BsrSddmmKernel`, :class:`runtime.bsr_spgemm.BsrSpgemmKernel` and
-        :class:`runtime.tile_copy.TileCopyKernel`.
+        A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
+        :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
+        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel` and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 
     Raises:
         SpecError: for an unknown name or an illegal spec.

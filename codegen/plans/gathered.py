@@ -1,7 +1,7 @@
 """What the plans share of sm_90a BSR x dense kernels whose tiles gather block rows, for blocks of 16 and 32 rows.
 
 Rows of B that a tile has loaded are used by all block rows that have a block there: which rows a tile gathers, and in
-which order it meets the columns of A, is worked out once for a matrix (:mod:`runtime.row_groups`).
+which order it meets the columns of A, is worked out once for a matrix (:mod:`runtime.prepare.row_clusters`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_an_architecture_without_kernels_is_told_of_those_that_have_some() -> No
 def test_devices(
     monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], forward: bool, says: str | None
 ) -> None:
-    arguments: Any = pytest.importorskip("runtime.arguments", exc_type=ImportError)
+    arguments: Any = pytest.importorskip("runtime.kernels.arguments", exc_type=ImportError)
     cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_device_name=lambda _: "GPU")
     monkeypatch.setattr(arguments, "torch", SimpleNamespace(cuda=cuda))
     if says is None:

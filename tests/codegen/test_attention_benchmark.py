@@ -240,7 +240,7 @@ def test_rows_are_run_on_the_data_that_are_asked_for(script: ModuleType, monkeyp
     plain = ("dense", "std1", ("main",), 690)
     assert rows() == [plain]
     assert rows("--data", "std4", "std1", "std4") == [("dense, std4", "std4", (), None), plain]
-    assert [data for _, data, *_ in rows("--data", "all")] == list(script.bench.DATA)
+    assert [data for _, data, *_ in rows("--data", "all")] == list(script.data_sets.DATA)
     with pytest.raises(SystemExit, match="2"):
         script.parse_arguments(["--data", "nothing"])
 
@@ -609,7 +609,7 @@ def test_our_call_takes_the_lists_that_are_drawn(
         def __init__(self, spec: AttentionSpec, forward_compatible: bool) -> None:
             assert forward_compatible == (spec.arch == "sm_89")
 
-        def query_order(self, lists: Any, length: int) -> tuple[Any, int]:
+        def prepare(self, lists: Any, length: int) -> tuple[Any, int]:
             return lists, length
 
         def __call__(self, *tensors: Any, out: Any) -> None:
@@ -633,10 +633,13 @@ def test_our_call_takes_the_lists_that_are_drawn(
         assert torch.equal(lists, lists.sort(-1).values)
     (call,) = script.ours(problem).values()
     out = call()
-    tensors, written = given[0]
+    (q, k, v, *lists), written = given[0]
     assert out is written and out.shape == problem.q.shape
-    assert all(one is two for one, two in zip(tensors, (problem.q, problem.k, problem.v, *problem.lists), strict=False))
-    assert tensors[3 + len(problem.lists) :] == (((problem.lists[0], 4096),) if spec.query_order else ())
+    assert q is problem.q and k is problem.k and v is problem.v
+    if spec.query_order:
+        ((*lists, length),) = lists
+        assert length == 4096
+    assert all(one is two for one, two in zip(lists, problem.lists, strict=True))
 
 
 def test_not_shared_is_the_kernel_without_what_sharing_needs(

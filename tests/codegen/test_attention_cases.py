@@ -12,12 +12,12 @@ import pytest
 
 from codegen.library import find_spec
 from codegen.spec import AttentionSpec
-from runtime.verification.common import poisoned_memory, tolerance
+from runtime.verify.common import poisoned_memory, tolerance
 
 torch = pytest.importorskip("torch")
 
-from runtime.verification import attention  # noqa: E402
-from runtime.verification.common import Outcome, summary  # noqa: E402
+from runtime.verify import attention  # noqa: E402
+from runtime.verify.common import Outcome, summary  # noqa: E402
 
 CPU = torch.device("cpu")
 BY_NAME = {case.name: case for case in attention.CASES}
@@ -290,7 +290,7 @@ def test_two_runs_that_differ_fail() -> None:
 def test_a_result_without_lse_is_judged_too() -> None:
     class Alone(Oracle):
         def __call__(self, *tensors: Any, **named: Any) -> Any:
-            return super().__call__(*tensors, **named)[0]
+            return super().__call__(*tensors, **named)[0], None
 
     def spoiled(out: Any, lse: Any) -> None:
         out[0, 0, 5] += 1

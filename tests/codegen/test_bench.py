@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from runtime import bench  # noqa: E402
+from runtime.bench import data_sets, timing  # noqa: E402
 
 
 def test_medians_of_single_calls_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +33,9 @@ def test_medians_of_single_calls_that_take_turns(monkeypatch: pytest.MonkeyPatch
     clock = itertools.count(0.0, 1e-3)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    assert bench.single_calls(calls, repeats=5, warm_up=2) == {"a": 3.0, "b": 7.0}
+    assert timing.single_calls(calls, repeats=5, warm_up=2) == {"a": 3.0, "b": 7.0}
     assert order[:4] == ["a", "a", "b", "b"]  # before anything is timed
     assert order[4:] == ["event", "a", "event", "event", "b", "event"] * 5
     assert slept == [pytest.approx(4_000_000, rel=1e-3)] * 10  # twice as long as a call takes to be enqueued
@@ -72,7 +72,7 @@ class Device:
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
 
-    def call(self, name: str, milliseconds: Callable[[], float]) -> bench.Call:
+    def call(self, name: str, milliseconds: Callable[[], float]) -> timing.Call:
         def call() -> None:
             self.ran.append(name)
             self.now += milliseconds()
@@ -83,7 +83,7 @@ class Device:
 def test_calls_back_to_back_fill_blocks_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     calls = {"a": device.call("a", lambda: 2.0), "b": device.call("b", lambda: 100.0)}
-    assert bench.back_to_back(calls) == {"a": pytest.approx(2.0), "b": pytest.approx(100.0)}
+    assert timing.back_to_back(calls) == {"a": pytest.approx(2.0), "b": pytest.approx(100.0)}
     assert device.ran[:2] == ["a", "b"]  # what is compiled is compiled before
     a = [("a", 3, 6.0), ("a", 25, 50.0), ("a", 125, 250.0)]  # to know the length, to settle, and the one that counts
     b = [("b", 3, 300.0)] * 3  # a block has three calls, however long they are
@@ -95,19 +95,19 @@ def test_the_median_of_the_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     length = iter([4.0, 1.0, 9.0])
     now = [0.0]
 
-    def first(call: bench.Call, seconds: float, expected: float = math.inf) -> float:
+    def first(call: timing.Call, seconds: float, expected: float = math.inf) -> float:
         if seconds == 0.25:
             now[0] = next(length)
         return now[0]
 
-    monkeypatch.setattr(bench, "block_milliseconds", first)
-    assert bench.back_to_back({"a": device.call("a", lambda: 1.0)}) == {"a": 4.0}
+    monkeypatch.setattr(timing, "block_milliseconds", first)
+    assert timing.back_to_back({"a": device.call("a", lambda: 1.0)}) == {"a": 4.0}
 
 
 def test_a_block_that_ends_too_soon_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     # Expected to take 10 ms each, they take 4: 25 calls are 100 ms of the 250, 38 more fill it.
-    assert bench.block_milliseconds(device.call("a", lambda: 4.0), 0.25, 10.0) == pytest.approx(4.0)
+    assert timing.block_milliseconds(device.call("a", lambda: 4.0), 0.25, 10.0) == pytest.approx(4.0)
     assert device.blocks == [("a", 25, 100.0), ("a", 63, 252.0)]
 
 
@@ -116,7 +116,7 @@ def test_a_block_that_ends_too_soon_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
     [(0.25, 2.0, 125), (0.25, 1.999, 126), (0.25, 0.01, 25000), (0.25, 1000.0, 3), (0.0, math.inf, 3)],
 )
 def test_calls_of_a_block(seconds: float, milliseconds: float, calls: int) -> None:
-    assert bench.calls_of_block(seconds, milliseconds) == calls
+    assert timing.calls_of_block(seconds, milliseconds) == calls
 
 
 def made(
@@ -125,7 +125,7 @@ def made(
     q, k, v = (
         torch.empty(1, count, length, head_dim, dtype=dtype or torch.float32) for count in (heads, kv_heads, kv_heads)
     )
-    bench.make_data(name, q, k, v, torch.Generator().manual_seed(0))
+    data_sets.make_data(name, q, k, v, torch.Generator().manual_seed(0))
     return q, k, v
 
 
@@ -153,17 +153,19 @@ def test_key_norms_are_log_normal() -> None:
 def test_heads_have_the_stds_of_an_encoder() -> None:
     q, k, _ = made("heads")
     found = logits(q, k).flatten(1).std(1).tolist()
-    assert found == pytest.approx(bench.HEAD_STDS, rel=0.05)
-    assert bench.head_stds(16) == list(bench.HEAD_STDS)
-    assert bench.head_stds(8) == list(bench.HEAD_STDS[1::2])
-    assert bench.head_stds(64) == list(bench.HEAD_STDS) * 4
-    assert bench.head_stds(1) == [19.7] and len(bench.head_stds(12)) == 12 and bench.head_stds(12)[-1] == 19.7
+    assert found == pytest.approx(data_sets.HEAD_STDS, rel=0.05)
+    assert data_sets.head_stds(16) == list(data_sets.HEAD_STDS)
+    assert data_sets.head_stds(8) == list(data_sets.HEAD_STDS[1::2])
+    assert data_sets.head_stds(64) == list(data_sets.HEAD_STDS) * 4
+    assert (
+        data_sets.head_stds(1) == [19.7] and len(data_sets.head_stds(12)) == 12 and data_sets.head_stds(12)[-1] == 19.7
+    )
 
 
 def test_query_heads_of_one_kv_head_differ() -> None:
     q, k, _ = made("heads", heads=64, kv_heads=8, length=256)
     found = logits(q, k).flatten(1).std(1).tolist()
-    assert found == pytest.approx(bench.head_stds(64), rel=0.1)
+    assert found == pytest.approx(data_sets.head_stds(64), rel=0.1)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (8, 2)])
@@ -181,7 +183,7 @@ def test_a_sink_is_the_first_key(heads: int, kv_heads: int) -> None:
 def test_rotation_keeps_lengths_and_depends_on_the_distance_alone() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(2, 1, 64).expand(2, 300, 64)
-    q, k = bench.rotated(x), bench.rotated(y)
+    q, k = data_sets.rotated(x), data_sets.rotated(y)
     torch.testing.assert_close(q.norm(dim=-1), x.norm(dim=-1))
     torch.testing.assert_close(q[0], x[0])
     products = q @ k.T
@@ -229,16 +231,16 @@ def test_keys_of_rising_logits_stay_finite_in_fp16() -> None:
     assert float(lengths[-1]) == pytest.approx(500.0, rel=0.02) == float(lengths.max())
 
 
-@pytest.mark.parametrize("name", bench.DATA)
+@pytest.mark.parametrize("name", data_sets.DATA)
 def test_data_are_the_same_each_time_and_rounded_from_float32(name: str) -> None:
     exact = made(name, heads=4, kv_heads=2, length=256, head_dim=64)
     for dtype in (torch.float16, torch.bfloat16):
         for whole, rounded in zip(exact, made(name, 4, 2, 256, 64, dtype), strict=True):
             assert torch.equal(whole.to(dtype), rounded)
-    assert bench.DATA[name].why
+    assert data_sets.DATA[name].why
 
 
 def test_an_unknown_data_set_is_refused() -> None:
     q = torch.empty(1, 1, 8, 8)
     with pytest.raises(ValueError, match=r"name is 'std3'; allowed: std1, std2, .*rising"):
-        bench.make_data("std3", q, q, q)
+        data_sets.make_data("std3", q, q, q)

@@ -16,9 +16,9 @@ from codegen.spec import BlockShape, BsrSpgemmSpec
 
 torch = pytest.importorskip("torch")
 
-from runtime.bsr_spmm import ACTIVATIONS  # noqa: E402
-from runtime.verification import bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
-from runtime.verification.common import Outcome  # noqa: E402
+from runtime.kernels.bsr_spmm import ACTIVATIONS  # noqa: E402
+from runtime.verify import bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.verify.common import Outcome  # noqa: E402
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*deterministic")
@@ -45,8 +45,6 @@ def dense(matrix: Any) -> Any:
 class Product:
     """Computes what a kernel does, in float64; ``spoil`` takes each result before it is returned."""
 
-    takes_row_order = False
-
     def __init__(self, name: str, spoil: Callable[[Any, int], None] = lambda out, run: None) -> None:
         spec = find_spec(name).spec
         small = {"block": BlockShape(rows=16, cols=16)}  # no time is spent on large ones, where cases allow that
@@ -55,14 +53,8 @@ class Product:
         self.spoil = spoil
         self.calls: list[dict[str, Any]] = []
 
-    def pack(self, a: Any, row_order: Any) -> tuple[str, Any]:
-        return "packed", row_order
-
-    def row_order(self, a: Any, columns: int | None = None) -> Any:
-        return "order", columns
-
-    def transposed_index(self, a: Any) -> Any:
-        return "index"
+    def prepare(self, a: Any, columns: int | None = None, **how: Any) -> Any:
+        return SimpleNamespace(matrix=a, prepared={"columns": columns, **how})
 
     def result(self, exact: Any, out: Any, dtype: Any) -> Any:
         out = torch.empty(exact.shape, dtype=dtype) if out is None else out
@@ -75,7 +67,8 @@ class Product:
 
 class Spmm(Product):
     def __call__(self, a: Any, b: Any, *, out: Any = None, **more: Any) -> Any:
-        self.calls.append({"a": a, "b": b, "out": out, **more})
+        a, prepared = (a.matrix, a.prepared) if isinstance(a, SimpleNamespace) else (a, None)
+        self.calls.append({"a": a, "prepared": prepared, "b": b, "out": out, **more})
         left = dense(a).T if self.spec.transpose_a else dense(a)
         exact = left @ b.double()
         if more.get("beta"):
@@ -265,20 +258,19 @@ def test_what_is_added_is_not_read_with_beta_0() -> None:
     assert calls_of(Spmm, name, strided=True)[0]["c"].stride(0) == 512 + 64
 
 
-def test_orders_and_indices_are_given() -> None:
-    def given(name: str, **fields: Any) -> list[tuple[Any, Any]]:
-        return [(call.get("row_order"), call.get("index")) for call in calls_of(Spmm, name, **fields)]
+def test_matrices_are_given_prepared() -> None:
+    def given(name: str, **fields: Any) -> list[dict[str, Any] | None]:
+        return [call["prepared"] for call in calls_of(Spmm, name, **fields)]
 
     plain = bsr_spmm.Case("a_case")
     assert bsr_spmm.run_case(Spmm("h100_bsr_spmm_b16"), plain, CPU).description == plain.describe()  # type: ignore[arg-type]
-    assert given("h100_bsr_spmm_b16") == [(None, None)] * 2
-    assert given("h100_bsr_spmm_b16_gathered", n=24) == [(("order", 24), None)] * 2
-    packed = [call.get("packed") for call in calls_of(Spmm, "h100_bsr_spmm_b16_gathered", n=24)]
-    assert packed == [None, ("packed", ("order", 24))]
-    assert given("h100_bsr_spmm_b16_balanced", n=24) == [(None, None), (("order", 24), None)]
+    assert given("h100_bsr_spmm_b16") == [None] * 2
+    gathered = {"columns": 24, "effort": "best"}
+    assert given("h100_bsr_spmm_b16_gathered", n=24) == [gathered | {"pack": pack} for pack in (False, True)]
+    assert given("h100_bsr_spmm_b16_balanced", n=24) == [None, {"columns": 24}]
     cut = given("h100_bsr_spmm_b16_balanced", n=24, row_counts="limit", block_rows=9, block_columns=960)
-    assert cut == [(("order", None), None)] * 2
-    assert given("h100_bsr_spmm_b128_transposed") == [(None, None), (None, "index")]
+    assert cut == [{"columns": None}] * 2
+    assert given("h100_bsr_spmm_b128_transposed", n=24) == [None, {"columns": 24}]
 
 
 def test_rows_of_the_counts_that_a_case_names() -> None:

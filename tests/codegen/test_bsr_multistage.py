@@ -152,9 +152,9 @@ SHIPPED = [named for named in shipped_specs() if named.spec.op in OPS]
 @pytest.mark.parametrize("named", SHIPPED, ids=lambda named: named.stem)
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from runtime import bsr_sddmm, bsr_spgemm
-    from runtime.arguments import TORCH_DTYPES
-    from runtime.launch import ParameterLayout
+    from runtime.driver.launch import ParameterLayout
+    from runtime.kernels import bsr_sddmm, bsr_spgemm
+    from runtime.kernels.arguments import TORCH_DTYPES
 
     monkeypatch.setattr(bsr_sddmm, "check_tensor", lambda *arguments: None)
     plan, seen = plan_for(named), {}

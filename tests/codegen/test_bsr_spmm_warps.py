@@ -247,9 +247,9 @@ SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]
 @pytest.mark.parametrize("named", SPMM, ids=lambda named: named.stem)
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from runtime import bsr_spmm
-    from runtime.arguments import TORCH_DTYPES
-    from runtime.launch import ParameterLayout
+    from runtime.driver.launch import ParameterLayout
+    from runtime.kernels import bsr_spmm
+    from runtime.kernels.arguments import TORCH_DTYPES
 
     monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *arguments: None)
     plan, seen, dtype = plan_for(named), {}, TORCH_DTYPES[named.spec.dtype]

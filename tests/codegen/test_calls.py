@@ -22,8 +22,10 @@ from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
 
-from runtime import attention, launch, workspace  # noqa: E402
+from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.kernels import attention  # noqa: E402
+from runtime.prepare.prepared import PreparedLists  # noqa: E402
 
 
 class Driver:
@@ -61,7 +63,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch, "make_context_current", lambda device: None)
-    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
+    monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(workspace, "_counters", {})
     monkeypatch.setattr(workspace, "_scratch", {})
@@ -466,9 +468,9 @@ def test_a_call_is_checked_once_and_few_are_remembered(kernel: Any, monkeypatch:
 
 def test_maps_of_one_address_are_made_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(launch, "_MAPS_KEPT", 2)
-    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: made.append(address) or b"")
-    encoder = launch.MapEncoder("fp16", (), (), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(tensor_map, "_MAPS_KEPT", 2)
+    monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: made.append(address) or b"")
+    encoder = tensor_map.MapEncoder("fp16", (), (), None)  # type: ignore[arg-type]
     for address in (16, 16, 32, 16, 48, 48):
         encoder.at(address)
         assert len(encoder.known) <= 2
@@ -550,7 +552,7 @@ def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: p
 @pytest.mark.parametrize("prologue", [True, False])
 def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch, prologue: bool) -> None:
     monkeypatch.setattr(launch, "make_context_current", lambda device: None)
-    monkeypatch.setattr(launch.MapEncoder, "_encode", lambda self, address: bytes(128))
+    monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: bytes(128))
     plan = plan_for(find_spec("h100_bsr_spmm_b16_gathered"))
     loaded, driver = loaded_kernel(plan)
     numbers = {param.name: 1 for param in plan.params if param.type == "i32"}
@@ -581,11 +583,27 @@ def test_every_tensor_is_checked(kernel: Any, monkeypatch: pytest.MonkeyPatch) -
     assert [rest for _, _, *rest in checked] == [[torch.float16, 4], *[[torch.float16, 4, device]] * 3]
 
 
-def test_a_kernel_without_lse_returns_its_result_alone(kernel: Any) -> None:
+def test_a_kernel_without_lse_returns_none_in_its_place(kernel: Any) -> None:
     call, driver = kernel({**find_spec("l4_causal").spec.model_dump(mode="json", by_alias=True), "lse": False})
     q, k, v = qkv()
-    out = call(q, k, v)
-    assert torch.is_tensor(out) and out.shape == q.shape and len(driver.launches) == 1
+    result = call(q, k, v)
+    assert isinstance(result, attention.AttentionResult) and result.lse is None
+    assert result.out.shape == q.shape and len(driver.launches) == 1
+
+
+def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None:
+    call, driver = kernel("h100_topk32_b64_ordered")
+    q, k, v = qkv()
+    lists, order = torch.zeros(1, 2, 4, 32).int(), torch.arange(4).int().repeat(1, 2, 1)
+    prepared = PreparedLists(lists, order)
+    for given, named in (((lists, order), {}), ((prepared,), {}), ((), {"kv_indices": prepared})):
+        out = torch.zeros_like(q)
+        result = call(q, k, v, *given, **named, out=out)
+        assert result.out is out and result.lse is not None
+    assert len(call._signatures) == 1
+    for _, _, block in driver.launches:
+        assert field(call, block, "kv_indices") == (lists.data_ptr(),)
+        assert field(call, block, "query_order") == (order.data_ptr(),)
 
 
 def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from codegen.render import render
 
 torch = pytest.importorskip("torch")
 
-from runtime.verification import rows  # noqa: E402
+from runtime.verify import rows  # noqa: E402
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "data.py"
 
@@ -158,9 +158,9 @@ def test_cells_of_two_devices_do_not_mix(
 def test_cells_follow_a_source_whose_code_is_the_same(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.verification.rows.toolchain.compiler_version", lambda: ("", "a compiler"))
-    monkeypatch.setattr("runtime.verification.rows._is_code_of", lambda row, compiled: row["code_sha256"] == "code")
-    monkeypatch.setattr("runtime.verification.rows._compiled", lambda named: SimpleNamespace(code=b"", plan=plan))
+    monkeypatch.setattr("runtime.verify.rows.toolchain.compiler_version", lambda: ("", "a compiler"))
+    monkeypatch.setattr("runtime.verify.rows._is_code_of", lambda row, compiled: row["code_sha256"] == "code")
+    monkeypatch.setattr("runtime.verify.rows._compiled", lambda named: SimpleNamespace(code=b"", plan=plan))
     plan = SimpleNamespace(launch_sha256="launch")
     older = {"source_sha256": "0" * 64, "versions": {"compiler": "a compiler"}}
     path = write(

@@ -58,10 +58,10 @@ def test_readme_is_one_screen() -> None:
 
 def test_calls_have_the_arguments_that_the_document_names() -> None:
     pytest.importorskip("torch")
-    from runtime.attention import AttentionKernel
-    from runtime.bsr_sddmm import BsrSddmmKernel
-    from runtime.bsr_spgemm import BsrSpgemmKernel
-    from runtime.bsr_spmm import BsrSpmmKernel
+    from runtime.kernels.attention import AttentionKernel
+    from runtime.kernels.bsr_sddmm import BsrSddmmKernel
+    from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
+    from runtime.kernels.bsr_spmm import BsrSpmmKernel
 
     kernels = {"attn": AttentionKernel, "spmm": BsrSpmmKernel, "sddmm": BsrSddmmKernel, "spgemm": BsrSpgemmKernel}
     told = dict(re.findall(r"^    (\w+)\((.*validate=False)\)", CALLING, re.MULTILINE))

@@ -11,10 +11,10 @@ from codegen.library import NamedSpec
 from codegen.plans import plan_for
 from codegen.render import Generated
 from runtime import cli
-from runtime.cache import Entry, KernelCache
-from runtime.compiler import Compiled
+from runtime.compile.cache import Entry, KernelCache
+from runtime.compile.compiler import Compiled
+from runtime.compile.inspection import INSTRUCTIONS, Usage
 from runtime.errors import CacheError
-from runtime.inspection import INSTRUCTIONS, Usage
 
 ENTRY = Entry("name", "cubin", "", b"code" * 100)
 

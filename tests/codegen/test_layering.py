@@ -25,6 +25,20 @@ HOST = sorted(
 )
 TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.j2"))
 FOREIGN = {"torch", "cuda", "runtime", "numpy", "triton"}
+RUNTIME = sorted((PROJECT / "runtime").rglob("*.py"))
+# Of each room of runtime/, and of its modules that are in none: what it may import of the others.
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "compile": {"errors"},
+    "driver": {"errors", "compile"},
+    "prepare": {"errors"},
+    "kernels": {"errors", "compile", "driver", "prepare"},
+    "kernel": {"errors", "compile", "driver", "kernels"},
+    "bench": {"errors", "kernels", "kernel"},
+    "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
+    "cli": {"errors", "compile", "kernel", "bench", "verify"},
+    "__init__": {"errors", "kernel", "kernels", "prepare"},
+}
 
 every_template = pytest.mark.parametrize(
     "path", TEMPLATE_FILES, ids=lambda path: path.relative_to(TEMPLATES).as_posix()
@@ -56,6 +70,41 @@ def test_a_host_knows_plans_and_nothing_below_them(path: Path) -> None:
             modules = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
         below = {name for name in modules if re.match(r"codegen\.(plans|split)\b", name)}
         assert not below, f"{sorted(below)}: what it needs is a field of Plan or comes from Plan.problem"
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules and names that a file imports, in full."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PROJECT / "runtime").parts[0]
+    return first.removesuffix(".py")
+
+
+def test_each_module_of_runtime_is_in_a_room() -> None:
+    assert {room_of(path) for path in RUNTIME} == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=lambda path: path.relative_to(PROJECT).as_posix())
+def test_rooms_of_runtime_import_one_way(path: Path) -> None:
+    room, others = room_of(path), {name.split(".")[1] for name in imports_of(path) if name.startswith("runtime.")}
+    assert others - {room} <= ROOMS[room]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((PROJECT / "runtime" / "prepare").glob("*.py")),
+    ids=lambda path: path.relative_to(PROJECT).as_posix(),
+)
+def test_preparation_needs_torch_and_no_driver(path: Path) -> None:
+    assert not imported(path) & (FOREIGN - {"torch", "runtime"})
 
 
 def test_rendering_needs_neither_torch_nor_cuda(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.spec import AttentionSpec, parse_spec  # noqa: E402
-from runtime import measurement  # noqa: E402
+from runtime.bench import measurement  # noqa: E402
 
 BLOCK_LISTS = "h100_block_lists"
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -72,8 +72,6 @@ def on_cpu() -> Iterator[None]:
 class Kernel:
     """Stands for a kernel: its spec, and what it was called with."""
 
-    takes_row_order = True
-
     def __init__(self, name: str) -> None:
         self.spec: Any = find_spec(name).spec
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -81,14 +79,8 @@ class Kernel:
     def __call__(self, *tensors: Any, **more: Any) -> None:
         self.calls.append((tensors, more))
 
-    def row_order(self, a: Any, columns: int) -> str:
-        return f"order for {columns}"
-
-    def transposed_index(self, a: Any) -> str:
-        return "index"
-
-    def query_order(self, lists: Any, length: int) -> str:
-        return f"order for {length}"
+    def prepare(self, operand: Any, size: int, **how: Any) -> Any:
+        return operand, size, how
 
 
 def dense(matrix: Any) -> Any:
@@ -125,12 +117,12 @@ def test_workload_of_bsr_times_dense(name: str, more: dict[str, Any]) -> None:
     kernel = Kernel(f"h100_bsr_spmm_{name}")
     load = measurement.bsr_workload(kernel, size=512, row_blocks=2, columns=64)  # type: ignore[arg-type]
     load.call()
-    (((a, b), given),) = kernel.calls
+    ((((a, *prepared), b), given),) = kernel.calls
     spec = kernel.spec
     rows, cols = spec.block.rows, spec.block.cols
     assert load.shape == f"M512 K512 N64, 2 blocks {rows}x{cols} a row"
     assert load.flops == 2.0 * 512 * 2 * cols * 64 and load.peer_flops == {"cuBLAS, dense A": 2.0 * 512 * 512 * 64}
-    assert given["row_order"] == "order for 64" and (given["index"] == "index") == spec.transpose_a
+    assert prepared == [64, {"effort": "best"}]
     assert (given["bias"] is not None) == (spec.epilogue is not None) and (given["c"] is not None) == spec.accumulate
     assert all(len(set(row)) == 2 for row in a.col_indices().view(-1, 2).tolist())
     square = not spec.transpose_a and rows == cols
@@ -210,7 +202,8 @@ def test_work_of_attention_counts_the_pairs_that_are_seen(name: str, monkeypatch
     (((q, k, v, *indices), given),) = kernel.calls
     spec = kernel.spec
     if spec.query_order:
-        assert indices.pop() == f"order for {length}"
+        ((*indices, prepared_for, how),) = indices
+        assert prepared_for == length and not how
     packs = heads // spec.packed_heads
     assert q.shape == given["out"].shape == (1, heads, length, spec.head_dim) and k.shape == v.shape
     assert k.shape[1] == packs and load.shape.startswith(f"B1 H{heads} S{length} d{spec.head_dim}, ")

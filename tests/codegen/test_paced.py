@@ -15,8 +15,8 @@ from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SCHEDULER_COUNTERS, LaunchArgs  # noqa: E402
 from codegen.render import render  # noqa: E402
 from codegen.spec import parse_spec  # noqa: E402
-from runtime import workspace  # noqa: E402
-from runtime.attention import AttentionKernel  # noqa: E402
+from runtime.driver import workspace  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
 
 LONG = "h100_topk32_long"
 

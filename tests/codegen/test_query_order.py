@@ -15,9 +15,10 @@ from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import parse_spec  # noqa: E402
-from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.query_order import find_query_order  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.prepare.prepared import PreparedLists  # noqa: E402
+from runtime.prepare.query_grouping import find_query_order  # noqa: E402
 
 NAME = "h100_topk32_b64_ordered"
 
@@ -69,21 +70,39 @@ def test_random_lists_need_fewer_loads(tile_blocks: int, most: float) -> None:
 def test_heads_are_done_in_groups_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     lists = torch.randint(0, 40, (2, 3, 40, 8), generator=torch.Generator().manual_seed(3))
     together = find_query_order(lists, 40, 3)
-    monkeypatch.setattr("runtime.query_order._WEIGHT_BYTES", 1)
+    monkeypatch.setattr("runtime.prepare.query_grouping._WEIGHT_BYTES", 1)
     assert torch.equal(find_query_order(lists, 40, 3), together)
 
 
 def test_a_kernel_finds_the_order_of_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.attention.check_tensor", lambda *arguments: None)  # lists are on a GPU
+    monkeypatch.setattr("runtime.kernels.attention.check_tensor", lambda *arguments: None)  # lists are on a GPU
     kernel = kernel_of(NAME)
     lists = torch.randint(0, 11, (1, 2, 14, 32), dtype=torch.int32)
-    assert torch.equal(kernel.query_order(lists, 700), find_query_order(lists, 11, 3))
+    prepared = kernel.prepare(lists, 700)
+    assert prepared.kv_indices is lists and torch.equal(prepared.query_order, find_query_order(lists, 11, 3))
     with pytest.raises(ArgumentError, match=r"kv_len: is 0, expected the number of keys"):
-        kernel.query_order(lists, 0)
+        kernel.prepare(lists, 0)
     with pytest.raises(ArgumentError, match=r"kv_indices: has shape .* k 32"):
-        kernel.query_order(lists[..., :31], 700)
-    with pytest.raises(ArgumentError, match=r"query_order: is not an argument of h100_topk32_b64_shared"):
-        kernel_of("h100_topk32_b64_shared").query_order(lists, 700)
+        kernel.prepare(lists[..., :31], 700)
+    plain = kernel_of("h100_topk32_b64_shared").prepare(lists, 700)
+    assert plain.kv_indices is lists and plain.query_order is None
+    for name, kind in (("h100_dense", "dense"), ("h100_block_lists", "block_lists")):
+        with pytest.raises(ArgumentError, match=f"kv_indices: is not prepared for {name}: its pattern is {kind}"):
+            kernel_of(name).prepare(lists, 700)
+
+
+def test_prepared_lists_stand_for_lists_and_their_order() -> None:
+    kernel, plain = kernel_of(NAME), kernel_of("h100_topk32_b64_shared")
+    lists, order = torch.zeros((1, 2, 11, 32), dtype=torch.int32), torch.arange(11, dtype=torch.int32)
+    prepared, unordered = PreparedLists(lists, order), PreparedLists(lists)
+    assert kernel._unprepared((prepared,)) == kernel._unprepared((prepared, None)) == (lists, order)
+    assert kernel._gather((), {"kv_indices": prepared}) == (prepared, None)
+    assert plain._unprepared((unordered,)) == (lists,)
+    with pytest.raises(ArgumentError, match=r"query_order: is given twice: kv_indices has one"):
+        kernel._unprepared((prepared, order))
+    for one, wrong, what in ((kernel, unordered, "no order.* takes one"), (plain, prepared, "an order.* takes none")):
+        with pytest.raises(ArgumentError, match=f"kv_indices: is prepared for another kernel: it has {what}"):
+            one._unprepared((wrong,))
 
 
 def test_a_call_wants_an_order_that_fits() -> None:
@@ -93,7 +112,7 @@ def test_a_call_wants_an_order_that_fits() -> None:
     order = torch.arange(11, dtype=torch.int32).expand(1, 1, 11)
     assert kernel._check_indices(q, (lists, order))["query_order_head_stride"] == 0
     for wrong, message in (
-        (None, r"query_order: is missing: .* query_order\(kv_indices, kv_len\) finds it"),
+        (None, r"query_order: is missing: .* prepare\(kv_indices, kv_len\) finds it"),
         (order.long(), r"query_order: is torch.int64, expected torch.int32"),
         (order[..., :10], r"query_order: has shape .* query_blocks 11"),
         (order[0], r"query_order: has shape"),
@@ -120,12 +139,12 @@ def test_it_needs_tiles_that_share() -> None:
 
 
 def test_the_length_of_keys_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.attention.check_tensor", lambda *arguments: None)
+    monkeypatch.setattr("runtime.kernels.attention.check_tensor", lambda *arguments: None)
     kernel, lists = kernel_of(NAME), torch.zeros((1, 2, 14, 32), dtype=torch.int32)
-    assert kernel.query_order(lists, 1).shape == (1, 2, 14)
+    assert kernel.prepare(lists, 1).query_order.shape == (1, 2, 14)
     for wrong in (2.5, "1", None):
         with pytest.raises(ArgumentError, match=rf"kv_len: is {wrong}, expected the number of keys of a head"):
-            kernel.query_order(lists, wrong)  # type: ignore[arg-type]
+            kernel.prepare(lists, wrong)  # type: ignore[arg-type]
 
 
 def test_a_query_block_that_comes_twice_is_found_anywhere() -> None:
@@ -145,12 +164,13 @@ def test_as_many_heads_are_done_at_once_as_there_is_memory_for(monkeypatch: pyte
         sizes.append(len(lists))
         return torch.zeros(lists.shape[:2], dtype=torch.int64)
 
-    monkeypatch.setattr("runtime.query_order._order", order)
-    monkeypatch.setattr("runtime.query_order._WEIGHT_BYTES", 2 * 4 * 41 * 40)  # of 40 lists of 40 blocks, and one more
+    monkeypatch.setattr("runtime.prepare.query_grouping._order", order)
+    weight_bytes = 2 * 4 * 41 * 40  # of 40 lists of 40 blocks, and one more
+    monkeypatch.setattr("runtime.prepare.query_grouping._WEIGHT_BYTES", weight_bytes)
     find_query_order(torch.zeros(1, 5, 40, 8, dtype=torch.int32), 40, 2)
     assert sizes == [2, 2, 1]
 
 
 def test_lists_are_where_the_kernel_is() -> None:
     with pytest.raises(ArgumentError, match="kv_indices: is on cpu, expected a CUDA device"):
-        kernel_of(NAME).query_order(torch.zeros((1, 2, 14, 32), dtype=torch.int32), 700)
+        kernel_of(NAME).prepare(torch.zeros((1, 2, 14, 32), dtype=torch.int32), 700)

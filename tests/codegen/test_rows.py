@@ -18,7 +18,7 @@ from codegen.plans import plan_for
 from codegen.receipts import ReceiptError, source_sha256
 from codegen.render import render
 from codegen.spec import canonical
-from runtime.verification import rows, version1
+from runtime.verify import rows, version1
 
 PACKAGE = "nvidia-cuda-nvrtc 13.0.88"
 Row = dict[str, Any]

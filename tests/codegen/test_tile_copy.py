@@ -14,10 +14,10 @@ from codegen.render import render
 
 torch = pytest.importorskip("torch")
 
-from runtime import tile_copy  # noqa: E402
+from runtime.driver.launch import ParameterLayout  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.launch import ParameterLayout  # noqa: E402
-from runtime.verification.tile_copy import CASES, Case, run_case  # noqa: E402
+from runtime.kernels import tile_copy  # noqa: E402
+from runtime.verify.tile_copy import CASES, Case, run_case  # noqa: E402
 
 NAMES = ["l4_tile_copy_ld_global", "l4_tile_copy_cp_async", "h100_tile_copy_tma"]
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from codegen.spec import OPS
 
 torch = pytest.importorskip("torch")
 
-from runtime.attention import AttentionKernel  # noqa: E402
-from runtime.bsr_sddmm import BsrSddmmKernel  # noqa: E402
-from runtime.bsr_spgemm import BsrSpgemmKernel  # noqa: E402
-from runtime.bsr_spmm import BsrSpmmKernel  # noqa: E402
-from runtime.tile_copy import TileCopyKernel  # noqa: E402
-from runtime.verification import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, run, tile_copy  # noqa: E402
-from runtime.verification.common import ABSOLUTE, Outcome, tolerance  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.kernels.bsr_sddmm import BsrSddmmKernel  # noqa: E402
+from runtime.kernels.bsr_spgemm import BsrSpgemmKernel  # noqa: E402
+from runtime.kernels.bsr_spmm import BsrSpmmKernel  # noqa: E402
+from runtime.kernels.tile_copy import TileCopyKernel  # noqa: E402
+from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, run, tile_copy  # noqa: E402
+from runtime.verify.common import ABSOLUTE, Outcome, tolerance  # noqa: E402
 
 KINDS: list[tuple[str, Any, Any, Any]] = [
     ("h100_causal", AttentionKernel, attention, attention.cases_of),

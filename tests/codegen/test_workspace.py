@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime import workspace  # noqa: E402
+from runtime.driver import workspace  # noqa: E402
 
 CPU = torch.device("cpu")
 

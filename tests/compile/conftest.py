@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import toolchain
+from runtime.compile import toolchain
 from runtime.errors import ToolchainError
 
 

@@ -26,9 +26,9 @@ from codegen.explain import launch_registers  # noqa: E402
 from codegen.library import NamedSpec, unnamed_stem  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import parse_spec  # noqa: E402
-from runtime import toolchain  # noqa: E402
-from runtime.compiler import Compiled, compile_spec  # noqa: E402
-from runtime.inspection import resources  # noqa: E402
+from runtime.compile import toolchain  # noqa: E402
+from runtime.compile.compiler import Compiled, compile_spec  # noqa: E402
+from runtime.compile.inspection import resources  # noqa: E402
 
 
 def accepted_specs(count: int, seed: int) -> list[NamedSpec]:

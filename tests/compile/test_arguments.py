@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from runtime.arguments import check_overlap
+from runtime.kernels.arguments import check_overlap
 
 torch = pytest.importorskip("torch")
 
-from runtime.arguments import (  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+from runtime.kernels.arguments import (  # noqa: E402
     check_address,
     check_extent,
     check_output,
@@ -24,7 +25,6 @@ from runtime.arguments import (  # noqa: E402
     check_strides,
     check_tensor,
 )
-from runtime.errors import ArgumentError  # noqa: E402
 
 
 def half(*shape: int) -> Any:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from runtime.bsr import check_prepared
+from runtime.kernels.bsr_arguments import check_prepared
 
 torch = pytest.importorskip("torch")
 
 from codegen.spec import BlockShape  # noqa: E402
-from runtime.bsr import call_key, check_indices, check_layout, check_structure, check_values  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.kernels.bsr_arguments import call_key, check_indices, check_layout, check_structure, check_values  # noqa: E402
 
 CPU = torch.device("cpu")
 BLOCK = BlockShape(rows=2, cols=4)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from runtime.row_groups import gather_rows
 
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SpgemmShape  # noqa: E402
-from runtime import arguments, bsr, bsr_sddmm, bsr_spgemm, bsr_spmm, row_orders, workspace  # noqa: E402
+from runtime.driver import workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.row_chunks import cut_rows  # noqa: E402
+from runtime.kernels import arguments, bsr_arguments, bsr_preparation, bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.prepare import row_clusters  # noqa: E402
+from runtime.prepare.prepared import PreparedBsr  # noqa: E402
+from runtime.prepare.row_clusters import cluster_rows  # noqa: E402
+from runtime.prepare.row_split import split_rows  # noqa: E402
+from runtime.prepare.transpose import TransposedIndex  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 Make = Callable[..., Any]
@@ -78,12 +82,12 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         if tensor.dtype != dtype or tensor.dim() != rank:
             raise ArgumentError(name, "dtype or rank")
 
-    for module in (bsr, bsr_sddmm, bsr_spmm, row_orders):
+    for module in (bsr_arguments, bsr_sddmm, bsr_spmm, bsr_preparation):
         monkeypatch.setattr(module, "check_tensor", check)
 
     def on_gpu(name: str, tensor: Any) -> None:
         with pytest.raises(ArgumentError, match=f"{name}: is on cpu, expected a CUDA device"):
-            bsr.check_on_gpu(name, tensor)
+            bsr_arguments.check_on_gpu(name, tensor)
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -347,9 +351,10 @@ def test_a_gradient_is_refused_unless_it_is_off(make: Make) -> None:
 def test_block_rows_are_ordered_by_length(make: Make) -> None:
     kernel = make(balanced=True)
     a, b = matrix([0, 1, 1, 3], [2, 0, 1]), dense(192, 304)
-    order = kernel.row_order(a)
-    assert order.tolist() == [2, 0, 1] and order.dtype == torch.int32
-    kernel(a, b, row_order=order, validate=True)
+    prepared = kernel.prepare(a)
+    order = prepared.row_order
+    assert order.tolist() == [2, 0, 1] and order.dtype == torch.int32 and prepared.matrix is a
+    kernel(prepared, b, validate=True)
     kernel(a, dense(3, 192, 304))
     given, *found = kernel._loaded.launches
     assert given["row_order"] == order.data_ptr()
@@ -358,31 +363,89 @@ def test_block_rows_are_ordered_by_length(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("balanced", "order", "message"),
+    ("order", "message"),
     [
-        (
-            False,
-            torch.tensor([0, 1, 2]).int(),
-            r"row_order: is not an argument of bsr_spmm_\w+: its spec is not balanced",
-        ),
-        (True, torch.tensor([0, 1]).int(), r"row_order: has shape \(2,\), expected \(block rows 3\)"),
-        (True, torch.tensor([0, 1, 2]), "row_order: dtype or rank"),
-        (True, torch.tensor([0, 9, 1, 9, 2, 9]).int()[::2], "row_order: has stride 2"),
-        (True, torch.tensor([0, 1, 1]).int(), "row_order: does not name each of the 3 block rows once"),
+        (torch.tensor([0, 1]).int(), r"a\.row_order: has shape \(2,\), expected \(block rows 3\)"),
+        (torch.tensor([0, 1, 2]), r"a\.row_order: dtype or rank"),
+        (torch.tensor([0, 9, 1, 9, 2, 9]).int()[::2], r"a\.row_order: has stride 2"),
+        (torch.tensor([0, 1, 1]).int(), r"a\.row_order: does not name each of the 3 block rows once"),
     ],
 )
-def test_what_is_wrong_with_an_order(make: Make, balanced: bool, order: Any, message: str) -> None:
-    kernel = make(**({"balanced": True} if balanced else {}))
+def test_what_is_wrong_with_an_order(make: Make, order: Any, message: str) -> None:
+    kernel = make(balanced=True)
     with pytest.raises(ArgumentError, match=message):
-        kernel(A, dense(192, 128), row_order=order, validate=True)
+        kernel(PreparedBsr(A, order), dense(192, 128), validate=True)
     assert not kernel._loaded.launches
 
 
-def test_an_order_is_found_for_kernels_that_take_one(make: Make) -> None:
-    with pytest.raises(ArgumentError, match=r"row_order: is not an argument of bsr_spmm_\w+: its spec is not balanced"):
-        make().row_order(A)
-    with pytest.raises(ArgumentError, match="columns: is Tensor, expected the columns of b"):
-        make(balanced=True).row_order(A, dense(192, 128))
+PREPARED_BY: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({"size": 16}, r"has no order of block rows"),
+    "cut": ({"size": 16, "balanced": True}, "has cut block rows"),
+    "gathered": (
+        {"size": 16, "tile": {"m": 384, "n": 128, "k": 16}, "stages": 4},
+        "has row clusters",
+    ),
+    "transposed": ({"size": 64, "transpose_a": True}, "has a transposed index|has no order of block rows"),
+    "ordered": ({"size": 64, "balanced": True}, "has block rows by length"),
+    "plain": ({"size": 64}, "has no transposed index|has no order of block rows"),
+}
+
+
+@pytest.mark.parametrize("other", PREPARED_BY)
+@pytest.mark.parametrize("name", PREPARED_BY)
+def test_a_matrix_is_prepared_for_one_kind_of_kernel(make: Make, name: str, other: str) -> None:
+    (fields, _), (others, message) = PREPARED_BY[name], PREPARED_BY[other]
+    if fields["size"] != others["size"]:
+        message = "has blocks of"
+    kernel, a = make(**fields), matrix([0, 1, 1, 3], [2, 0, 1], size=others["size"])
+    prepared = make(**others).prepare(a)
+    if name == other:
+        kernel(prepared, dense(3 * others["size"], 128), validate=True)
+        return
+    with pytest.raises(ArgumentError, match=rf"^a: (is prepared for another kernel: it )?({message})"):
+        kernel(prepared, dense(3 * others["size"], 128))
+    assert not kernel._loaded.launches
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "message"),
+    [
+        ({}, {"pack": True}, r"pack: is True, but bsr_spmm_\w+ reads a where it is"),
+        ({}, {"effort": "some"}, "effort: is 'some'; allowed: fast, best"),
+        ({"balanced": True}, {"columns": dense(192, 128)}, "columns: is Tensor, expected the columns of b"),
+        ({}, {"columns": 0}, "columns: is 0, expected the columns of b"),
+    ],
+)
+def test_what_cannot_be_prepared(make: Make, fields: dict[str, Any], more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        make(**fields).prepare(A, **more)
+
+
+def test_what_is_prepared_stays_with_other_values(make: Make) -> None:
+    kernel = make(balanced=True)
+    prepared = kernel.prepare(A)
+    other = prepared.with_values(dense(3, 64, 64, fill=2.0))
+    assert other.row_order is prepared.row_order and other.matrix.values().unique().tolist() == [2.0]
+    assert torch.equal(other.matrix.col_indices(), A.col_indices()) and other.matrix.shape == A.shape
+    kernel(other, dense(192, 128), validate=True)
+    assert kernel._loaded.launches[0]["a"] == other.matrix.values().data_ptr()
+    with pytest.raises(ArgumentError, match=r"values: has shape \(2, 64, 64\), expected \(3, 64, 64\)"):
+        prepared.with_values(dense(2, 64, 64))
+    with pytest.raises(ArgumentError, match="values: is on meta, the matrix is on cpu"):
+        prepared.with_values(dense(3, 64, 64).to("meta"))
+    with pytest.raises(ArgumentError, match=r"values: is list, expected a torch\.Tensor"):
+        prepared.with_values([1.0])
+    with pytest.raises(ArgumentError, match=r"another kernel: it has list, bsr_spmm_\w+ takes block rows by length"):
+        kernel(replace(prepared, row_order=[2, 0, 1]), dense(192, 128))
+
+
+def test_a_prepared_matrix_says_what_it_has(make: Make) -> None:
+    a = matrix([0, 1], [0], size=16)
+    stored = r"<prepared BSR matrix (16, 48), 1 stored blocks"
+    assert repr(make(size=16).prepare(a)) == f"{stored}>"
+    assert repr(make(**GATHERED).prepare(a, pack=True)) == f"{stored}, row clusters, packed>"
+    transposed = make(transpose_a=True).prepare(A)
+    assert repr(transposed) == "<prepared BSR matrix (192, 192), 3 stored blocks, transposed index>"
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
@@ -391,12 +454,13 @@ def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
     lengths = [2, 250, 0, 120]
     crow = [0, 2, 252, 252, 372]
     a, b = matrix(crow, [0] * 372, index=index, size=16), dense(48, 1000)
-    order = kernel.row_order(a)
+    prepared = kernel.prepare(a)
+    order = prepared.row_order
     assert order.total.tolist() == [6] and order.chunks.shape == (4 + sum(lengths) // 120, 4)
     first, second, third, *whole = order.chunks[:6].tolist()
     assert [first, second, third] == [[1, 2, 85, 0], [1, 85, 168, 0], [1, 168, 252, 0]]
     assert whole == [[3, 252, 372, -1], [0, 0, 2, -1], [2, 252, 252, -1]]
-    kernel(a, b, row_order=order, validate=True)
+    kernel(prepared, b, validate=True)
     kernel(a, b)
     given, found = kernel._loaded.launches
     assert given["chunks"] == order.chunks.data_ptr() and given["chunk_count"] == order.total.data_ptr()
@@ -411,16 +475,16 @@ def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
     kernel = make(size=16, balanced=True)
     a = matrix([0, 64, 128, 128], [0] * 128, size=16)
     cut = kernel.compiled.plan.row_cutting.cut(3, 128, 2, 132)
-    order = cut_rows(a.crow_indices(), cut, 1)  # on a GPU, row_order(a, 1000)
-    assert kernel.row_order(a, 1000).limit == 120 > cut.limit == order.limit
-    kernel(a, dense(48, 1000), row_order=order, validate=True)
+    order = split_rows(a.crow_indices(), cut, 1)  # on a GPU, that of prepare(a, 1000)
+    assert kernel.prepare(a, 1000).row_order.limit == 120 > cut.limit == order.limit
+    kernel(PreparedBsr(a, order), dense(48, 1000), validate=True)
     kernel(a, dense(48, 1000))
     cut_signature, whole = kernel._loaded.signatures
     assert cut_signature["numbers"]["chunk_blocks"] == cut.limit and cut_signature["tiles"] == cut.chunks * 2
     assert whole["numbers"]["chunk_blocks"] == 120 and whole["tiles"] == 4 * 2
     for columns in (0, True, 1000.0):
         with pytest.raises(ArgumentError, match=r"columns: is .*, expected the columns of b, an int of at least 1"):
-            kernel.row_order(a, columns)
+            kernel.prepare(a, columns)
 
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,13 +505,13 @@ GATHERED = {"size": 16, "tile": {"m": 384, "n": 128, "k": 16}, "stages": 4}
 
 def test_block_rows_are_gathered(make: Make) -> None:
     kernel = make(**GATHERED)
-    assert kernel.takes_row_order and not make().takes_row_order
     rows = 30
     a = matrix(list(range(0, 2 * rows + 1, 2)), [0, 7] * rows, columns=8, size=16)
-    order = kernel.row_order(a)
+    prepared = kernel.prepare(a)
+    order = prepared.row_order
     assert order.rows.shape == (2, 24) and order.rounds.shape[0] == 4  # two groups of rows with the same columns
-    kernel(a, dense(128, 1000), row_order=order, validate=True)
-    kernel(a, dense(2, 128, 1000), row_order=order)
+    kernel(prepared, dense(128, 1000), validate=True)
+    kernel(prepared, dense(2, 128, 1000))
     given, *found = kernel._loaded.launches
     assert given["rounds"] == order.rounds.data_ptr() and given["slot_rows"] == order.rows.data_ptr()
     assert len(found) == 2
@@ -459,33 +523,51 @@ def test_block_rows_are_gathered(make: Make) -> None:
 
 def test_groups_are_counted_for_clusters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(row_orders, "count_groups", lambda *given: asked.append(given) or 2)
-    make(**GATHERED).row_order(matrix([0] * 31, [], size=16), 1100)
+    monkeypatch.setattr(bsr_preparation, "count_groups", lambda *given: asked.append(given) or 2)
+    make(**GATHERED).prepare(matrix([0] * 31, [], size=16), 1100)
     assert asked == [(30, 24, 5, 0)]  # nine column tiles
+
+
+@pytest.mark.parametrize(("more", "anneals"), [({}, False), ({"effort": "fast"}, False), ({"effort": "best"}, True)])
+def test_rows_are_exchanged_where_that_is_asked_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], anneals: bool
+) -> None:
+    annealed: list[Any] = []
+    monkeypatch.setattr(row_clusters, "_anneal", lambda wants, group, lengths: annealed.append(group) or group)
+    a = matrix(list(range(31)), [0, 1, 2] * 10, columns=40, size=16)
+    make(**GATHERED).prepare(a, **more)
+    assert bool(annealed) == anneals
 
 
 def test_columns_out_of_range_are_gathered(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 3], [5, -1, 1], columns=3, size=16)
-    order = kernel.row_order(a)
-    assert set(order.rounds[:, :15].flatten().tolist()) <= {0, 1, 3}  # 3: behind B, whose rows there are zeros
-    kernel(a, dense(48, 128), row_order=order)
+    prepared = kernel.prepare(a)
+    columns = prepared.row_order.rounds[:, :15]
+    assert set(columns.flatten().tolist()) <= {0, 1, 3}  # 3: behind B, whose rows there are zeros
+    kernel(prepared, dense(48, 128))
     with pytest.raises(ArgumentError, match=r"a.col_indices\(\): ranges from -1 to 5, allowed: 0 to 2"):
-        kernel(a, dense(48, 128), row_order=order, validate=True)
+        kernel(prepared, dense(48, 128), validate=True)
 
 
 def test_a_matrix_without_blocks_is_gathered(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 0, 0], [], size=16)
-    found = kernel(a, dense(48, 128), row_order=kernel.row_order(a), validate=True)
+    found = kernel(kernel.prepare(a), dense(48, 128), validate=True)
     assert found.shape == (32, 128) and not found.any() and not kernel._loaded.launches
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda order: None, r"row_order: is missing: bsr_spmm_\w+ takes what its row_order\(a, columns\) returns"),
-        (lambda order: order.rows, r"row_order: is Tensor, expected what row_order\(a\) returns"),
+        (
+            lambda order: None,
+            r"another kernel: it has no order of block rows, bsr_spmm_\w+ takes row clusters",
+        ),
+        (
+            lambda order: order.rows,
+            r"another kernel: it has block rows by length, bsr_spmm_\w+ takes row clusters",
+        ),
         (lambda order: order._replace(rounds=order.rounds[:1]), r"row_order.entries: is torch.int32 \(2, 24, 2\)"),
         (lambda order: order._replace(starts=order.starts.long()), "row_order.starts: is torch.int64"),
         (lambda order: order._replace(rounds=None), r"row_order.rounds: is None, expected a tensor"),
@@ -496,15 +578,18 @@ def test_a_matrix_without_blocks_is_gathered(make: Make) -> None:
             lambda order: order._replace(ring_columns=5),
             "row_order: is for a ring of 5 columns, that of this kernel has",
         ),
-        (lambda order: order._replace(rows=order.rows.flip(1)), r"row_order: is not what row_order\(a\) returns"),
-        (lambda order: order._replace(entries=order.entries.flip(0)), r"row_order: is not what row_order\(a\) returns"),
+        (lambda order: order._replace(rows=order.rows.flip(1)), r"row_order: is not what prepare\(a\) returns"),
+        (lambda order: order._replace(entries=order.entries.flip(0)), r"row_order: is not what prepare\(a\) returns"),
     ],
 )
 def test_what_is_wrong_with_groups(make: Make, change: Any, message: str) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    prepared = kernel.prepare(a)
     with pytest.raises(ArgumentError, match=message):
-        kernel(a, dense(48, 128), row_order=change(kernel.row_order(a)), validate=True)
+        kernel(replace(prepared, row_order=change(prepared.row_order)), dense(48, 128), validate=True)
+    with pytest.raises(ArgumentError, match=r"^a: is not prepared: bsr_spmm_\w+ takes what its prepare\(a, columns\)"):
+        kernel(a, dense(48, 128))
     assert not kernel._loaded.launches
 
 
@@ -516,7 +601,7 @@ def test_groups_of_another_matrix(make: Make) -> None:
         with pytest.raises(
             ArgumentError, match=r"row_order: is of a matrix of \d+ x [34] blocks of which \d+ are stored"
         ):
-            kernel(a, dense(48, 128), row_order=kernel.row_order(other))
+            kernel(replace(kernel.prepare(other), matrix=a), dense(48, 128))
     assert not kernel._loaded.launches
 
 
@@ -525,47 +610,55 @@ def test_a_matrix_that_cannot_be_gathered(make: Make) -> None:
     for crow, blocks in (([0, 2, 1], 1), ([0, 1, 1], 2), ([1, 2, 3], 3)):
         a = matrix(crow, [0] * blocks, size=16)
         with pytest.raises(ArgumentError, match=r"a.crow_indices\(\): must rise from 0 to the number of stored blocks"):
-            kernel.row_order(a)
-        order = kernel.row_order(matrix([0, blocks, blocks], [0] * blocks, size=16))
+            kernel.prepare(a)
+        prepared = kernel.prepare(matrix([0, blocks, blocks], [0] * blocks, size=16))
         with pytest.raises(ArgumentError, match=r"a.crow_indices\(\): must rise from 0 to the number of stored blocks"):
-            kernel(a, dense(48, 128), row_order=order, validate=True)
+            kernel(replace(prepared, matrix=a), dense(48, 128), validate=True)
     other = matrix([0, 1], [0], size=32)
-    order = make(**GATHERED | {"size": 32, "tile": {"m": 384, "n": 128, "k": 32}, "stages": 3}).row_order(other)
+    prepared = make(**GATHERED | {"size": 32, "tile": {"m": 384, "n": 128, "k": 32}, "stages": 3}).prepare(other)
     with pytest.raises(ArgumentError, match=r"a: has blocks of \(32, 32\), this kernel takes \(16, 16\)"):
-        kernel(other, dense(96, 128), row_order=order)
+        kernel(prepared, dense(96, 128))
 
 
 def test_packets_are_of_one_call(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
-    order, kept = kernel.row_order(a), []
+    prepared, kept = kernel.prepare(a), []
     kernel._loaded.launch = lambda signature, addresses, stream, prologue: kept.append(addresses["packets"])
     allocate, held = torch.empty, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", lambda *shape, **more: held.append(allocate(*shape, **more)) or held[-1])
         for _ in range(2):
-            kernel(a, dense(48, 128), row_order=order, out=dense(48, 128))
-    assert len(set(kept)) == 2 and {tensor.numel() for tensor in held} == {order.rounds.shape[0] * (24 * 512 + 96)}
+            kernel(prepared, dense(48, 128), out=dense(48, 128))
+    size = prepared.row_order.rounds.shape[0] * (24 * 512 + 96)
+    assert len(set(kept)) == 2 and {tensor.numel() for tensor in held} == {size}
 
 
 def test_a_is_packed_once_where_calls_are_given_it(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
-    order = kernel.row_order(a)
-    packed = kernel.pack(a, order)
+    prepared = kernel.prepare(a, pack=True)
+    order, packed = prepared.row_order, prepared.packed
     assert packed.dtype == torch.uint8 and packed.shape == (order.rounds.shape[0] * (24 * 512 + 96),)
     addresses = {"a": a.values(), "packets": packed, "entries": order.entries}
     assert kernel._loaded.packed == [(order.rounds.shape[0], {name: t.data_ptr() for name, t in addresses.items()})]
-    kernel(a, dense(48, 128), row_order=order, packed=packed)
-    kernel(a, dense(2, 48, 128), row_order=order, packed=packed)
+    kernel(prepared, dense(48, 128))
+    kernel(prepared, dense(2, 48, 128))
     assert {launch["packets"] for launch in kernel._loaded.launches} == {packed.data_ptr()}
     assert kernel._loaded.prologues == [False] * 3 and len(kernel._loaded.packed) == 1
+    other = prepared.with_values(dense(5, 16, 16, fill=1.0))
+    assert other.packed is None
+    again = kernel.prepare(other, pack=True)
+    assert again.row_order is order and again.packed is not packed and kernel.prepare(again).packed is None
+    assert kernel._loaded.packed[1][1]["a"] == other.matrix.values().data_ptr()
+    with pytest.raises(ArgumentError, match="columns: is 128, but a is prepared: what follows from the places"):
+        kernel.prepare(again, 128)
 
 
 def test_a_batch_packs_a_once(make: Make) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
-    kernel(a, dense(3, 48, 128), row_order=kernel.row_order(a))
+    kernel(kernel.prepare(a), dense(3, 48, 128))
     assert kernel._loaded.prologues == [True, False, False]
     assert len({launch["packets"] for launch in kernel._loaded.launches}) == 1
     copying = make(size=16, b_layout="column_major")  # which copies each B
@@ -576,7 +669,7 @@ def test_a_batch_packs_a_once(make: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda packed: [packed], r"packed: is list, expected what pack\(a, row_order\) returns"),
+        (lambda packed: [packed], r"a\.packed: is list, expected a torch\.Tensor"),
         (
             lambda packed: packed[:-1],
             r"packed: is torch.uint8 \(24767,\) on cpu, expected torch.uint8 \(24768,\) on cpu",
@@ -585,75 +678,69 @@ def test_a_batch_packs_a_once(make: Make) -> None:
         (lambda packed: packed.to("meta"), r"packed: is torch.uint8 \(24768,\) on meta"),
         (lambda packed: packed.repeat(2)[::2], r"packed: has strides \(2,\), expected a contiguous tensor"),
         (lambda packed: packed.repeat(2)[1:24769], r"packed: starts at address 0x\w+, which is not a multiple of 16"),
-        (lambda packed: packed ^ 1, r"packed: is not what pack\(a, row_order\) returns: A's values are others"),
+        (lambda packed: packed ^ 1, r"a\.packed: is not what prepare\(a, pack=True\) returns: a has other values now"),
     ],
 )
 def test_what_is_wrong_with_packed(make: Make, change: Any, message: str) -> None:
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
-    order = kernel.row_order(a)
-    packed = kernel.pack(a, order)  # zeros: nothing writes it here
-    kernel(a, dense(48, 128), row_order=order, packed=packed, validate=True)
+    prepared = kernel.prepare(a, pack=True)  # zeros: nothing writes what is packed here
+    kernel(prepared, dense(48, 128), validate=True)
     with pytest.raises(ArgumentError, match=message):
-        kernel(a, dense(48, 128), row_order=order, packed=change(packed), validate=True)
+        kernel(replace(prepared, packed=change(prepared.packed)), dense(48, 128), validate=True)
     assert len(kernel._loaded.launches) == 1
 
 
 def test_what_cannot_be_packed(make: Make) -> None:
     kernel, plain = make(**GATHERED), make(size=16)
     a = matrix([0, 1], [0], size=16)
-    order = kernel.row_order(a)
-    with pytest.raises(ArgumentError, match=r"^a: is not packed for bsr_spmm_\w+: its tiles do not gather block rows"):
-        plain.pack(a, order)
-    with pytest.raises(ArgumentError, match=r"^packed: is not an argument of bsr_spmm_\w+: its tiles do not gather"):
-        plain(a, dense(48, 128), packed=kernel.pack(a, order))
+    prepared = kernel.prepare(a, pack=True)
+    with pytest.raises(ArgumentError, match=r"^a: is prepared for another kernel: it is packed, bsr_spmm_\w+ takes"):
+        plain(replace(plain.prepare(a), packed=prepared.packed), dense(48, 128))
     with pytest.raises(ArgumentError, match=r"^a: has blocks of \(32, 32\), this kernel takes \(16, 16\)"):
-        kernel.pack(matrix([0, 1], [0], size=32), order)
-    with pytest.raises(ArgumentError, match=r"^row_order: is of a matrix of 1 x 3 blocks of which 1 are stored"):
-        kernel.pack(matrix([0, 1, 2], [0, 0], size=16), order)
-    with pytest.raises(ArgumentError, match=r"^row_order: is missing"):
-        kernel.pack(a, None)
-    packed, other = kernel.pack(a, order), a.to(torch.bfloat16)
-    call = {"row_order": order, "packed": packed}
+        kernel.prepare(matrix([0, 1], [0], size=32), pack=True)
+    other = replace(prepared, matrix=a.to(torch.bfloat16))
     for given in (
-        lambda: kernel.pack(other, order),
-        lambda: kernel(other, dense(48, 128), **call),
-        lambda: kernel(other, dense(48, 128), **call, validate=True),  # nothing is packed to compare it
+        lambda: kernel.prepare(other, pack=True),
+        lambda: kernel(other, dense(48, 128)),
+        lambda: kernel(other, dense(48, 128), validate=True),  # nothing is packed to compare it
     ):
         with pytest.raises(ArgumentError, match=r"^a: is torch.bfloat16, this kernel takes torch.float16"):
             given()
     with pytest.raises(ArgumentError, match=r"^a\.values\(\): starts at address 0x"):
-        kernel.pack(shifted_values(a), order)
-    assert len(kernel._loaded.packed) == 2 and not plain._loaded.launches
+        kernel.prepare(shifted_values(a), pack=True)
+    assert len(kernel._loaded.packed) == 1 and not plain._loaded.launches
 
 
 def test_nothing_is_packed_where_nothing_is_stored(make: Make) -> None:
     kernel = make(**GATHERED)
-    a = matrix([0, 0, 0], [], size=16)
-    order = kernel.row_order(a)
-    packed = kernel.pack(a, order)
-    assert packed.shape == (0,) and not kernel._loaded.packed
-    assert not kernel(a, dense(48, 128), row_order=order, packed=packed, validate=True).any()
+    prepared = kernel.prepare(matrix([0, 0, 0], [], size=16), pack=True)
+    assert prepared.packed.shape == (0,) and not kernel._loaded.packed
+    assert not kernel(prepared, dense(48, 128), validate=True).any()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda order: order.chunks, r"row_order: is Tensor, expected what row_order\(a\) returns"),
+        (
+            lambda order: order.chunks,
+            r"another kernel: it has block rows by length, bsr_spmm_\w+ takes cut block rows",
+        ),
         (lambda order: order._replace(chunks=order.chunks[1:]), r"row_order.chunks: is torch.int32 \(3, 4\)"),
         (lambda order: order._replace(total=order.total.long()), "row_order.total: is torch.int64"),
         (lambda order: order._replace(chunks=order.chunks.T.contiguous().T), "row_order.chunks: has strides"),
         (lambda order: order._replace(limit=0), "row_order.limit: is 0, expected a positive multiple of 1"),
         (lambda order: order._replace(limit=40), r"row_order.chunks: is torch.int32 \(4, 4\)"),
-        (lambda order: order._replace(total=order.total - 1), r"row_order: is not what row_order\(a\) returns"),
-        (lambda order: order._replace(chunks=order.chunks.flip(0)), r"row_order: is not what row_order\(a\) returns"),
+        (lambda order: order._replace(total=order.total - 1), r"row_order: is not what prepare\(a\) returns"),
+        (lambda order: order._replace(chunks=order.chunks.flip(0)), r"row_order: is not what prepare\(a\) returns"),
     ],
 )
 def test_what_is_wrong_with_chunks(make: Make, change: Any, message: str) -> None:
     kernel = make(size=32, balanced=True)
     a = matrix([0, 140, 141, 143], [0] * 143, size=32)
+    prepared = kernel.prepare(a)
     with pytest.raises(ArgumentError, match=message):
-        kernel(a, dense(96, 128), row_order=change(kernel.row_order(a)), validate=True)
+        kernel(replace(prepared, row_order=change(prepared.row_order)), dense(96, 128), validate=True)
     assert not kernel._loaded.launches
 
 
@@ -678,11 +765,12 @@ def test_tiles_of_clusters_are_counted_whole(make: Make, columns: int, clusters:
 def test_blocks_are_listed_by_column(make: Make) -> None:
     kernel = make(transpose_a=True)
     a = matrix([0, 2, 2, 5], [2, 0, 7, 0, 2], columns=4)  # a column out of range belongs to none
-    index = kernel.transposed_index(a)
+    prepared = kernel.prepare(a)
+    index = prepared.index
     assert index.column_starts.tolist() == [0, 2, 2, 4, 4]
     assert index.entries[:4].tolist() == [[1, 0], [3, 2], [0, 0], [4, 2]]
     assert index.column_starts.dtype == index.entries.dtype == torch.int32
-    out = kernel(a, dense(192, 304), index=index)
+    out = kernel(prepared, dense(192, 304))
     assert out.shape == (256, 304)
     assert kernel(a, dense(2, 192, 304)).shape == (2, 256, 304)
     given, *found = kernel._loaded.launches
@@ -698,26 +786,30 @@ def test_blocks_are_listed_by_column(make: Make) -> None:
     assert kernel(matrix([0, 0, 0, 0], [], columns=4), dense(192, 8)).tolist() == [[0.0] * 8] * 256
 
 
-INDEX = bsr_spmm.TransposedIndex(torch.zeros(4, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32))
+INDEX = TransposedIndex(torch.zeros(4, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32))
+
+
+def with_index(**parts: Any) -> dict[str, Any]:
+    return {"a": PreparedBsr(A, index=INDEX._replace(**parts))}
 
 
 @pytest.mark.parametrize(
-    ("transposed", "change", "message"),
+    ("change", "message"),
     [
-        (False, {"index": INDEX}, r"index: is not an argument of bsr_spmm_\w+: its spec does not transpose A"),
-        (True, {"index": 3}, r"index: is int, expected what transposed_index\(a\) returns"),
-        (True, {"index": INDEX._replace(column_starts=torch.zeros(5).int())}, r"index\.column_starts: is .*\(4,\)"),
-        (True, {"index": INDEX._replace(entries=torch.zeros(3, 2))}, r"index\.entries: is torch\.float32 \(3, 2\)"),
-        (True, {"index": INDEX._replace(entries=torch.zeros(2, 3).int().T)}, r"index\.entries: has strides \(1, 3\)"),
-        (True, {"index": INDEX._replace(entries=torch.zeros(7).int()[1:].view(3, 2))},
-            r"index\.entries: starts at address .* not a multiple of 8 bytes"),
-        (True, {"b": dense(128, 128)}, r"b: has shape \(128, 128\), expected \(M 192, N\)"),
-        (True, {"a": torch.sparse_bsr_tensor(torch.zeros(2, 4).long(), torch.zeros(2, 0).long(),
+        ({"a": PreparedBsr(A, index=3)}, r"a\.index: is int, expected a TransposedIndex"),
+        (with_index(column_starts=torch.zeros(5).int()), r"a\.index\.column_starts: is .*\(4,\)"),
+        (with_index(entries=torch.zeros(3, 2)), r"a\.index\.entries: is torch\.float32 \(3, 2\)"),
+        (with_index(entries=torch.zeros(2, 3).int().T), r"a\.index\.entries: has strides \(1, 3\)"),
+        (with_index(entries=torch.zeros(7).int()[1:].view(3, 2)),
+            r"a\.index\.entries: starts at address .* not a multiple of 8 bytes"),
+        (with_index() | {"validate": True}, r"a\.index: is not what prepare\(a\) returns: a has other indices now"),
+        ({"b": dense(128, 128)}, r"b: has shape \(128, 128\), expected \(M 192, N\)"),
+        ({"a": torch.sparse_bsr_tensor(torch.zeros(2, 4).long(), torch.zeros(2, 0).long(),
             dense(2, 0, 64, 64), size=(2, 192, 192), check_invariants=False)}, "a: has 3 dimensions"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_an_index(make: Make, transposed: bool, change: dict[str, Any], message: str) -> None:
-    kernel = make(**({"transpose_a": True} if transposed else {}))
+def test_what_is_wrong_with_an_index(make: Make, change: dict[str, Any], message: str) -> None:
+    kernel = make(transpose_a=True)
     with pytest.raises(ArgumentError, match=message):
         kernel(**({"a": A, "b": dense(192, 128)} | change))
     assert not kernel._loaded.launches
@@ -848,11 +940,11 @@ def test_a_sampled_product_of_small_blocks(make: Make) -> None:
 def test_groups_of_another_number_make_a_new_signature(make: Make) -> None:
     kernel = make(**GATHERED)
     a, b = matrix(list(range(31)), [0, 1, 2] * 10, size=16), dense(48, 128)
-    whole = kernel.row_order(a)
+    whole = kernel.prepare(a).row_order
     indices = (a.crow_indices(), a.col_indices())
-    split = gather_rows(*indices, 3, slots=24, groups=3, ring_columns=whole.ring_columns)
+    split = cluster_rows(*indices, 3, slots=24, groups=3, ring_columns=whole.ring_columns)
     for order in (whole, split, whole):
-        kernel(a, b, row_order=order, validate=True)
+        kernel(PreparedBsr(a, order), b, validate=True)
     first, second = kernel._loaded.signatures
     assert (first["numbers"]["groups"], second["numbers"]["groups"]) == (2, 3)
     assert (first["prologue_grid"], second["prologue_grid"]) == (whole.rounds.shape[0], split.rounds.shape[0])
@@ -875,17 +967,17 @@ def test_matrices_begin_where_copies_may(make: Make, argument: str) -> None:
 
 def test_orders_begin_where_copies_may(make: Make) -> None:
     kernel, a = make(size=32, balanced=True), matrix([0, 140, 141, 143], [0] * 143, size=32)
-    order = kernel.row_order(a)
+    order = kernel.prepare(a).row_order
     table = torch.zeros(order.chunks.numel() + 4).int()[1:-3].view_as(order.chunks)
-    with pytest.raises(ArgumentError, match=r"^row_order\.chunks: starts at address 0x"):
-        kernel(a, dense(96, 128), row_order=order._replace(chunks=table))
+    with pytest.raises(ArgumentError, match=r"^a\.row_order\.chunks: starts at address 0x"):
+        kernel(PreparedBsr(a, order._replace(chunks=table)), dense(96, 128))
+    with pytest.raises(ArgumentError, match=r"^a\.row_order\.limit: is 120\.0, expected a positive multiple of 1"):
+        kernel(PreparedBsr(a, order._replace(limit=120.0)), dense(96, 128))
     gathering, a = make(**GATHERED), matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
-    groups = gathering.row_order(a)
+    groups = gathering.prepare(a).row_order
     entries = torch.zeros(groups.entries.numel() + 4).int()[1:-3].view_as(groups.entries)
-    with pytest.raises(ArgumentError, match=r"^row_order\.entries: starts at address 0x"):
-        gathering(a, dense(48, 128), row_order=groups._replace(entries=entries))
-    with pytest.raises(ArgumentError, match=r"^row_order\.limit: is 120\.0, expected a positive multiple of 1"):
-        kernel(matrix([0, 140, 141, 143], [0] * 143, size=32), dense(96, 128), row_order=order._replace(limit=120.0))
+    with pytest.raises(ArgumentError, match=r"^a\.row_order\.entries: starts at address 0x"):
+        gathering(PreparedBsr(a, groups._replace(entries=entries)), dense(48, 128))
 
 
 def shifted_values(a: Any) -> Any:
@@ -935,7 +1027,7 @@ def test_both_factors_are_validated_and_on_a_gpu(make: Make, monkeypatch: pytest
     with pytest.raises(ArgumentError, match=r"b: is torch\.float32, this kernel takes torch\.float16"):
         kernel(A, floats)
     assert not kernel._loaded.launches
-    monkeypatch.setattr(bsr_spgemm, "check_on_gpu", bsr.check_on_gpu)
+    monkeypatch.setattr(bsr_spgemm, "check_on_gpu", bsr_arguments.check_on_gpu)
     with pytest.raises(ArgumentError, match="a: is on cpu, expected a CUDA device"):
         make(op="bsr_spgemm")(A, B)
 
@@ -1059,30 +1151,30 @@ def test_what_is_wrong_with_a_and_b(make: Make, change: dict[str, Any], message:
     assert not kernel._loaded.launches
 
 
-def test_orders_and_indices_are_of_sparse_matrices(make: Make) -> None:
-    for find in (make(balanced=True).row_order, make(transpose_a=True).transposed_index):
+def test_sparse_matrices_are_prepared(make: Make) -> None:
+    for kernel in (make(balanced=True), make(transpose_a=True), make()):
         with pytest.raises(ArgumentError, match=r"a: is torch\.strided, expected a torch\.sparse_bsr tensor"):
-            find(dense(192, 192))
+            kernel.prepare(dense(192, 192))
 
 
-def test_an_order_is_trusted_unless_it_is_to_be_validated(make: Make) -> None:
+def test_what_was_prepared_is_trusted_unless_it_is_to_be_validated(make: Make) -> None:
     rows, chunks = make(balanced=True), make(size=32, balanced=True)
     a = matrix([0, 140, 141, 143], [0] * 143, size=32)
-    order = chunks.row_order(a)
-    for kernel, given, wrong in (
-        (rows, (A, dense(192, 128)), torch.tensor([0, 1, 1]).int()),
-        (chunks, (a, dense(96, 128)), order._replace(total=order.total - 1)),
+    order = chunks.prepare(a).row_order
+    for kernel, wrong, b in (
+        (rows, PreparedBsr(A, torch.tensor([0, 1, 1]).int()), dense(192, 128)),
+        (chunks, PreparedBsr(a, order._replace(total=order.total - 1)), dense(96, 128)),
     ):
-        kernel(*given, row_order=wrong)  # no synchronisation: it may be captured in a graph
+        kernel(wrong, b)  # no synchronisation: it may be captured in a graph
         assert len(kernel._loaded.launches) == 1
-        with pytest.raises(ArgumentError, match=r"^row_order: "):
-            kernel(*given, row_order=wrong, validate=True)
+        with pytest.raises(ArgumentError, match=r"^a\.row_order: "):
+            kernel(wrong, b, validate=True)
 
 
 def test_one_column_is_enough_to_find_an_order(make: Make) -> None:
     kernel = make(size=16, balanced=True)
     a = matrix([0, 1, 1], [0], size=16)
-    assert kernel.row_order(a, 1).limit == kernel.row_order(a).limit
+    assert kernel.prepare(a, 1).row_order.limit == kernel.prepare(a).row_order.limit
     with pytest.raises(ArgumentError, match=r"^b: "):
         kernel(a, dense(48, 0))
 
@@ -1152,18 +1244,22 @@ def test_more_tiles_of_a_product_than_can_be_numbered(make: Make, monkeypatch: p
 
 def test_an_order_is_found_for_the_columns_of_b(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, columns = make(size=16, balanced=True), []
-    find = kernel._orders.find
-    monkeypatch.setattr(kernel._orders, "find", lambda a, wanted: columns.append(wanted) or find(a, wanted))
+    find = kernel._preparation._find_order
+    monkeypatch.setattr(
+        kernel._preparation, "_find_order", lambda a, wanted, effort: columns.append(wanted) or find(a, wanted, effort)
+    )
     a = matrix([0, 1, 1], [0], size=16)
     kernel(a, dense(48, 304))
     kernel(a, dense(2, 48, 200))
     assert columns == [304, 200]
 
 
-def test_orders_are_of_blocks_that_the_kernel_takes(make: Make) -> None:
-    for kernel in (make(size=32, balanced=True), make(**GATHERED)):
+def test_matrices_are_prepared_that_the_kernel_takes(make: Make) -> None:
+    for kernel in (make(size=32), make(size=32, balanced=True), make(**GATHERED)):
         with pytest.raises(ArgumentError, match=r"a: has blocks of \(64, 64\), this kernel takes"):
-            kernel.row_order(A)
+            kernel.prepare(A)
     kernel, a = make(**GATHERED), matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    prepared = kernel.prepare(a)
+    wrong = replace(prepared, row_order=prepared.row_order._replace(rounds=torch.tensor(3).int()))
     with pytest.raises(ArgumentError, match=r"row_order\.rounds: is tensor\(3.*, expected a tensor with dimensions"):
-        kernel(a, dense(48, 128), row_order=kernel.row_order(a)._replace(rounds=torch.tensor(3).int()))
+        kernel(wrong, dense(48, 128))

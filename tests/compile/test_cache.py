@@ -11,9 +11,9 @@ import platformdirs
 import pytest
 
 from codegen.library import find_spec
-from runtime import cache as runtime_cache
-from runtime.cache import Entry, KernelCache, cache_key, default_folder
-from runtime.compiler import compile_spec
+from runtime.compile import cache as runtime_cache
+from runtime.compile.cache import Entry, KernelCache, cache_key, default_folder
+from runtime.compile.compiler import compile_spec
 from runtime.errors import CacheError, CompileError
 
 ENTRY = Entry("name", "cubin", "log of the compiler", b"\x7fELF" + bytes(range(256)))
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 READER = """
 import os, sys
 from pathlib import Path
-from runtime.cache import Entry, KernelCache
+from runtime.compile.cache import Entry, KernelCache
 from runtime.errors import CacheError
 folder = Path(sys.argv[1])
 cache = KernelCache(folder)
@@ -167,7 +167,7 @@ def test_the_folder_and_the_limit_come_from_the_environment(tmp_path: Path, monk
 WORKER = """
 import sys, time
 from pathlib import Path
-from runtime.cache import Entry, KernelCache
+from runtime.compile.cache import Entry, KernelCache
 folder = Path(sys.argv[1])
 def build():
     with (folder / "builds").open("a") as file:

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from codegen.library import find_spec
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, Standing, VerificationRecord, state
 from codegen.render import render
-from runtime import inspection, toolchain
 from runtime.cli import app
+from runtime.compile import inspection, toolchain
 from runtime.errors import ToolchainError
 
 run = CliRunner()
@@ -86,7 +86,7 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
 ) -> None:
     """Everything of the command but the GPU."""
     torch = pytest.importorskip("torch")
-    from runtime.verification import run as verification
+    from runtime.verify import run as verification
 
     case = CaseRecord(
         name="plain", description="", max_error=error, torch_error=None, tolerance=2e-3, passed=error < 2e-3
@@ -134,8 +134,8 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
 
 def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from runtime import measurement
-    from runtime.verification import run as verification
+    from runtime.bench import measurement
+    from runtime.verify import run as verification
 
     def verify(named: Any) -> tuple[Any, VerificationRecord]:
         failed = named.stem == "l4_topk32_d64"
@@ -164,7 +164,7 @@ def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypa
 def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from runtime import cli
-    from runtime.verification.receipts import receipt
+    from runtime.verify.receipts import receipt
 
     name, path = "l4_topk32_d64", tmp_path / "l4_topk32_d64.json"
     monkeypatch.setattr(cli, "home_of", lambda named: tmp_path)
@@ -191,8 +191,9 @@ def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.M
 def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything of the command but the GPU."""
     torch = pytest.importorskip("torch")
-    from runtime import kernel, measurement
-    from runtime.verification.receipts import receipt
+    from runtime import kernel
+    from runtime.bench import measurement
+    from runtime.verify.receipts import receipt
 
     timing = MeasurementRecord(
         shape="a shape", milliseconds=1.0, tflops=2.0, peer="a peer", peer_milliseconds=2.0, peer_tflops=1.0

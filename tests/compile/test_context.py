@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from runtime import launch
+from runtime.driver import api
 
 
 @pytest.mark.parametrize("current", [0, 7])
@@ -24,12 +24,12 @@ def test_a_thread_without_a_context_gets_its_devices_once(monkeypatch: pytest.Mo
     names = (*functions, "cuCtxSetCurrent")
     driver = SimpleNamespace(**{name: answer(name, *functions.get(name, ())) for name in names})
     # A call without results returns its status alone.
-    monkeypatch.setattr(launch, "call", lambda function, *arguments: next(iter(function(*arguments)[1:]), None))
-    monkeypatch.setattr(launch, "driver", lambda: driver)
+    monkeypatch.setattr(api, "call", lambda function, *arguments: next(iter(function(*arguments)[1:]), None))
+    monkeypatch.setattr(api, "driver", lambda: driver)
 
     def twice() -> None:
-        launch.make_context_current(3)
-        launch.make_context_current(3)
+        api.make_context_current(3)
+        api.make_context_current(3)
 
     thread = threading.Thread(target=twice)
     thread.start()

@@ -24,10 +24,10 @@ from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.receipts import Receipt, receipt_path, source_sha256
 from codegen.render import generate, render, render_plan
-from runtime import toolchain
-from runtime.compiler import Compiled, compile_spec, key_of, run_nvrtc
+from runtime.compile import toolchain
+from runtime.compile.compiler import Compiled, compile_spec, key_of, run_nvrtc
+from runtime.compile.inspection import usage
 from runtime.errors import CompileError
-from runtime.inspection import usage
 
 MMA_OPCODE = {"wgmma": {"HGMMA"}, "mma": {"HMMA"}, "wmma": {"HMMA"}, "none": set()}
 COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
@@ -700,7 +700,9 @@ def test_what_was_compiled_in_another_way_is_compiled_anew(
     if change == "compiler":
         monkeypatch.setattr(toolchain, "compiler_version", lambda: ("NVRTC 13.0", "nvidia-cuda-nvrtc 13.0.48"))
     elif change == "options":
-        monkeypatch.setattr("runtime.compiler.OPTIONS", ("--std=c++17", "--ptxas-options=-v", "--use_fast_math"))
+        monkeypatch.setattr(
+            "runtime.compile.compiler.OPTIONS", ("--std=c++17", "--ptxas-options=-v", "--use_fast_math")
+        )
     else:
         monkeypatch.setattr(toolchain, "headers_digest", lambda headers: "0" * 64)
     assert why_anew(named, record, options) == UNRECORDED

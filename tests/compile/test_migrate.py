@@ -21,10 +21,10 @@ from codegen.plans import plan_for
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, Standing, VerificationRecord, state
 from codegen.render import render, seal
 from codegen.spec import canonical
-from runtime import inspection
 from runtime.cli import app
-from runtime.verification import version1
-from runtime.verification.receipts import receipt
+from runtime.compile import inspection
+from runtime.verify import version1
+from runtime.verify.receipts import receipt
 
 run = CliRunner()
 disassemble = cache(inspection.disassemble)
@@ -392,8 +392,8 @@ def test_arguments_that_are_refused(arguments: list[str], says: str) -> None:
 
 
 def test_rows_follow_by_the_same_command(tmp_path: Path) -> None:
-    from runtime import toolchain
-    from runtime.verification.rows import kernel_fields
+    from runtime.compile import toolchain
+    from runtime.verify.rows import kernel_fields
 
     named = find_spec(NAME)
     right = {"name": NAME, **kernel_fields(named)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from codegen.spec import BsrSpmmSpec
-from runtime.verification import bsr_spmm
+from runtime.verify import bsr_spmm
 
 torch = pytest.importorskip("torch")
 
@@ -17,8 +17,8 @@ from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.plans.balance import group_tiles  # noqa: E402
 from codegen.spec import AttentionSpec, parse_spec  # noqa: E402
-from runtime.attention import AttentionKernel  # noqa: E402
-from runtime.verification.attention import CASES, Case, cases_of, fitted, make_inputs, oracle  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.verify.attention import CASES, Case, cases_of, fitted, make_inputs, oracle  # noqa: E402
 
 CPU = torch.device("cpu")
 TOPK = {"kind": "topk", "k": 3, "block": {"q": 4, "kv": 64}}

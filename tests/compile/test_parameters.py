@@ -13,8 +13,8 @@ from codegen.library import NamedSpec, shipped_specs
 from codegen.plan import i32, pointer, tensor_map
 from codegen.plans import plan_for
 from codegen.render import render
-from runtime.compiler import run_nvrtc
-from runtime.launch import ParameterLayout
+from runtime.compile.compiler import run_nvrtc
+from runtime.driver.launch import ParameterLayout
 
 
 def declarations(named: NamedSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime import toolchain
+from runtime.compile import toolchain
 from runtime.errors import ToolchainError
 
 

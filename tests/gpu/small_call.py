@@ -19,7 +19,7 @@ from codegen.plans.gathered import gathers_rows, slots
 from codegen.plans.row_chunks import row_cutting
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
-from runtime.arguments import TORCH_DTYPES
+from runtime.kernels.arguments import TORCH_DTYPES
 
 LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
@@ -98,8 +98,9 @@ def main() -> None:
         kernel = load_kernel(name, forward_compatible=True)
         positional, named = arguments_of(kernel.spec)
         if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
-            named["row_order"] = kernel.row_order(positional[0])
-            kernel(*positional, **named, packed=kernel.pack(positional[0], named["row_order"]))
+            a, *rest = positional
+            positional = [kernel.prepare(a), *rest]
+            kernel(kernel.prepare(a, pack=True), *rest, **named)
         kernel(*positional, **named)
         torch.cuda.synchronize()
         sys.stdout.write(f"{name}: ran\n")

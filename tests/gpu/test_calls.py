@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
-from runtime.compiler import run_nvrtc  # noqa: E402
+from runtime.compile.compiler import run_nvrtc  # noqa: E402
 
 # The sm_89 kernels run on every device these tests accept.
 ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_wmma_cp_async"
@@ -255,7 +256,7 @@ def test_a_thread_without_a_context_gets_one(attn: Any) -> None:
 def test_autograd_may_call_kernels_from_its_own_thread() -> None:
     forwards, backwards = load_kernel("h100_bsr_spmm_b128"), load_kernel("h100_bsr_spmm_b128_transposed")
     a = bsr()
-    index = backwards.transposed_index(a)  # so that torch launches nothing in the other thread
+    prepared = backwards.prepare(a)  # so that torch launches nothing in the other thread
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -265,7 +266,7 @@ def test_autograd_may_call_kernels_from_its_own_thread() -> None:
 
         @staticmethod
         def backward(ctx: Any, dc: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = backwards(a, dc, index=index)
+            result: torch.Tensor = backwards(prepared, dc)
             return result
 
     b = torch.randn(384, 256, device="cuda", dtype=torch.float16, requires_grad=True)
@@ -302,16 +303,18 @@ def test_copies_of_b_by_rows_belong_to_their_launch() -> None:
 def test_few_block_rows_are_cut_for_the_columns_of_b(block: int) -> None:
     kernel = load_kernel(f"h100_bsr_spmm_b{block}_balanced")
     a = bsr(4 * block, 96 * block, block)
-    whole, cut = kernel.row_order(a), kernel.row_order(a, 200)
+    prepared = kernel.prepare(a), kernel.prepare(a, 200)
+    whole, cut = (each.row_order for each in prepared)
     assert cut.limit < 96 < whole.limit and int(cut.total) > int(whole.total) == 4
     for columns in (200, 3000):
         b = torch.randn(96 * block, columns, device="cuda", dtype=torch.float16)
         exact = a.to_dense().double() @ b.double()
-        found = [kernel(a, b, row_order=order, validate=True) for order in (whole, cut, None)]
+        found = [kernel(given, b, validate=True) for given in (*prepared, a)]
         assert all((out.double() - exact).abs().max() < 2e-3 * exact.abs().max() for out in found)
-        assert torch.equal(found[2], kernel(a, b, row_order=kernel.row_order(a, columns)))
-    with pytest.raises(ArgumentError, match=r"row_order: is not what row_order\(a\) returns"):
-        kernel(bsr(4 * block, 96 * block, block), b, row_order=cut._replace(total=cut.total - 1), validate=True)
+        assert torch.equal(found[2], kernel(kernel.prepare(a, columns), b))
+    other = replace(prepared[1], matrix=bsr(4 * block, 96 * block, block), row_order=cut._replace(total=cut.total - 1))
+    with pytest.raises(ArgumentError, match=r"row_order: is not what prepare\(a\) returns"):
+        kernel(other, b, validate=True)
 
 
 @HOPPER
@@ -321,35 +324,38 @@ def test_groups_of_block_rows_are_for_any_values_and_columns(block: int) -> None
     stored = (torch.rand(60, 40, device="cuda") < 0.4).repeat_interleave(block, 0).repeat_interleave(block, 1)
     a = (torch.randn(60 * block, 40 * block, device="cuda").half() * stored).to_sparse_bsr((block, block))
     b = torch.randn(40 * block, 3000, device="cuda", dtype=torch.float16)
-    order = kernel.row_order(a, 200)
+    prepared = kernel.prepare(a, 200)
 
     def check(out: torch.Tensor, columns: int) -> None:
         exact = a.to_dense().double() @ b[:, :columns].double()
         assert (out.double() - exact).abs().max() < 2e-3 * exact.abs().max()
 
     for columns in (200, 3000):
-        check(kernel(a, b[:, :columns], row_order=order, validate=True), columns)
+        check(kernel(prepared, b[:, :columns], validate=True), columns)
     captured, graph = torch.empty(60 * block, 200, device="cuda", dtype=torch.float16), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        kernel(a, b[:, :200], row_order=order, out=captured)
-    packed = kernel.pack(a, order)
-    assert torch.equal(kernel(a, b, row_order=order, packed=packed, validate=True), kernel(a, b, row_order=order))
+        kernel(prepared, b[:, :200], out=captured)
+    packed = kernel.prepare(prepared, pack=True)
+    assert packed.row_order is prepared.row_order and packed.packed is not None
+    assert torch.equal(kernel(packed, b, validate=True), kernel(prepared, b))
+    best = kernel.prepare(a, 200, pack=True, effort="best")
+    check(kernel(best, b, validate=True), 3000)
     batch = b.view(2, 20 * block, 3000).repeat(1, 2, 1)
-    for more in ({}, {"packed": packed}):
-        for found, each in zip(kernel(a, batch, row_order=order, **more), batch, strict=True):
-            assert torch.equal(found, kernel(a, each, row_order=order))
+    for given in (prepared, packed):
+        for found, each in zip(kernel(given, batch), batch, strict=True):
+            assert torch.equal(found, kernel(prepared, each))
     a.values().copy_(torch.randn_like(a.values()))  # each call packs A anew
     graph.replay()
     check(captured, 200)
-    check(kernel(a, b[:, :200], row_order=order), 200)
-    with pytest.raises(ArgumentError, match=r"packed: is not what pack\(a, row_order\) returns"):
-        kernel(a, b, row_order=order, packed=packed, validate=True)
-    packed.copy_(kernel.pack(a, order))
-    check(kernel(a, b, row_order=order, packed=packed, validate=True), 3000)
+    check(kernel(prepared, b[:, :200]), 200)
+    with pytest.raises(ArgumentError, match=r"a\.packed: is not what prepare\(a, pack=True\) returns"):
+        kernel(packed, b, validate=True)
+    check(kernel(kernel.prepare(packed, pack=True), b, validate=True), 3000)
+    check(kernel(packed.with_values(a.values()), b, validate=True), 3000)
     elsewhere = a.to_dense().roll(block, 1).to_sparse_bsr((block, block))  # as many blocks in each row
-    with pytest.raises(ArgumentError, match=r"row_order: is not what row_order\(a\) returns"):
-        kernel(a, b, row_order=kernel.row_order(elsewhere, 200), validate=True)
+    with pytest.raises(ArgumentError, match=r"row_order: is not what prepare\(a\) returns"):
+        kernel(replace(kernel.prepare(elsewhere, 200), matrix=a), b, validate=True)
 
 
 @HOPPER
@@ -361,11 +367,12 @@ def test_thread_blocks_have_several_tiles_of_gathered_rows_and_some_without_roun
     stored = stored.repeat_interleave(block, 0).repeat_interleave(block, 1)
     a = (torch.randn(130 * block, 90 * block, device="cuda").half() * stored).to_sparse_bsr((block, block))
     b = torch.randn(90 * block, 8200, device="cuda", dtype=torch.float16)
-    order = kernel.row_order(a)
+    prepared = kernel.prepare(a)
+    order = prepared.row_order
     assert int((order.starts.diff() == 0).sum()) > 0 and order.rows.shape[0] * 33 > 2 * 66  # clusters
     outs = [torch.full((130 * block, 8200), float("nan"), device="cuda", dtype=torch.float16) for _ in range(2)]
     for out in outs:
-        kernel(a, b, row_order=order, out=out, validate=True)
+        kernel(prepared, b, out=out, validate=True)
     exact = a.to_dense().double() @ b.double()
     assert torch.equal(*outs) and (outs[0].double() - exact).abs().max() < 2e-3 * exact.abs().max()
 
@@ -375,8 +382,10 @@ def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> 
     kernel = load_kernel("h100_topk32_b64_ordered")
     arguments = tensors(q_len=832)  # 13 query blocks: the last tile has one
     q, k, v, lists = arguments.values()
-    order = kernel.query_order(lists, k.shape[2])
-    found, lse = kernel(q, k, v, lists, order, validate=True)
+    prepared = kernel.prepare(lists, k.shape[2])
+    found, lse = kernel(q, k, v, prepared, validate=True)
+    again, lse_again = kernel(q, k, v, lists, prepared.query_order, validate=True)
+    assert torch.equal(found, again) and torch.equal(lse, lse_again)
     plain, plain_lse = load_kernel("h100_topk32_b64_shared")(q, k, v, lists)
     assert (found - plain).abs().max() < 2e-3 and (lse - plain_lse).abs().max() < 1e-4
     broadcast = torch.arange(13, device="cuda", dtype=torch.int32).flip(0)[None, None]

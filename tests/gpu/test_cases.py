@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
-from runtime.attention import AttentionKernel  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
-from runtime.verification import attention, bsr_spgemm, bsr_spmm  # noqa: E402
-from runtime.verification.common import summary  # noqa: E402
-from runtime.verification.run import MODULES  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.verify import attention, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.verify.common import summary  # noqa: E402
+from runtime.verify.run import MODULES  # noqa: E402
 
 
 def cases_of(named: NamedSpec) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import load_kernel  # noqa: E402
-from runtime.verification.attention import Case, Inputs, make_inputs, multiplicity  # noqa: E402
+from runtime.verify.attention import Case, Inputs, make_inputs, multiplicity  # noqa: E402
 
 HOPPER = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans.attention_query_order import LIST_BITS, WINDOW_TILES  # noqa: E402
-from runtime import load_kernel, workspace  # noqa: E402
+from runtime import load_kernel  # noqa: E402
+from runtime.driver import workspace  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"

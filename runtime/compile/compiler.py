@@ -1,0 +1,164 @@
+"""From a rendered source to a cubin (or PTX), through the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from codegen.library import NamedSpec
+from codegen.plan import Plan
+from codegen.render import Generated, generate
+from runtime.compile import toolchain
+from runtime.compile.cache import Entry, KernelCache, cache_key
+from runtime.errors import CompileError, ToolchainError
+
+Target = Literal["cubin", "ptx"]
+OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's machine code with everything it was made from.
+
+    Attributes:
+        generated: the spec, its plan and its source.
+        target: "cubin" for the spec's architecture, "ptx" for it and every newer one.
+        code: the cubin or the PTX.
+        log: what the compiler said (registers, spills).
+        options: compiler options, in order, without include folders.
+        key: where it is in the cache.
+        was_cached: whether it came from there.
+    """
+
+    generated: Generated
+    target: Target
+    code: bytes
+    log: str
+    options: tuple[str, ...]
+    key: str
+    was_cached: bool
+
+    @property
+    def named(self) -> NamedSpec:
+        """The spec and its name."""
+        return self.generated.named
+
+    @property
+    def plan(self) -> Plan:
+        """The spec's plan."""
+        return self.generated.plan
+
+    @property
+    def source(self) -> str:
+        """The rendered CUDA."""
+        return self.generated.source
+
+
+def compile_spec(named: NamedSpec, target: Target = "cubin", cache: KernelCache | None = None) -> Compiled:
+    """Render a spec and compile it, or take it from the cache. Needs no GPU.
+
+    Raises:
+        SpecError: for a spec that cannot work on its architecture.
+        ToolchainError, CompileError, CacheError: as ``compile_generated`` does.
+    """
+    return compile_generated(generate(named), target, cache)
+
+
+def compile_generated(generated: Generated, target: Target = "cubin", cache: KernelCache | None = None) -> Compiled:
+    """Compile a source, or take its code from the cache. Needs no GPU.
+
+    Raises:
+        ToolchainError: when NVRTC or a header is missing.
+        CompileError: when NVRTC refuses the source, with its log.
+        CacheError: when the cache cannot be written.
+    """
+    named, plan = generated.named, generated.plan
+    options, key = _options(plan, target), _key(generated, target)
+
+    def build() -> Entry:
+        code, log = run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
+        return Entry(stem=named.stem, target=target, log=log, code=code)
+
+    entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
+    return Compiled(generated, target, entry.code, entry.log, options, key, was_cached)
+
+
+def key_of(named: NamedSpec, target: Target = "cubin") -> str:
+    """Return the key that a spec's code has in the cache: it is of everything that the code depends on.
+
+    Raises:
+        SpecError: for a spec that cannot work on its architecture.
+        ToolchainError: when NVRTC or a header is missing.
+    """
+    return _key(generate(named), target)
+
+
+def _options(plan: Plan, target: Target) -> tuple[str, ...]:
+    return (f"--gpu-architecture={plan.arch.name if target == 'cubin' else plan.arch.virtual}", *OPTIONS)
+
+
+def _key(generated: Generated, target: Target) -> str:
+    plan = generated.plan
+    return cache_key(
+        spec=plan.spec.canonical_json(),
+        source=generated.source,
+        compiler=" ".join(toolchain.compiler_version()),
+        options=_options(plan, target),
+        headers=toolchain.headers_digest(plan.headers),
+        target=target,
+    )
+
+
+# Where there is a driver, NVRTC has a cache of its own, and what comes from it has no log: no registers, no spills.
+_CHILD = {"CUDA_CACHE_DISABLE": "1"}
+
+
+def run_nvrtc(
+    source: str, name: str, target: Target, options: tuple[str, ...], headers: tuple[str, ...] = ()
+) -> tuple[bytes, str]:
+    """Compile with NVRTC, in a process of its own (:mod:`runtime.compile.nvrtc_child` says why).
+
+    Args:
+        source: CUDA C++.
+        name: file name for the log.
+        target: what to return.
+        options: compiler options in order.
+        headers: CUDA headers that the source includes.
+
+    Returns:
+        The code and the compiler's log.
+
+    Raises:
+        ToolchainError: when NVRTC or a header is missing.
+        CompileError: with the whole log.
+    """
+    toolchain.nvrtc()  # says how to install it if it is missing
+    arguments = [*options, *(f"--include-path={folder}" for folder in toolchain.include_folders(headers))]
+    request = {"source": source, "name": name, "target": target, "arguments": arguments}
+    # -P: modules of the current folder are not in the way; where this process takes some from there, so does that one.
+    modules = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "runtime.compile.nvrtc_child"],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            check=False,
+            env={**os.environ, **_CHILD, "PYTHONPATH": modules},
+        )
+    except OSError as error:
+        raise ToolchainError(
+            f"Python cannot be started for the compilation: {sys.executable}: {error.strerror}"
+        ) from None
+    if result.returncode != 0:
+        raise CompileError(name, result.stderr.decode(errors="replace").strip() or f"exit code {result.returncode}")
+    head, _, code = result.stdout.partition(b"\n")
+    told = json.loads(head)
+    log = "\n".join(line for line in told["log"].splitlines() if "Compile time" not in line).strip()
+    if told["error"]:
+        raise CompileError(name, log or told["error"])
+    return code, log

@@ -1,0 +1,107 @@
+"""What a compiled kernel uses: registers, spills, shared memory, instructions by kind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.compile import toolchain
+from runtime.compile.compiler import Compiled
+from runtime.errors import ToolchainError
+
+# SASS opcode -> what it is.
+INSTRUCTIONS = {
+    "HGMMA": "wgmma",
+    "HMMA": "mma.sync / WMMA",
+    "UTMALDG": "TMA load",
+    "UTMASTG": "TMA store",
+    "LDGSTS": "cp.async",
+    "LDSM": "ldmatrix",
+    "MUFU": "special functions (ex2)",
+    "LDL": "local load (spill)",
+    "STL": "local store (spill)",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Resources of one kernel, as ptxas and the disassembly tell them.
+
+    Spills, stack and instructions are with those of the kernel that is launched before it, where there is one.
+
+    Attributes:
+        registers: registers of a thread at launch.
+        spill_bytes: bytes of spill stores and loads.
+        stack_bytes: bytes of stack of a thread.
+        static_shared_bytes: shared memory known to the compiler.
+        dynamic_shared_bytes: shared memory asked for at launch.
+        instructions: SASS opcode -> how many of them.
+    """
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    instructions: dict[str, int]
+
+
+def usage(compiled: Compiled) -> Usage:
+    """Return what a compiled cubin uses.
+
+    Raises:
+        ToolchainError: when the disassembler is missing or fails.
+    """
+    return replace(resources(compiled), instructions=count_instructions(compiled.code))
+
+
+def resources(compiled: Compiled) -> Usage:
+    """Return what the compiler tells of a cubin: all but the instructions, which need a disassembler."""
+    own = _told_of(compiled.plan.stem, compiled.log)
+    return Usage(
+        registers=_number(r"Used (\d+) registers", own),
+        spill_bytes=_number(r"(\d+) bytes spill stores", compiled.log)
+        + _number(r"(\d+) bytes spill loads", compiled.log),
+        stack_bytes=_number(r"(\d+) bytes stack frame", compiled.log),
+        static_shared_bytes=_number(r"(\d+) bytes smem", own),
+        dynamic_shared_bytes=compiled.plan.shared_bytes,
+        instructions={},
+    )
+
+
+def count_instructions(cubin: bytes) -> dict[str, int]:
+    """Return how often each opcode of INSTRUCTIONS is in a cubin."""
+    opcodes = Counter(mnemonic.partition(".")[0] for mnemonic in mnemonics(cubin))
+    return {name: opcodes[name] for name in INSTRUCTIONS}
+
+
+def mnemonics(cubin: bytes) -> list[str]:
+    """Return the instructions of a cubin in the order of their addresses, as ``HGMMA.64x128x16.F32``: no operands."""
+    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", disassemble(cubin), re.M)
+
+
+def disassemble(cubin: bytes) -> str:
+    """Return the SASS of a cubin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [toolchain.cuobjdump(), "--dump-sass", str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ToolchainError(f"cuobjdump failed: {(result.stderr or result.stdout).strip()}")
+    return result.stdout
+
+
+def _told_of(symbol: str, log: str) -> str:
+    """Return what the compiler says of one kernel of a source: all, if it names none."""
+    told = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
+    return told or log
+
+
+def _number(pattern: str, log: str) -> int:
+    """Return the sum of a number that each kernel has one of."""
+    return sum(int(number) for number in re.findall(pattern, log))

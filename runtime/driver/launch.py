@@ -1,0 +1,250 @@
+"""Parameter blocks and launches: bytes on their way to the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.plan import PARAM_ABI, Param, Plan, Prologue, aligned, param_offsets
+from runtime.compile.compiler import Compiled
+from runtime.driver.api import call, driver, make_context_current
+from runtime.driver.tensor_map import MapEncoder
+from runtime.errors import DeviceError
+
+# Parameter type -> its struct format.
+_FORMATS = {"tensor_map": "128s", "pointer": "<Q", "i64": "<q", "i32": "<i", "f32": "<f"}
+_launching: dict[int, threading.Lock] = {}  # by device
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Offsets of the fields of a kernel's Params struct."""
+
+    offsets: Mapping[str, int]
+    types: Mapping[str, str]
+    size: int
+
+    @classmethod
+    def of(cls, params: tuple[Param, ...]) -> ParameterLayout:
+        """Lay out a struct as C++ does."""
+        offsets = {param.name: offset for param, offset in zip(params, param_offsets(params), strict=True)}
+        end = max((offsets[param.name] + PARAM_ABI[param.type][0] for param in params), default=0)
+        strictest = max((PARAM_ABI[param.type][1] for param in params), default=1)
+        return cls(offsets, {param.name: param.type for param in params}, aligned(end, strictest))
+
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        """Return the struct with its numbers filled in; addresses and tensor maps stay zero."""
+        numbers = {name for name, kind in self.types.items() if kind in ("i32", "i64", "f32")}
+        if numbers != set(values):
+            raise AssertionError(f"parameters {sorted(numbers ^ set(values))} are on one side only")
+        block = bytearray(self.size)
+        for name, value in values.items():
+            struct.pack_into(_FORMATS[self.types[name]], block, self.offsets[name], value)
+        return bytes(block)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A checked call: everything about it but the addresses.
+
+    Attributes:
+        device: CUDA device number.
+        block: parameter block, used by every call of this signature: its numbers stay, its addresses and tensor maps
+            are written before each launch.
+        pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
+        maps: (tensor name, its 128 bytes of the block, encoder) of each tensor map.
+        grid: thread blocks.
+        prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+        extra: what the operator wants to find again at the next call of this signature.
+        arguments: the driver's list of kernel arguments: the block's address.
+        config: how the driver launches a kernel that may overlap with the one before it; the stream is each launch's.
+    """
+
+    device: int
+    block: ctypes.Array[ctypes.c_char]
+    pointers: tuple[tuple[str, ctypes.c_uint64], ...]
+    maps: tuple[tuple[str, memoryview, MapEncoder], ...]
+    grid: int
+    extra: Any
+    arguments: ctypes.Array[ctypes.c_void_p]
+    prologue_grid: int = 0
+    config: Any = None
+
+
+class LoadedKernel:
+    """A kernel in the driver, ready to be launched on any device of its architecture."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        cuda = driver()
+        self.plan: Plan = compiled.plan
+        self.layout = ParameterLayout.of(compiled.plan.params)
+        self._library = call(cuda.cuLibraryLoadData, compiled.code, [], [], 0, [], [], 0)
+        self._kernel = self._find(compiled.plan.stem)
+        self._function = cuda.CUfunction(int(self._kernel))
+        prologue = compiled.plan.prologue
+        self._prologue_kernel = self._prologue = None
+        if prologue is not None:
+            self._prologue_kernel = self._find(prologue.symbol)
+            self._prologue = cuda.CUfunction(int(self._prologue_kernel))
+        self._launch = cuda.cuLaunchKernel
+        self._launch_by = cuda.cuLaunchKernelEx
+        self._sm_counts: dict[int, int] = {}
+
+    def _find(self, symbol: str) -> Any:
+        """Return a kernel of the library, whose parameters are as this side lays them out."""
+        cuda = driver()
+        kernel = call(cuda.cuLibraryGetKernel, self._library, symbol.encode())
+        _, size = call(cuda.cuKernelGetParamInfo, kernel, 0)
+        if size != self.layout.size:
+            raise AssertionError(f"Params is {size} bytes in {symbol}, {self.layout.size} bytes here")
+        return kernel
+
+    def sm_count(self, device: int) -> int:
+        """Return the number of multiprocessors; prepares the kernel for the device on the way."""
+        if device not in self._sm_counts:
+            cuda = driver()
+            handle = call(cuda.cuDeviceGet, device)
+            attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call(cuda.cuKernelSetAttribute, attribute, self.plan.shared_bytes, self._kernel, handle)
+            if self.plan.prologue is not None:
+                shared_bytes = self.plan.prologue.shared_bytes
+                call(cuda.cuKernelSetAttribute, attribute, shared_bytes, self._prologue_kernel, handle)
+            count = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+            self._sm_counts[device] = call(cuda.cuDeviceGetAttribute, count, handle)
+        return self._sm_counts[device]
+
+    def slots(self, device: int) -> int:
+        """Return how many thread blocks run at once."""
+        return self.sm_count(device) * self.plan.blocks_per_sm
+
+    def signature(
+        self,
+        device: int,
+        tiles: int,
+        values: Mapping[str, int | float],
+        tensors: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+        extra: Any = None,
+        *,
+        prologue_grid: int = 0,
+    ) -> Signature:
+        """Prepare calls of one signature.
+
+        Args:
+            device: CUDA device number.
+            tiles: tiles of work, or parts of them if these are more: what can run at once; whole clusters.
+            values: every number parameter by name.
+            tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
+            extra: kept with the signature.
+            prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+        """
+        slots = self.slots(device)  # prepares the kernel, which any grid needs
+        offsets, types = self.layout.offsets, self.layout.types
+        block = ctypes.create_string_buffer(self.layout.pack(values), self.layout.size)
+        view = memoryview(block).cast("B")
+        maps = []
+        for name, how in self.plan.tensor_maps.items():
+            shape, strides = tensors[name.removesuffix("_map")]
+            encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
+            maps.append((name.removesuffix("_map"), view[offsets[name] : offsets[name] + 128], encoder))
+        grid = self.plan.thread_blocks(tiles, slots)
+        return Signature(
+            device=device,
+            block=block,
+            pointers=tuple(
+                (name, ctypes.c_uint64.from_buffer(block, offsets[name]))
+                for name, kind in types.items()
+                if kind == "pointer"
+            ),
+            maps=tuple(maps),
+            grid=grid,
+            extra=extra,
+            arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
+            prologue_grid=prologue_grid,
+            config=self._overlapping(grid) if self.plan.prologue is not None and self.plan.prologue.overlaps else None,
+        )
+
+    def _overlapping(self, grid: int) -> Any:
+        """Return how a kernel is launched that may begin before the one before it has ended."""
+        cuda = driver()
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
+        config.sharedMemBytes = self.plan.shared_bytes
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        return config
+
+    def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int, *, prologue: bool = True) -> None:
+        """Launch on ``stream``.
+
+        Args:
+            signature: of the call.
+            addresses: the device address of every tensor by name (0: not given).
+            stream: CUDA stream.
+            prologue: whether the plan's prologue goes before, if it has one.
+        """
+        make_context_current(signature.device)
+        with _lock_of(signature.device):
+            for name, place, encoder in signature.maps:
+                place[:] = encoder.at(addresses[name])
+            for name, pointer in signature.pointers:
+                pointer.value = addresses[name]
+            arguments = ctypes.addressof(signature.arguments)
+            if prologue and self.plan.prologue is not None:
+                self._launch_prologue(self.plan.prologue, signature.prologue_grid, arguments, stream)
+            if signature.config is not None:
+                signature.config.hStream = stream
+                (status,) = self._launch_by(signature.config, self._function, arguments, 0)
+            else:
+                (status,) = self._launch(
+                    self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
+                    arguments, 0,
+                )  # fmt: skip
+        _check_launch(self.plan.stem, status)
+
+    def launch_prologue(self, device: int, grid: int, addresses: Mapping[str, int], stream: int) -> None:
+        """Launch the plan's prologue by itself, one that reads nothing but pointers of its parameters.
+
+        Args:
+            device: CUDA device number.
+            grid: thread blocks.
+            addresses: the device addresses of what it reads and writes; other parameters are 0.
+            stream: CUDA stream.
+        """
+        assert self.plan.prologue is not None
+        self.sm_count(device)  # prepares the kernel
+        make_context_current(device)
+        block = ctypes.create_string_buffer(self.layout.size)
+        for name, address in addresses.items():
+            ctypes.c_uint64.from_buffer(block, self.layout.offsets[name]).value = address
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        with _lock_of(device):
+            self._launch_prologue(self.plan.prologue, grid, ctypes.addressof(arguments), stream)
+
+    def _launch_prologue(self, prologue: Prologue, grid: int, arguments: int, stream: int) -> None:
+        (status,) = self._launch(
+            self._prologue, grid, 1, 1, prologue.threads, 1, 1, prologue.shared_bytes, stream, arguments, 0
+        )
+        _check_launch(prologue.symbol, status)
+
+
+def _lock_of(device: int) -> threading.Lock:
+    """Return the lock that is held while a call's parameters are written and its kernels go to the driver.
+
+    A signature's block is used by all its calls, and a prologue and the kernel that it is for must follow each other,
+    whatever other threads launch meanwhile. A driver whose queue is full waits: not for other devices.
+    """
+    return _launching.get(device) or _launching.setdefault(device, threading.Lock())
+
+
+def _check_launch(symbol: str, status: Any) -> None:
+    """Raise a DeviceError unless the driver took the launch."""
+    if int(status) != 0:
+        raise DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}")

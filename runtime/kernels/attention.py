@@ -1,0 +1,404 @@
+"""Calls of attention kernels."""
+
+from __future__ import annotations
+
+import math
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.patterns import IndexTensor
+from codegen.problem import AttentionShape, LaunchArgs
+from codegen.spec import AttentionSpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.workspace import reserve
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    check_address,
+    check_extent,
+    check_output,
+    check_scale,
+    check_shape,
+    check_sink,
+    check_sink_values,
+    check_strides,
+    check_tensor,
+    shape_words,
+    used_strides,
+)
+from runtime.prepare.prepared import PreparedLists
+from runtime.prepare.query_grouping import find_query_order
+
+_SIGNATURES_KEPT = 64
+_LOG2_E = math.log2(math.e)
+
+
+class AttentionResult(NamedTuple):
+    """What a call of an attention kernel returns.
+
+    Attributes:
+        out: (batch, heads, q_len, head_dim), the result.
+        lse: float32 (batch, heads, q_len), the natural logarithm of each row's sum of exp(logit); None where the spec
+            says ``lse: false``.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor | None
+
+
+class _Outputs(NamedTuple):
+    """What a signature knows of what the kernel writes.
+
+    Attributes:
+        keeps_layout: whether a new ``out`` is allocated like q.
+        lse_shape: shape of the LSE.
+        args: what the launch needs of counters and scratch memory.
+    """
+
+    keeps_layout: bool
+    lse_shape: tuple[int, ...]
+    args: LaunchArgs
+
+
+class AttentionKernel:
+    """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
+
+    Call it with q, k, v and the pattern's index tensors (see :meth:`__call__`). Calls run on torch's current stream,
+    do not synchronise and can be captured in a CUDA graph.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        self._plan = compiled.plan
+        assert isinstance(compiled.plan.spec, AttentionSpec)
+        self.spec: AttentionSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._returns_lse = self.spec.lse
+        self._indices = self.spec.index_tensors
+        self._index_names = tuple(tensor.name for tensor in self._indices)
+        self._signatures: dict[Any, Signature] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
+        return f"<attention kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *indices: torch.Tensor | PreparedLists | None,
+        scale: float | None = None,
+        out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
+        validate: bool = False,
+        **named_indices: torch.Tensor | PreparedLists | None,
+    ) -> AttentionResult:
+        """Compute attention.
+
+        Args:
+            q: (batch, heads, q_len, head_dim), the spec's dtype; the last dimension contiguous, other strides any
+                multiple of 16 bytes.
+            k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
+            v: as k.
+            indices: the index tensors, int32, in the order of ``spec.index_tensors`` (or by name):
+                for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
+                kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
+                neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+                Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
+                spec says ``query_order: true``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
+                query block once: those of a tile are neighbours in it. The result of a query block that it leaves out
+                is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
+            named_indices: index tensors by name.
+            scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
+            sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
+                each row of its head, as a key without a value would.
+            out: where to write the result: q's shape and dtype; allocated like q by default.
+            validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
+
+        Returns:
+            (out, lse); lse is None if the spec says ``lse: false``, else (batch, heads, q_len) float32, the natural
+            logarithm of each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that
+            sees no key has out 0 and lse -inf; with a sink, lse is then the sink.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        given = self._gather(indices, named_indices) if named_indices else indices
+        tensors = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
+        key = self._key((q, k, v, out, sink, *tensors), scale)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
+            if len(self._signatures) >= _SIGNATURES_KEPT:
+                self._signatures.clear()
+            self._signatures[key] = signature
+        if validate:
+            self._check_values(q, k, tensors)
+            check_sink_values(sink)
+        if out is None:
+            out = torch.empty_like(q) if signature.extra.keeps_layout else q.new_empty(q.shape)
+        addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
+        for name, address in addresses.items():
+            if address % 16:
+                check_address("out" if name == "o" else name, address)
+        for name, tensor in zip_longest(self._index_names, tensors):
+            addresses[name] = 0 if tensor is None else tensor.data_ptr()
+        addresses["sink"] = 0 if sink is None else sink.data_ptr()
+        lse = None
+        if self._returns_lse:
+            lse = q.new_empty(signature.extra.lse_shape, dtype=torch.float32)
+            addresses["lse"] = lse.data_ptr()
+        device = q.device
+        if device.index == torch.cuda.current_device():
+            self._launch(signature, addresses, device)
+        else:
+            with torch.cuda.device(device):
+                self._launch(signature, addresses, device)
+        return AttentionResult(out, lse)
+
+    def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
+        """Work out of lists of key blocks what this kernel wants to know, once for many calls.
+
+        If the spec says ``query_order: true`` that is an order in which the query blocks of a tile have many key blocks
+        in common: finding it takes longer than a call, and synchronises. Otherwise it is nothing.
+
+        Args:
+            kv_indices: (batch, heads, query_blocks, k) int32, the lists of calls to come, as ``topk`` has them.
+            kv_len: keys of a head.
+
+        Returns:
+            What calls take in place of ``kv_indices``.
+
+        Raises:
+            ArgumentError: naming the argument; also if the spec's pattern is not ``topk``.
+        """
+        if self._index_names[:1] != ("kv_indices",):
+            kind = self.spec.pattern.kind
+            raise ArgumentError("kv_indices", f"is not prepared for {self.compiled.named.stem}: its pattern is {kind}")
+        block = self.spec.pattern.fixed_block
+        assert block is not None
+        length = int(self._indices[0].dims[3])
+        check_tensor("kv_indices", kv_indices, torch.int32, 4)
+        sizes = [("batch", None), ("heads", None), ("query_blocks", None), ("k", (length,))]
+        check_shape("kv_indices", kv_indices.shape, sizes)
+        if not isinstance(kv_len, int) or kv_len < 1:
+            raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
+        if not self.spec.query_order:
+            return PreparedLists(kv_indices)
+        return PreparedLists(kv_indices, find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.streams))
+
+    def _unprepared(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the index tensors that prepared lists, the first of those given, stand for, and the others."""
+        lists, rest = given[0], given[1:]
+        if (lists.query_order is not None) != self.spec.query_order:
+            has, takes = ("no", "one") if lists.query_order is None else ("an", "none")
+            what = f"it has {has} order of query blocks, {self.compiled.named.stem} takes {takes}"
+            raise ArgumentError("kv_indices", f"is prepared for another kernel: {what}")
+        if not self.spec.query_order:
+            return (lists.kv_indices, *rest)
+        if rest and rest[0] is not None:
+            raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
+        return (lists.kv_indices, lists.query_order, *rest[1:])
+
+    def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
+        """Launch on torch's current stream of the current device."""
+        # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        more, held = reserve(device, stream, signature.extra.args)
+        addresses |= more
+        self._loaded.launch(signature, addresses, stream)
+        del held  # not before: what is given back could be handed out again
+
+    @staticmethod
+    def _key(tensors: tuple[Any, ...], scale: Any) -> Any:
+        """Return everything about a call that its checks depend on; None if that fails: they will say why."""
+        grad = torch.is_grad_enabled()
+        if scale is not None:
+            check_scale(scale)  # also so that it can be a part of a key
+        key = [scale]
+        try:
+            for t in tensors:
+                key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
+            return tuple(key)
+        except (AttributeError, RuntimeError):
+            return None
+
+    def _gather(self, indices: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the index tensors in their order, whichever way they were passed."""
+        names = self._index_names
+        for name in named:
+            if name not in names:
+                allowed = ", ".join([*names, "scale", "out", "sink", "validate"])
+                raise ArgumentError(name, f"is not an argument of {self.compiled.named.stem}; allowed: {allowed}")
+            if name in names[: len(indices)]:
+                raise ArgumentError(name, "is given twice")
+        return (*indices, *(named.get(name) for name in names[len(indices) :]))
+
+    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any, sink: Any) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        d = self.spec.head_dim
+        check_tensor("q", q, self._dtype, 4)
+        check_tensor("k", k, self._dtype, 4, q.device)
+        check_tensor("v", v, self._dtype, 4, q.device)
+        batch, heads, q_len, _ = q.shape
+        kv_heads, kv_len = k.shape[1:3]
+        check_shape("q", q.shape, [("batch", None), ("heads", None), ("q_len", None), ("head_dim", (d,))])
+        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        check_shape(
+            "v", v.shape, [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("kv_len", (kv_len,)), ("head_dim", (d,))]
+        )
+        if heads % kv_heads:
+            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+        packed, group = self.spec.packed_heads, heads // kv_heads
+        if group % packed:
+            raise ArgumentError(
+                "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
+            )
+        self._check_addressing(q, k, v)
+        # empty_like keeps q's layout only where TMA can write it.
+        keeps_layout = q.stride() == torch.empty_like(q, device="meta").stride()
+        written = q if keeps_layout else torch.empty(q.shape, dtype=q.dtype, device="meta")
+        if out is not None:
+            check_tensor("out", out, self._dtype, 4, q.device)
+            names = ("batch", "heads", "q_len", "head_dim")
+            check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
+            check_strides("out", out)
+            check_output("out", out)
+            written = out
+        if self.spec.sink:
+            check_sink(sink, heads, q.device)
+        elif sink is not None:
+            raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
+        index_values = self._check_indices(q, indices)
+        factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
+        lists = tuple(indices[0].shape[:2]) if indices and indices[0] is not None else (0, 0)
+        slots = 0 if self._plan.split is None else self._loaded.slots(q.device.index)
+        args = self._plan.problem(AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists), slots)
+        if args.numbers["tiles"] >= 2**31:
+            what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
+        values: dict[str, int | float] = {**args.numbers, **index_values, "scale_log2": factor * _LOG2_E}
+        tensors = {"q": q, "k": k, "v": v, "o": written}
+        if not self._plan.tensor_maps:
+            for name, tensor in tensors.items():
+                for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
+                    values[f"{name}_{axis}_stride"] = stride
+        return self._loaded.signature(
+            q.device.index,
+            args.tiles,
+            values,
+            {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
+            extra=_Outputs(keeps_layout, tuple(q.shape[:3]), args),
+            prologue_grid=args.prologue_grid,
+        )
+
+    def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors as the tensor maps address them.
+
+        Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
+        Where one copy brings all columns of keys, k and v are (batch, kv_heads, groups, kv_len, columns of a group).
+        """
+        maps, mapped = self._plan.tensor_maps, dict(tensors)
+        if maps and len(maps["q_map"].box) == 5:
+            packs = (-1, self.spec.packed_heads)
+            mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
+        if maps and len(maps["k_map"].box) == 5:
+            groups = (-1, maps["k_map"].box[0])
+            mapped |= {name: tensors[name].unflatten(3, groups).transpose(2, 3) for name in ("k", "v")}
+        return mapped
+
+    def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_strides(name, tensor)
+            if self._plan.kv_bytes is not None and name != "q":
+                check_extent(name, tensor, self._plan.kv_bytes)
+
+    def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
+        """Check the index tensors' types and shapes; return the kernel parameters that describe them."""
+        if len(indices) > len(self._indices):
+            names = ", ".join(t.name for t in self._indices) or "none"
+            raise ArgumentError("indices", f"{len(indices)} index tensors were given; this kernel takes: {names}")
+        given = dict(zip((t.name for t in self._indices), indices, strict=False))
+        optional = [t.name for t in self._indices if t.optional]
+        if len({given.get(name) is None for name in optional}) > 1:
+            raise ArgumentError(" and ".join(optional), "belong together: pass both or neither")
+        values: dict[str, int | float] = {}
+        for spec in self._indices:
+            tensor = given.get(spec.name)
+            if tensor is None and not spec.optional:
+                how = "; prepare(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
+                raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
+            values |= self._describe(spec, tensor, q)
+        return values
+
+    def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:
+        names = [f"{spec.name}_{axis}_stride" for axis in ("batch", "head", "row")]
+        length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
+        if tensor is None:
+            return {**dict.fromkeys(names, 0), **length}
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(spec.name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.device != q.device:
+            raise ArgumentError(spec.name, f"is on {tensor.device}, q is on {q.device}")
+        if tensor.dtype != torch.int32:
+            raise ArgumentError(spec.name, f"is {tensor.dtype}, expected torch.int32")
+        check_shape(spec.name, tensor.shape, self._expected(spec, q))
+        if len(spec.dims) == 4:
+            if tensor.shape[3] > 1 and tensor.stride(3) != 1:
+                raise ArgumentError(spec.name, f"has stride {tensor.stride(3)} in its last dimension, expected 1")
+            if length:
+                length = {f"{spec.name}_length": tensor.shape[3]}
+        strides = [
+            0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
+        ]
+        return {**dict(zip(names, [*strides, tensor.stride(2)], strict=True)), **length}
+
+    def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
+        sizes: dict[str | int, tuple[int, ...] | None] = {
+            "batch": tuple(sorted({1, q.shape[0]})),
+            "heads": tuple(sorted({1, q.shape[1] // self.spec.packed_heads})),
+            "query_blocks": (self._query_blocks(q),),
+            "any": None,
+        }
+        labels = {"heads": f"heads / {self.spec.packed_heads}"} if self.spec.packed_heads > 1 else {}
+        return [("k", (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
+
+    def _query_blocks(self, q: torch.Tensor) -> int:
+        block = self.spec.pattern.fixed_block
+        return 0 if block is None else -(-q.shape[2] // block.q)
+
+    def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
+        """Check the values of the index tensors (synchronises)."""
+        block = self.spec.pattern.fixed_block
+        given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
+        for spec in self._indices:
+            tensor = given.get(spec.name)
+            if tensor is None or block is None:
+                continue
+            used = torch.ones_like(tensor, dtype=torch.bool)
+            upper = -(-k.shape[2] // block.kv)
+            if spec.upper == "query_blocks":
+                upper = self._query_blocks(q)
+            elif spec.upper != "key_blocks":
+                upper = given[spec.upper].shape[3] + 1
+            else:
+                counter = next((t.name for t in self._indices if t.upper == spec.name), None)
+                if counter is not None:
+                    places = torch.arange(tensor.shape[3], device=tensor.device)
+                    used = places < given[counter].unsqueeze(3)
+                    used, tensor = torch.broadcast_tensors(used, tensor)
+            wrong = used & ((tensor < 0) | (tensor >= upper))
+            if bool(wrong.any()):
+                place = tuple(int(i) for i in wrong.nonzero()[0])
+                raise ArgumentError(spec.name, f"is {int(tensor[place])} at {place}, allowed: 0 to {upper - 1}")
+            if spec.upper == "query_blocks" and bool((tensor.sort(-1).values.diff() == 0).any()):
+                raise ArgumentError(spec.name, f"does not name each of the {upper} query blocks once")

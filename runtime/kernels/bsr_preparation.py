@@ -1,0 +1,292 @@
+"""What BSR x dense kernels prepare of their sparse matrix: found, checked, and handed over to a launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from codegen.plan import Plan
+from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
+from codegen.spec import BsrSpmmSpec
+from runtime.driver.launch import LoadedKernel
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import TORCH_DTYPES, check_address, check_shape, check_tensor
+from runtime.kernels.bsr_arguments import (
+    check_indices,
+    check_layout,
+    check_prepared,
+    check_row_pointers,
+    check_structure,
+    check_values,
+)
+from runtime.prepare.prepared import EFFORTS, ORDERS, Effort, PreparedBsr, RowOrder
+from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers
+from runtime.prepare.row_split import RowSplit, split_rows
+from runtime.prepare.transpose import TransposedIndex, transposed_index
+
+INDEX_ENTRY_BYTES = 8  # of a TransposedIndex, which kernels read as one
+OTHER_KERNEL = "is prepared for another kernel"
+CHANGED = "is not what prepare(a) returns: a has other indices now"
+
+
+class BsrPreparation:
+    """Prepares the matrices of one kernel, checks prepared ones, and says what a launch is given of them."""
+
+    def __init__(self, plan: Plan, loaded: LoadedKernel) -> None:
+        assert isinstance(plan.spec, BsrSpmmSpec)
+        self._spec: BsrSpmmSpec = plan.spec
+        self._stem = plan.stem
+        self._loaded = loaded
+        self._gathered = plan.gathered
+        self._cutting = plan.row_cutting
+        self._clusters: RowClusters | None = None  # the last that were checked
+        self._takes: type = type(None)  # of the order of block rows
+        if plan.gathered is not None:
+            self._takes = RowClusters
+        elif plan.spec.balanced:
+            self._takes = torch.Tensor if plan.row_cutting is None else RowSplit
+
+    def prepare(self, a: Any, columns: int | None, pack: bool, effort: Effort) -> PreparedBsr:
+        """Prepare a matrix, as ``BsrSpmmKernel.prepare`` describes it."""
+        if effort not in EFFORTS:
+            raise ArgumentError("effort", f"is {effort!r}; allowed: {', '.join(EFFORTS)}")
+        if columns is not None and (type(columns) is not int or columns < 1):
+            shown = repr(columns) if isinstance(columns, int | float | str) else type(columns).__name__
+            raise ArgumentError("columns", f"is {shown}, expected the columns of b, an int of at least 1")
+        if pack and self._gathered is None:
+            raise ArgumentError("pack", f"is True, but {self._stem} reads a where it is: its tiles gather no rows")
+        if isinstance(a, PreparedBsr):
+            if columns is not None:
+                reason = "but a is prepared: what follows from the places of its blocks stays as it is"
+                raise ArgumentError("columns", f"is {columns}, {reason}")
+            prepared = replace(self._check(a, False), packed=None)
+        else:
+            check_layout("a", a)
+            check_structure("a", a, self._spec.block, a.device)
+            index = transposed_index(a) if self._spec.transpose_a else None
+            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index)
+        return replace(prepared, packed=self._pack(prepared)) if pack else prepared
+
+    def take(self, a: Any, b: Any, validate: bool) -> PreparedBsr:
+        """Return what a call is given as ``a``, prepared: checked if it was, at once if that is done in a moment."""
+        if isinstance(a, PreparedBsr):
+            return self._check(a, validate)
+        check_layout("a", a)
+        if self._gathered is not None:
+            raise ArgumentError(
+                "a",
+                f"is not prepared: {self._stem} takes what its prepare(a, columns) returns, which takes too long to be "
+                "found anew by each call",
+            )
+        if not self._spec.balanced and not self._spec.transpose_a:
+            return PreparedBsr(a)
+        check_structure("a", a, self._spec.block, a.device)
+        if self._spec.transpose_a:
+            if validate:  # before its row pointers say how much is written where
+                check_row_pointers("a", a)
+            return PreparedBsr(a, index=transposed_index(a))
+        # What is wrong with b is told when it is checked.
+        given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
+        return PreparedBsr(a, self._find_order(a, b.shape[-1] if given else None, "fast"))
+
+    def packets(self, a: PreparedBsr) -> torch.Tensor | None:
+        """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
+        if self._gathered is None or not isinstance(a.row_order, RowClusters) or a.packed is not None:
+            return a.packed
+        size = _packed_bytes(a.row_order, self._gathered)
+        return torch.empty(size, dtype=torch.uint8, device=a.matrix.device)
+
+    @staticmethod
+    def addresses(a: PreparedBsr) -> dict[str, int]:
+        """Return what the kernel reads of what was prepared."""
+        order = a.row_order
+        parts: dict[str, torch.Tensor] = {} if a.index is None else a.index._asdict()
+        if isinstance(order, RowClusters):
+            parts |= {"rounds": order.rounds, "entries": order.entries}
+            parts |= {"round_starts": order.starts, "slot_rows": order.rows}
+        elif isinstance(order, RowSplit):
+            parts |= {"chunks": order.chunks, "chunk_count": order.total}
+        elif order is not None:
+            parts["row_order"] = order
+        return {name: part.data_ptr() for name, part in parts.items()}
+
+    def _find_order(self, a: torch.Tensor, columns: int | None, effort: Effort) -> RowOrder | None:
+        """Return the order of the block rows of a matrix; None for kernels that take none."""
+        if self._gathered is None and not self._spec.balanced:
+            return None
+        device, tiles = a.device.index, 0 if columns is None else -(-columns // self._spec.tile.n)
+        sm_count = 0 if device is None else self._loaded.sm_count(device)
+        if self._gathered is not None:
+            size, ring = self._gathered.slots, self._gathered.ring_columns
+            thread_block_clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
+            groups = count_groups(self._block_rows(a), size, thread_block_clusters, at_once)
+            check_row_pointers("a", a)
+            return cluster_rows(
+                a.crow_indices(),
+                a.col_indices(),
+                self._block_columns(a),
+                slots=size,
+                groups=groups,
+                ring_columns=ring,
+                anneal=effort == "best",
+            )
+        if self._cutting is not None:
+            cut = self._cutting.cut(self._block_rows(a), a.values().shape[0], tiles, sm_count)
+            return split_rows(a.crow_indices(), cut, self._cutting.step)
+        lengths: torch.Tensor = a.crow_indices().diff()
+        return lengths.argsort(descending=True).to(torch.int32)
+
+    def _pack(self, a: PreparedBsr) -> torch.Tensor:
+        """Return the values of a matrix, whose structure is checked, in the order of its row clusters."""
+        clusters, values = a.row_order, a.matrix.values()
+        assert self._gathered is not None and isinstance(clusters, RowClusters)
+        check_values("a", a.matrix, TORCH_DTYPES[self._spec.dtype])
+        check_address("a.values()", values.data_ptr())
+        # Zeros, as packets may end with bytes that nothing is written to: the same A is the same bytes.
+        packets = torch.zeros(_packed_bytes(clusters, self._gathered), dtype=torch.uint8, device=values.device)
+        if packets.shape[0]:
+            tensors = {"a": values, "entries": clusters.entries, "packets": packets}
+            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+            with torch.cuda.device(values.device):
+                stream = torch.cuda.current_stream().cuda_stream
+                self._loaded.launch_prologue(values.device.index, clusters.rounds.shape[0], addresses, stream)
+        return packets
+
+    def _check(self, a: PreparedBsr, validate: bool) -> PreparedBsr:
+        """Check a prepared matrix.
+
+        Raises:
+            ArgumentError: if another kernel prepared it, or if a part of it cannot be read; with ``validate`` also if
+                the matrix is not what it was.
+        """
+        matrix, order = a.matrix, a.row_order
+        check_layout("a", matrix)
+        check_structure("a", matrix, self._spec.block, matrix.device)
+        if type(order) is not self._takes:
+            has = ORDERS.get(type(order), type(order).__name__)
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it has {has}, {self._stem} takes {ORDERS[self._takes]}")
+        if (a.index is not None) != self._spec.transpose_a:
+            has, takes = ("no", "one") if a.index is None else ("a", "none")
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it has {has} transposed index, {self._stem} takes {takes}")
+        if isinstance(order, RowClusters):
+            self._check_clusters(matrix, order, validate)
+        elif isinstance(order, RowSplit):
+            self._check_split(matrix, order, validate)
+        elif order is not None:
+            self._check_rows(matrix, order, validate)
+        if a.index is not None:
+            self._check_index(matrix, a.index, validate)
+        if a.packed is not None:
+            self._check_packed(a, a.packed, validate)
+        return a
+
+    def _check_rows(self, a: torch.Tensor, order: torch.Tensor, validate: bool) -> None:
+        """Check block rows in an order."""
+        rows = self._block_rows(a)
+        check_tensor("a.row_order", order, torch.int32, 1, a.device)
+        check_shape("a.row_order", order.shape, [("block rows", (rows,))])
+        if not order.is_contiguous():
+            raise ArgumentError("a.row_order", f"has stride {order.stride(0)}, expected a contiguous tensor")
+        if validate and not torch.equal(order.sort().values, torch.arange(rows, device=a.device, dtype=torch.int32)):
+            raise ArgumentError("a.row_order", f"does not name each of the {rows} block rows once")
+
+    def _check_split(self, a: torch.Tensor, split: RowSplit, validate: bool) -> None:
+        """Check block rows of which the long ones are cut."""
+        assert self._cutting is not None
+        step = self._cutting.step
+        if type(split.limit) is not int or split.limit < 1 or split.limit % step:
+            raise ArgumentError("a.row_order.limit", f"is {split.limit!r}, expected a positive multiple of {step}")
+        cut = RowCut.at(split.limit, self._block_rows(a), a.values().shape[0])
+        tensors = {"chunks": split.chunks, "total": split.total}
+        check_prepared("a.row_order", tensors, ((cut.chunks, 4), (1,)), a.device)
+        check_address("a.row_order.chunks", split.chunks.data_ptr())
+        if validate:
+            wanted = split_rows(a.crow_indices(), cut, step)._asdict()
+            if not all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items()):
+                raise ArgumentError("a.row_order", CHANGED)
+
+    def _check_clusters(self, a: torch.Tensor, clusters: RowClusters, validate: bool) -> None:
+        """Check block rows in clusters."""
+        assert self._gathered is not None
+        if clusters is not self._clusters:
+            _check_parts(clusters, self._gathered)
+            self._clusters = clusters
+        if clusters.rounds.device != a.device:
+            raise ArgumentError("a.row_order", f"is on {clusters.rounds.device}, a is on {a.device}")
+        given = (clusters.block_rows, clusters.block_columns, clusters.blocks)
+        wanted = (self._block_rows(a), self._block_columns(a), a.values().shape[0])
+        if given != wanted:
+            raise ArgumentError(
+                "a.row_order",
+                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
+                f"{wanted[1]} of which {wanted[2]} are",
+            )
+        if validate:
+            check_indices("a", a)
+            if not covers(clusters, a.crow_indices(), a.col_indices()):
+                raise ArgumentError("a.row_order", CHANGED)
+
+    def _check_index(self, a: torch.Tensor, index: TransposedIndex, validate: bool) -> None:
+        """Check blocks in the order of the block columns."""
+        if not isinstance(index, TransposedIndex):
+            raise ArgumentError("a.index", f"is {type(index).__name__}, expected a TransposedIndex")
+        shapes = ((self._block_columns(a) + 1,), (a.values().shape[0], 2))
+        check_prepared("a.index", index._asdict(), shapes, a.device)
+        check_address("a.index.entries", index.entries.data_ptr(), INDEX_ENTRY_BYTES)
+        if validate:
+            check_row_pointers("a", a)
+            if not all(map(torch.equal, index, transposed_index(a))):
+                raise ArgumentError("a.index", CHANGED)
+
+    def _check_packed(self, a: PreparedBsr, packed: torch.Tensor, validate: bool) -> None:
+        """Check values that were packed beforehand."""
+        if self._gathered is None or not isinstance(a.row_order, RowClusters):
+            raise ArgumentError("a", f"{OTHER_KERNEL}: it is packed, {self._stem} takes what is not")
+        if not isinstance(packed, torch.Tensor):
+            raise ArgumentError("a.packed", f"is {type(packed).__name__}, expected a torch.Tensor")
+        given = (packed.dtype, tuple(packed.shape), packed.device)
+        wanted = (torch.uint8, (_packed_bytes(a.row_order, self._gathered),), a.matrix.device)
+        if given != wanted:
+            words, expected = (f"{kind} {shape} on {device}" for kind, shape, device in (given, wanted))
+            raise ArgumentError("a.packed", f"is {words}, expected {expected}")
+        if not packed.is_contiguous():
+            raise ArgumentError("a.packed", f"has strides {packed.stride()}, expected a contiguous tensor")
+        check_address("a.packed", packed.data_ptr())
+        if validate and not torch.equal(packed, self._pack(a)):
+            raise ArgumentError("a.packed", "is not what prepare(a, pack=True) returns: a has other values now")
+
+    def _block_rows(self, a: torch.Tensor) -> int:
+        return int(a.shape[0]) // self._spec.block.rows
+
+    def _block_columns(self, a: torch.Tensor) -> int:
+        return int(a.shape[1]) // self._spec.block.cols
+
+
+def _check_parts(clusters: RowClusters, layout: GatheredLayout) -> None:
+    """Check what can be said of row clusters by themselves."""
+    size, ring = layout.slots, layout.ring_columns
+    tensors = {name: getattr(clusters, name) for name in ("rounds", "entries", "starts", "rows")}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            raise ArgumentError(f"a.row_order.{name}", f"is {tensor!r}, expected a tensor with dimensions")
+    rounds, groups = clusters.rounds.shape[0], clusters.rows.shape[0]
+    shapes = ((rounds, RECORD_WORDS), (rounds, size, 2), (groups + 1,), (groups, size))
+    check_prepared("a.row_order", tensors, shapes, clusters.rounds.device)
+    if clusters.ring_columns != ring:
+        raise ArgumentError(
+            "a.row_order", f"is for a ring of {clusters.ring_columns} columns, that of this kernel has {ring}"
+        )
+    check_address("a.row_order.entries", clusters.entries.data_ptr())
+
+
+def _packed_bytes(clusters: RowClusters, layout: GatheredLayout) -> int:
+    return int(clusters.rounds.shape[0]) * layout.packet_bytes
+
+
+def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:
+    """Return what of an order of block rows a signature depends on."""
+    if isinstance(row_order, RowClusters):
+        return (row_order.rows.shape[0], row_order.rounds.shape[0])
+    return (row_order.limit,) if isinstance(row_order, RowSplit) else None

@@ -1,0 +1,119 @@
+"""Calls of sampled products: the blocks of A @ B^T that a BSR pattern lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codegen.problem import SddmmShape
+from codegen.spec import BsrSddmmSpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.kernels.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
+from runtime.kernels.bsr_arguments import (
+    INDEX_WORDS,
+    SIGNATURES_KEPT,
+    call_key,
+    check_indices,
+    check_layout,
+    check_out_values,
+    check_structure,
+)
+
+
+class BsrSddmmKernel:
+    """The stored blocks of C = A @ B^T.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, BsrSddmmSpec)
+        self.spec: BsrSddmmSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._signatures: dict[Any, Signature] = {}
+
+    def __repr__(self) -> str:
+        return f"<bsr_sddmm kernel {self.compiled.named.stem}(a, b, pattern) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        pattern: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        validate: bool = False,
+    ) -> torch.Tensor:
+        """Multiply where the pattern has blocks.
+
+        Args:
+            a: (M, K), the spec's dtype, row-major (last dimension contiguous), row stride a multiple of 16 bytes.
+            b: (N, K), same rules as a.
+            pattern: (M, N), layout torch.sparse_bsr, blocks of the spec's shape; int32 or int64 indices. Its values are
+                not read and may be of any type. Columns of a row may be unsorted and repeated.
+            out: (stored blocks, block rows, block cols), the spec's dtype, contiguous: the values to write.
+            validate: also check crow_indices and col_indices. Costs kernels and a synchronisation.
+
+        Returns:
+            C (M, N), torch.sparse_bsr: the pattern's own indices, and block (i, j) of A @ B^T at each of them. Its
+            values are ``out`` if that was given. A column outside the matrix, up to 2^22 either way,
+            gives a block of zeros.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        check_layout("pattern", pattern)
+        values, crow, col = pattern.values(), pattern.crow_indices(), pattern.col_indices()
+        key = (pattern.shape, call_key(values, crow, col, a, b, out))
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._check(a, b, pattern, out)
+            if len(self._signatures) >= SIGNATURES_KEPT:
+                self._signatures.clear()
+            self._signatures[key] = signature
+        if validate:
+            check_indices("pattern", pattern)
+        if out is None:
+            out = torch.empty(values.shape, dtype=a.dtype, device=a.device)
+        if values.shape[0] > 0:
+            addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
+            for name, address in addresses.items():
+                check_address({"c": "out"}.get(name, name), address)
+            addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+            with torch.cuda.device(a.device):
+                self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+        return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, check_invariants=False)
+
+    def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        check_tensor("a", a, self._dtype, 2)
+        check_tensor("b", b, self._dtype, 2, a.device)
+        check_structure("pattern", pattern, self.spec.block, a.device)
+        (rows, columns), depth = pattern.shape, a.shape[1]
+        check_shape("a", a.shape, [("M", (rows,)), ("K", None)])
+        check_shape("b", b.shape, [("N", (columns,)), ("K", (depth,))])
+        check_strides("a", a)
+        check_strides("b", b)
+        shape = tuple(pattern.values().shape)
+        if out is not None:
+            check_out_values(out, self._dtype, shape, a.device)
+        plan = self.compiled.plan
+        args = plan.problem(SddmmShape(rows, columns, depth, shape[0]))
+        known = {
+            "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
+            "a_row_stride": a.stride(0),
+            "b_row_stride": b.stride(0),
+        }
+        numbers = {**args.numbers, **plan.own(known)}
+        tensors = {
+            "a": (tuple(a.shape), a.stride()),
+            "b": (tuple(b.shape), b.stride()),
+            "c": (shape, (shape[1] * shape[2], shape[2], 1)),
+        }
+        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors)

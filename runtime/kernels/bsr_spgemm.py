@@ -1,0 +1,185 @@
+"""Calls of BSR x BSR kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codegen.problem import LaunchArgs, SpgemmShape
+from codegen.spec import BsrSpgemmSpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.workspace import reserve
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import TORCH_DTYPES, check_address, check_shape
+from runtime.kernels.bsr_arguments import (
+    INDEX_WORDS,
+    SIGNATURES_KEPT,
+    call_key,
+    check_indices,
+    check_layout,
+    check_on_gpu,
+    check_out,
+    check_out_values,
+    check_structure,
+    check_values,
+)
+
+MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
+
+
+class BsrSpgemmKernel:
+    """C = A @ B with A and B in block-sparse rows, C dense, or in block-sparse rows on a given pattern.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, BsrSpgemmSpec)
+        self.spec: BsrSpgemmSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
+
+    def __repr__(self) -> str:
+        arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
+        return f"<bsr_spgemm kernel {self.compiled.named.stem}({arguments}) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        pattern: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        validate: bool = False,
+    ) -> torch.Tensor:
+        """Multiply.
+
+        Args:
+            a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
+                Columns of a row may be unsorted; a repeated column counts as often as it is listed.
+            b: (K, N), the same, but the columns of a row must rise, each listed once, as torch makes them. If they do
+                not, blocks are left out or taken for others; ``validate`` finds out.
+            pattern: (M, N), layout torch.sparse_bsr, blocks of the spec's shape, if and only if the spec's output is
+                bsr: the blocks of C that are computed. Its values are not read and may be of any type. Columns of a
+                row may be unsorted and repeated.
+            out: what to write into. A dense C: (M, N), row-major, row stride a multiple of 16 bytes. Values of a C in
+                BSR: (stored blocks, rows, cols), contiguous. The spec's dtype.
+            validate: also check the indices of all. Costs kernels and a synchronisation.
+
+        Returns:
+            C (M, N): dense, 0 where no blocks meet; or torch.sparse_bsr with the pattern's own indices, of which
+            ``out`` holds the values if it was given. A block in which nothing meets, and one whose column is outside
+            the matrix, is zeros.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        check_layout("a", a)
+        check_layout("b", b)
+        self._check_pattern_given(pattern)
+        matrices = {"a": a, "b": b} if pattern is None else {"a": a, "b": b, "c": pattern}
+        values = {name: matrix.values() for name, matrix in matrices.items()}
+        indices = {f"{name}_crow_indices": matrix.crow_indices() for name, matrix in matrices.items()}
+        indices |= {f"{name}_col_indices": matrix.col_indices() for name, matrix in matrices.items()}
+        shapes = tuple(matrix.shape for matrix in matrices.values())
+        key = (shapes, call_key(*values.values(), *indices.values(), out))
+        found = self._signatures.get(key)
+        if found is None:
+            found = self._check(a, b, pattern, out)
+            if len(self._signatures) >= SIGNATURES_KEPT:
+                self._signatures.clear()
+            self._signatures[key] = found
+        signature, args = found
+        if validate:
+            check_indices("a", a)
+            check_indices("b", b, rising=True)
+            if pattern is not None:
+                check_indices("pattern", pattern)
+        if out is None:
+            shape = (a.shape[0], b.shape[1]) if pattern is None else values["c"].shape
+            out = torch.empty(shape, dtype=values["a"].dtype, device=values["a"].device)
+        if values["a"].shape[0] == 0 or values["b"].shape[0] == 0:
+            out.zero_()
+        elif out.shape[0] > 0:
+            addresses = {"a": values["a"].data_ptr(), "b": values["b"].data_ptr(), "c": out.data_ptr()}
+            for name, address in addresses.items():
+                check_address({"a": "a.values()", "b": "b.values()", "c": "out"}[name], address)
+            addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
+            with torch.cuda.device(out.device):
+                stream = torch.cuda.current_stream().cuda_stream
+                more, held = reserve(out.device, stream, args)
+                addresses |= more
+                self._loaded.launch(signature, addresses, stream)
+                del held  # not before: what is given back could be handed out again
+        if pattern is None:
+            return out
+        return torch.sparse_bsr_tensor(
+            indices["c_crow_indices"], indices["c_col_indices"], out, size=pattern.shape, check_invariants=False
+        )
+
+    def _check_pattern_given(self, pattern: Any) -> None:
+        """Check that there is a pattern if the kernel takes one."""
+        stem = self.compiled.named.stem
+        if self.spec.output == "dense":
+            if pattern is not None:
+                raise ArgumentError("pattern", f"is not an argument of {stem}: the output of its spec is dense")
+        elif pattern is None:
+            raise ArgumentError("pattern", f"is missing: {stem} computes the blocks of A @ B that it lists")
+        else:
+            check_layout("pattern", pattern)
+
+    def _check(
+        self, a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | None, out: Any
+    ) -> tuple[Signature, LaunchArgs]:
+        """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
+        block = self.spec.block
+        check_on_gpu("a", a)
+        for name, matrix in (("a", a), ("b", b)):
+            check_structure(name, matrix, block, a.device)
+            check_values(name, matrix, self._dtype)
+        (rows, depth), columns = a.shape, b.shape[1]
+        if b.shape[0] != depth:
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}, expected (K {depth}, N)")
+        known = {
+            "a_index_words": INDEX_WORDS[a.crow_indices().dtype],
+            "b_index_words": INDEX_WORDS[b.crow_indices().dtype],
+        }
+        problem = SpgemmShape(rows, depth, columns)
+        if pattern is None:
+            c = self._check_dense(b, rows, out)
+            known["c_row_stride"] = c[1][0]
+        else:
+            check_structure("pattern", pattern, block, a.device)
+            check_shape("pattern", pattern.shape, [("M", (rows,)), ("N", (columns,))])
+            shape = tuple(pattern.values().shape)
+            if out is not None:
+                check_out_values(out, self._dtype, shape, a.device)
+            known["c_index_words"] = INDEX_WORDS[pattern.crow_indices().dtype]
+            problem = SpgemmShape(rows, depth, columns, shape[0])
+            c = (shape, (shape[1] * shape[2], shape[2], 1))
+        plan = self.compiled.plan
+        args = plan.problem(problem)
+        if pattern is None and args.tiles >= MOST_RUNS:
+            what = "tiles" if self.spec.balanced else "runs of tiles"
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: with {rows} rows of a 2^29 {what} or more")
+        tensors = {
+            "a": (tuple(a.values().shape), a.values().stride()),
+            "b": (tuple(b.values().shape), b.values().stride()),
+            "c": c,
+        }
+        numbers = {**args.numbers, **plan.own(known)}
+        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors), args
+
+    def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Check a dense result; return its shape and strides."""
+        stride = columns = b.shape[1]
+        if out is not None:
+            check_out(out, self._dtype, (rows, columns), b.device)
+            stride = out.stride(0)
+        return (rows, columns), (stride, 1)

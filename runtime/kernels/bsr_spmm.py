@@ -1,0 +1,390 @@
+"""Calls of BSR x dense kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.problem import LaunchArgs, SpmmShape
+from codegen.spec import BsrSpmmSpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.workspace import reserve
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    check_address,
+    check_number,
+    check_output,
+    check_overlap,
+    check_shape,
+    check_strides,
+    check_tensor,
+    used_strides,
+)
+from runtime.kernels.bsr_arguments import (
+    INDEX_WORDS,
+    SIGNATURES_KEPT,
+    STORE,
+    call_key,
+    check_indices,
+    check_out,
+    check_structure,
+    check_values,
+)
+from runtime.kernels.bsr_preparation import BsrPreparation, extent
+from runtime.prepare.prepared import Effort, PreparedBsr
+from runtime.prepare.row_clusters import RowClusters
+from runtime.prepare.row_split import RowSplit
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+}
+"""What each activation of an epilogue is in torch."""
+
+
+class _Options(NamedTuple):
+    """What a call is given beside B, as ``BsrSpmmKernel.__call__`` describes it."""
+
+    a: PreparedBsr
+    c: torch.Tensor | None
+    beta: float
+    bias: torch.Tensor | None
+    packets: torch.Tensor | None  # what A is packed to, or was; None: each launch has memory of its own for that
+    prologue: bool  # whether the kernel that goes before is launched, if there is one
+    out: torch.Tensor | None
+    validate: bool
+
+
+def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
+    """Check what is wrong with a batch, rather than with a matrix of it."""
+    batch = b.shape[0]
+    if batch == 0:
+        raise ArgumentError("b", f"is empty: {tuple(b.shape)}")
+    for name, tensor in (("c", c), ("out", out)):
+        if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.shape[:-2] != (batch,)):
+            what = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ArgumentError(name, f"is {what}, expected (batch {batch}, M, N) as b has a batch dimension")
+    for name, tensor in (("b", b), ("c", c), ("out", out)):
+        if tensor is not None and batch > 1 and tensor.stride(0) % STORE:
+            stride = f"has stride {tensor.stride(0)} from one matrix to the next"
+            raise ArgumentError(name, f"{stride}; it must be a multiple of {STORE} elements")
+    if out is not None:
+        check_output("out", out)
+    if c is not None and out is not None:
+        check_overlap("c", c, "out", out)
+
+
+class BsrSpmmKernel:
+    """C = A @ B, or A^T @ B, with A in block-sparse rows, then the spec's epilogue.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        self._plan = compiled.plan
+        assert isinstance(compiled.plan.spec, BsrSpmmSpec)
+        self.spec: BsrSpmmSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._preparation = BsrPreparation(compiled.plan, loaded)
+        self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
+
+    def __repr__(self) -> str:
+        return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        a: torch.Tensor | PreparedBsr,
+        b: torch.Tensor,
+        *,
+        c: torch.Tensor | None = None,
+        beta: float = 1.0,
+        bias: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        validate: bool = False,
+    ) -> torch.Tensor:
+        """Multiply.
+
+        Where the spec transposes A, B and C have the shapes that A^T needs: B (M, N), C (K, N), c, bias and out as C.
+
+        Args:
+            a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
+                Columns of a row may be unsorted; a repeated column counts as often as it is listed. Or what
+                ``prepare`` made of such a matrix. Specs that transpose A and balanced ones prepare others in each call,
+                by a few small kernels; those that gather block rows (``tile.m`` 384) take prepared ones only.
+                What balanced specs with blocks of 16 and 32 rows cut takes device memory besides: for long block rows
+                at most the bytes of C, or of 128 block rows in fp32 if these are more; for others, where all tiles are
+                fewer than half the SMs, two tiles for each SM, of a B as wide as they were cut for.
+            b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
+                column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
+                device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
+                c and out then have a batch dimension too.
+            c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
+                May be ``out`` itself.
+            beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
+            bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
+                has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
+            out: (M, N) to write into, same rules as c.
+            validate: also check crow_indices and col_indices, and that what was prepared is still that of ``a``. Costs
+                kernels and a synchronisation.
+
+        Returns:
+            C (M, N), or (batch, M, N): A @ B or A @ B + beta c, then the spec's epilogue. In block rows without blocks
+            A @ B is 0.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        beta = check_number("beta", beta)
+        prepared = self._preparation.take(a, b, validate)
+        options = _Options(prepared, c, beta, bias, prepared.packed, prepared.packed is None, out, validate)
+        if isinstance(b, torch.Tensor) and b.dim() == 3:
+            return self._each(b, options)
+        return self._one(b, options)
+
+    def prepare(
+        self,
+        a: torch.Tensor | PreparedBsr,
+        columns: int | None = None,
+        *,
+        pack: bool = False,
+        effort: Effort = "fast",
+    ) -> PreparedBsr:
+        """Work out of a sparse matrix what this kernel wants to know, once for many calls.
+
+        Balanced kernels want the block rows in order of their length, with blocks of 16 and 32 rows cut where they are
+        long; those that transpose A the blocks by block column; those that gather block rows clusters of rows that have
+        columns in common. Others want nothing. It depends on the places of the blocks, not on their values: see
+        ``PreparedBsr.with_values``.
+
+        Args:
+            a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its
+                values are packed anew, or no more, and all else stays.
+            columns: of B. The result is right for any B, and fastest for one as wide as that. With blocks of 16 and 32
+                rows, and tiles for half of the SMs at most, other rows than long ones are then cut too, if that is
+                faster; without it, sums do not depend on how wide B is. Clusters are made so large that all SMs have
+                about as many tiles; without it, as large as they can be.
+            pack: of kernels that gather block rows: also copy A's values in the order in which they are read, which
+                otherwise each call does, to device memory of A's size, or several times that where rows of a cluster
+                are of very different lengths. For values that stay what they are, as those of weights: the copy does
+                not follow them.
+            effort: of the search for clusters, which runs on the CPU and synchronises. "best" lets clusters exchange
+                rows by simulated annealing, which takes 2 to 25 s of CPU: for 512 block rows of 16 of 512 random blocks
+                each has 202 columns, not 211, and a call takes 185.9 us, not 190.8 (docs/ladder-bsr.md, step 58).
+                "fast" does without. Other kernels search nothing.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        return self._preparation.prepare(a, columns, pack, effort)
+
+    def _rows(self, a: torch.Tensor) -> int:
+        """Return the rows of C."""
+        return a.shape[1] if self.spec.transpose_a else a.shape[0]
+
+    def _one(self, b: torch.Tensor, options: _Options, own_out: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
+        a, row_order, packets = options.a.matrix, options.a.row_order, options.packets
+        c, beta, bias, out = options.c, options.beta, options.bias, options.out
+        values, crow, col = a.values(), a.crow_indices(), a.col_indices()
+        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, extent(row_order))
+        found = self._signatures.get(key)
+        if found is None:
+            found = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
+            if len(self._signatures) >= SIGNATURES_KEPT:
+                self._signatures.clear()
+            self._signatures[key] = found
+        signature, args = found
+        if options.validate:
+            check_indices("a", a)
+        if out is None:
+            out = self._empty(self._rows(a), b) if own_out is None else own_out
+        addresses = {"a": values.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
+        if c is not None:
+            check_overlap("c", c, "out", out)
+            addresses["c_in"] = c.data_ptr()
+        for name, address in addresses.items():
+            check_address({"a": "a.values()", "c": "out", "c_in": "c"}.get(name, name), address)
+        if values.shape[0] == 0:
+            return self._without_blocks(c, beta, bias, out)
+        by_rows = b  # what the product reads
+        if args.copy_stride is not None:
+            by_rows = torch.empty((b.shape[0], args.copy_stride), dtype=b.dtype, device=b.device)
+        addresses |= {"b": by_rows.data_ptr(), "b_groups": by_rows.data_ptr(), "b_columns": b.data_ptr()}
+        addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        if bias is not None:
+            addresses["bias"] = bias.data_ptr()
+        with torch.cuda.device(b.device):
+            stream = torch.cuda.current_stream().cuda_stream
+            addresses |= self._preparation.addresses(options.a)
+            if packets is None:
+                packets = self._preparation.packets(options.a)
+            if packets is not None:
+                addresses["packets"] = packets.data_ptr()
+            more, held = reserve(b.device, stream, args)
+            addresses |= more
+            self._loaded.launch(signature, addresses, stream, prologue=options.prologue)
+            del held  # not before: what is given back could be handed out again
+        return out
+
+    def _each(self, b: torch.Tensor, options: _Options) -> torch.Tensor:
+        """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
+        _check_batch(b, options.c, options.out)
+        batch, rows, c, out = b.shape[0], self._rows(options.a.matrix), options.c, options.out
+        written = out
+        if written is None:
+            written = self._empty(batch * rows, b[0]).unflatten(0, (batch, rows))
+        packets = options.packets  # the first matrix' launch packs A for all
+        if packets is None:
+            packets = self._preparation.packets(options.a)
+        for i in range(batch):
+            one = options._replace(
+                packets=packets,
+                prologue=options.prologue and (packets is None or i == 0),
+                c=None if c is None else c[i],
+                out=None if out is None else out[i],
+                validate=options.validate and i == 0,
+            )
+            self._one(b[i], one, written[i])
+        return written
+
+    @staticmethod
+    def _empty(rows: int, b: torch.Tensor) -> torch.Tensor:
+        """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
+        columns = b.shape[1]
+        padded = -(-columns // STORE) * STORE
+        return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
+
+    def _without_blocks(
+        self, c: torch.Tensor | None, beta: float, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Write what the epilogue makes of A @ B = 0."""
+        if bias is None and (c is None or beta == 0):
+            return out.zero_()  # every activation keeps 0
+        total = torch.zeros((), dtype=torch.float32, device=out.device)
+        if c is not None and beta != 0:
+            total = total + beta * c.float()
+        if bias is not None:
+            total = total + bias.float()[:, None]
+        if self.spec.epilogue is not None:
+            total = ACTIVATIONS[self.spec.epilogue.activation](total)
+        return out.copy_(total)
+
+    def _check_added(
+        self, c: Any, beta: float, shape: tuple[int, int], device: torch.device
+    ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Check what is added to A @ B; return shape and strides of c, if it is."""
+        if not self.spec.accumulate:
+            for name, given in (("c", c is not None), ("beta", beta != 1)):
+                if given:
+                    raise ArgumentError(
+                        name, f"is not an argument of {self.compiled.named.stem}: its spec does not accumulate"
+                    )
+            return {}
+        if c is None:
+            raise ArgumentError("c", f"is missing: {self.compiled.named.stem} computes A @ B + beta c")
+        check_tensor("c", c, self._dtype, 2, device)
+        check_shape("c", c.shape, [("M", (shape[0],)), ("N", (shape[1],))])
+        check_strides("c", c)
+        return {"c_in": (tuple(c.shape), c.stride())}
+
+    def _check_bias(self, bias: Any, rows: int, device: torch.device) -> None:
+        wanted = self.spec.epilogue is not None and self.spec.epilogue.bias
+        if not wanted and bias is not None:
+            raise ArgumentError("bias", f"is not an argument of {self.compiled.named.stem}: its epilogue has no bias")
+        if not wanted:
+            return
+        if bias is None:
+            raise ArgumentError(
+                "bias", f"is missing: the epilogue of {self.compiled.named.stem} adds a bias (M {rows},)"
+            )
+        check_tensor("bias", bias, self._dtype, 1, device)
+        check_shape("bias", bias.shape, [("M", (rows,))])
+        if not bias.is_contiguous():
+            raise ArgumentError("bias", f"has stride {bias.stride(0)}, expected a contiguous tensor")
+
+    def _check_layout(self, b: torch.Tensor, by_columns: bool) -> None:
+        """Check that the rows of B, or its columns, are contiguous and begin where copies may."""
+        wanted, other = ("column_major", "row_major") if by_columns else ("row_major", "column_major")
+        kept = b.mT if by_columns else b
+        if kept.shape[1] > 1 and kept.stride(1) != 1 and kept.stride(0) == 1:
+            raise ArgumentError(
+                "b",
+                f"has strides {b.stride()}: it is {other}, and {self.compiled.named.stem} is for b_layout {wanted}; "
+                f"pass a copy stored so, or use a spec with b_layout: {other}",
+            )
+        check_strides("b", kept)
+
+    def _check(
+        self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, row_order: Any = None
+    ) -> tuple[Signature, LaunchArgs]:
+        """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
+        check_tensor("b", b, self._dtype, 2)
+        check_structure("a", a, self.spec.block, b.device)
+        check_values("a", a, self._dtype)
+        rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
+        columns = b.shape[1]
+        check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
+        by_columns = self.spec.b_layout == "column_major"
+        self._check_layout(b, by_columns)
+        added = self._check_added(c, beta, (rows, columns), b.device)
+        self._check_bias(bias, rows, b.device)
+        stride = -(-columns // STORE) * STORE
+        if out is not None:
+            check_out(out, self._dtype, (rows, columns), b.device)
+            stride = out.stride(0)
+        values = a.values()
+        shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
+        if isinstance(row_order, RowSplit):
+            shape = replace(shape, chunk_blocks=row_order.limit)
+        elif isinstance(row_order, RowClusters):
+            shape = replace(shape, groups=row_order.rows.shape[0], rounds=row_order.rounds.shape[0])
+        args = self._plan.problem(shape)
+        if args.tiles // self._plan.cluster >= 2**31:
+            raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
+        known: dict[str, int | float] = {
+            "index_words": INDEX_WORDS[a.crow_indices().dtype],
+            "b_row_stride": used_strides(b)[0],
+            "b_column_stride": used_strides(b)[1],
+            "c_row_stride": stride,
+            "beta": beta,
+        }
+        numbers = {**args.numbers, **self._plan.own(known)}
+        tensors = {
+            **added,
+            **self._b_tensors(b, args.copy_stride),
+            "a": (tuple(values.shape), values.stride()),
+            "c": ((rows, columns), (stride, 1)),
+        }
+        signature = self._loaded.signature(
+            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid
+        )
+        return signature, args
+
+    def _b_tensors(
+        self, b: torch.Tensor, copy_stride: int | None
+    ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the shapes and strides in which tensor maps see B, or the copy of it that is made by rows."""
+        by_columns: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+            "b_columns": (tuple(b.mT.shape), b.mT.stride())
+        }
+        if self.spec.b_layout == "column_major" and copy_stride is None:
+            return {"b": by_columns["b_columns"]}
+        depth, columns = b.shape
+        row = b.stride(0) if copy_stride is None else copy_stride
+        by_rows = {**by_columns, "b": ((depth, columns), (row, 1))}
+        groups = self._plan.tensor_maps.get("b_groups_map")
+        if groups is not None:  # B's columns in groups; the last one may reach beyond B
+            width = groups.box[0]
+            by_rows["b_groups"] = ((-(-columns // width), depth, width), (width, row, 1))
+        return by_rows

@@ -1,0 +1,98 @@
+"""Calls of tile copy kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codegen.problem import CopyShape
+from codegen.spec import TileCopySpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    check_address,
+    check_output,
+    check_shape,
+    check_strides,
+    check_tensor,
+    used_strides,
+)
+from runtime.kernels.bsr_arguments import SIGNATURES_KEPT, call_key
+
+CHUNK = 8  # columns of one 16-byte load or store
+MOST_TILES = 2**30  # the kernel counts a few rounds of thread blocks past the last tile
+
+
+class TileCopyKernel:
+    """out = x, tile by tile through shared memory: a micro-kernel that measures one way of loading tiles.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, TileCopySpec)
+        self.spec: TileCopySpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._signatures: dict[Any, Signature] = {}
+
+    def __repr__(self) -> str:
+        return f"<tile_copy kernel {self.compiled.named.stem}(x) for {self.spec.arch}>"
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy.
+
+        Args:
+            x: (rows, columns), the spec's dtype, row-major (last dimension contiguous), columns and row stride
+                multiples of 8.
+            out: (rows, columns) to write into, same rules as x; it must not overlap x.
+
+        Returns:
+            The copy.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        key = call_key(x, out)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._check(x, out)
+            if len(self._signatures) >= SIGNATURES_KEPT:
+                self._signatures.clear()
+            self._signatures[key] = signature
+        if out is None:
+            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        addresses = {"in": x.data_ptr(), "out": out.data_ptr()}
+        for name, address in addresses.items():
+            check_address({"in": "x"}.get(name, name), address)
+        with torch.cuda.device(x.device):
+            self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+        return out
+
+    def _check(self, x: Any, out: Any) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        check_tensor("x", x, self._dtype, 2)
+        rows, columns = x.shape
+        if columns % CHUNK:
+            raise ArgumentError("x", f"has {columns} columns, expected a multiple of {CHUNK}: chunks of 16 bytes move")
+        check_strides("x", x)
+        stride = columns
+        if out is not None:
+            check_tensor("out", out, self._dtype, 2, x.device)
+            check_shape("out", out.shape, [("rows", (rows,)), ("columns", (columns,))])
+            check_strides("out", out)
+            check_output("out", out)
+            stride = out.stride(0)
+        plan = self.compiled.plan
+        args = plan.problem(CopyShape(rows, columns))
+        if args.tiles >= MOST_TILES:
+            raise ArgumentError("x", f"has shape {tuple(x.shape)}: {MOST_TILES} tiles or more")
+        numbers = {**args.numbers, **plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})}
+        tensors = {"in": (tuple(x.shape), x.stride())}
+        return self._loaded.signature(x.device.index, args.tiles, numbers, tensors)

@@ -1,0 +1,1 @@
+"""What is worked out on the host before calls, once for many of them. Needs torch, no GPU."""

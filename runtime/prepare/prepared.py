@@ -1,0 +1,89 @@
+"""What ``prepare`` of a kernel returns: an operand, and what was worked out of it beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.prepare.row_clusters import RowClusters
+from runtime.prepare.row_split import RowSplit
+from runtime.prepare.transpose import TransposedIndex
+
+RowOrder = torch.Tensor | RowSplit | RowClusters
+"""Block rows, longest first; such rows, the long ones cut; or clusters of rows that have columns in common."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedBsr:
+    """A BSR matrix that a kernel has prepared: calls of that kernel take it in place of the matrix.
+
+    What is prepared follows from the places of the blocks, ``packed`` from their values too. Both are trusted: a call
+    with ``validate`` finds out whether the matrix has changed since.
+
+    Attributes:
+        matrix: the matrix itself, layout torch.sparse_bsr.
+        row_order: in which order, parts or clusters the kernel takes its block rows; None if in their own.
+        index: its blocks in the order of the block columns, for kernels that transpose it.
+        packed: uint8 (bytes,): its values as a kernel reads them that gathers block rows, a copy.
+    """
+
+    matrix: torch.Tensor
+    row_order: RowOrder | None = None
+    index: TransposedIndex | None = None
+    packed: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        kind = f", {ORDERS[type(self.row_order)]}" if self.row_order is not None else ""
+        parts = kind + (", transposed index" if self.index else "") + (", packed" if self.packed is not None else "")
+        return f"<prepared BSR matrix {tuple(self.matrix.shape)}, {self.matrix.values().shape[0]} stored blocks{parts}>"
+
+    def with_values(self, values: torch.Tensor) -> PreparedBsr:
+        """Return the same matrix with other values, which are not packed: each call then packs them if it must.
+
+        Args:
+            values: (stored blocks, rows, cols), as those of the matrix.
+
+        Raises:
+            ArgumentError: if they have another shape or are on another device.
+        """
+        stored = self.matrix.values()
+        if not isinstance(values, torch.Tensor):
+            raise ArgumentError("values", f"is {type(values).__name__}, expected a torch.Tensor")
+        if values.shape != stored.shape:
+            raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(stored.shape)}")
+        if values.device != stored.device:
+            raise ArgumentError("values", f"is on {values.device}, the matrix is on {stored.device}")
+        indices = self.matrix.crow_indices(), self.matrix.col_indices()
+        matrix = torch.sparse_bsr_tensor(*indices, values, size=self.matrix.shape, check_invariants=False)
+        return replace(self, matrix=matrix, packed=None)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedLists:
+    """Lists of key blocks that a kernel has prepared: calls of that kernel take them in place of ``kv_indices``.
+
+    Attributes:
+        kv_indices: the lists.
+        query_order: int32 (batch, heads, query blocks), the argument of that name: query blocks that form a tile follow
+            each other; None for kernels that do not take it.
+    """
+
+    kv_indices: torch.Tensor
+    query_order: torch.Tensor | None = None
+
+
+ORDERS: dict[type, str] = {
+    type(None): "no order of block rows",
+    torch.Tensor: "block rows by length",
+    RowSplit: "cut block rows",
+    RowClusters: "row clusters",
+}
+"""What each kind of an order of block rows is in words."""
+
+
+Effort = Literal["fast", "best"]
+"""How hard to look for row clusters."""
+EFFORTS: tuple[Effort, ...] = ("fast", "best")

@@ -1,0 +1,50 @@
+"""Block rows of a BSR matrix as kernels take them that divide the long ones between thread blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from codegen.preparation import RowCut
+
+
+class RowSplit(NamedTuple):
+    """The block rows of a BSR matrix in the order of their length, the long ones cut into chunks.
+
+    Attributes:
+        chunks: int32 (chunks at most, 4), of each chunk: its block row, its first stored block, the end of its blocks,
+            and the number of the first chunk of its row, -1 if it is the only one. The chunks of a row follow each
+            other. What is behind the last chunk means nothing.
+        total: int32 (1,): chunks.
+        limit: blocks of a chunk, at most.
+    """
+
+    chunks: torch.Tensor
+    total: torch.Tensor
+    limit: int
+
+
+def split_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowSplit:
+    """Cut block rows, on their device and without a synchronisation.
+
+    Args:
+        crow_indices: (block rows + 1,): first block of each block row, and one more.
+        cut: how long a chunk may be, and how many there may be.
+        step: stored blocks of a step: chunks are of whole steps but for the last of a row.
+    """
+    lengths = crow_indices.diff()
+    order = lengths.argsort(descending=True, stable=True)
+    lengths, starts = lengths[order], crow_indices[:-1][order]
+    pieces = ((lengths + cut.limit - 1) // cut.limit).clamp(min=1)
+    ends = pieces.cumsum(0)  # numbers of chunks
+    numbers = torch.arange(cut.chunks, device=crow_indices.device)
+    # The row of each chunk, as its place in the order; chunks behind the last one look at the last row.
+    row = torch.searchsorted(ends, numbers, right=True).clamp(max=order.shape[0] - 1)
+    first_chunk = (ends - pieces)[row]
+    steps, piece = (lengths[row] + step - 1) // step, numbers - first_chunk
+    first = steps * piece // pieces[row] * step
+    end = torch.minimum(steps * (piece + 1) // pieces[row] * step, lengths[row])
+    joined = torch.where(pieces[row] > 1, first_chunk, -1)
+    table = torch.stack([order[row], starts[row] + first, starts[row] + end, joined], 1)
+    return RowSplit(table.to(torch.int32), ends[-1:].to(torch.int32), cut.limit)

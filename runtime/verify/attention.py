@@ -1,0 +1,464 @@
+"""Attention: case table, oracle, and how one case is run."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from codegen.spec import AttentionSpec
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.attention import AttentionKernel
+from runtime.prepare.query_grouping import find_query_order
+from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs. Every case of CASES runs for every kernel; what its pattern does not have is left out.
+
+    Attributes:
+        name: unique; also the seed.
+        lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
+            replacement), ``out_of_range`` (some entries name no block), ``padded`` (different blocks, then entries
+            that name none where a list is longer than there are blocks; otherwise such a list repeats some).
+        counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all), ``mixed`` (each
+            row 0 or all; of topk, about half the rows then name no block).
+        heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
+        shared_lists: one list for all batches and heads.
+        overlap: of topk, the share of its entries that every second list has in common with the one before, in
+            another order; None if each list is drawn on its own. Different blocks are then different in both lists,
+            as far as there are as many.
+        full_lists: whether block_lists gets its second list.
+        layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
+        expanded: k and v are one batch, expanded (stride 0).
+        values: what q, k and v hold: ``normal`` (random), ``equal_keys`` (all keys of a head are one: every weight is
+            the same), ``huge_logit`` (one key has the scaled logit HUGE_LOGIT for every fifth query, and values
+            in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling),
+            ``rising`` and ``falling`` (the scaled logits rise or fall by RISE from the first key to the last, so that
+            the keys of a block outweigh those of all blocks on one side of it).
+        spread: factor on q; large values make one key win.
+        scale: the softmax scale, or None for the default.
+        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
+    """
+
+    name: str
+    batch: int = 1
+    heads: int = 2
+    kv_heads: int = 2
+    q_len: int = 512
+    kv_len: int = 512
+    lists: str = "random"
+    counts: str = "random"
+    shared_lists: bool = False
+    overlap: float | None = None
+    full_lists: bool = True
+    layout: str = "bhsd"
+    expanded: bool = False
+    values: str = "normal"
+    spread: float = 1.0
+    scale: float | None = None
+    sinks: str = "normal"
+
+    def describe(self) -> str:
+        """Return the parameters that differ from a plain case."""
+        text = (
+            f"B{self.batch} H{self.heads}:{self.kv_heads} S{self.q_len}x{self.kv_len} {self.layout} lists {self.lists}"
+        )
+        extras = {
+            "shared lists": self.shared_lists,
+            f"overlap {self.overlap}": self.overlap is not None,
+            "expanded k, v": self.expanded,
+            self.values.replace("_", " "): self.values != "normal",
+            f"q x {self.spread:g}": self.spread != 1.0,
+            f"scale {self.scale}": self.scale is not None,
+            f"counts {self.counts}": self.counts != "random",
+            "one list only": not self.full_lists,
+            f"{self.sinks} sinks": self.sinks != "normal",
+        }
+        return ", ".join([text, *(word for word, said in extras.items() if said)])
+
+
+HUGE_LOGIT = 1e4  # its exponential is far beyond fp32
+# Times log2(e) it is 14427, whose ulp is 2^-10: a kernel that fuses this product with the difference to the maximum is
+# off by up to 2^-11 in the exponent, 3.4e-4 in the weight. That is less than half an ulp of an fp16 number from 1.1 to
+# 1.4, so the result of a query that this key wins must still be exact.
+HUGE_LOGIT_VALUES = (1.1, 1.4)
+RISE = 80.0  # over all keys: 3.4 from one block of 64 keys to the next, where there are 1500
+LARGEST_PRODUCT = 6e4  # the largest finite fp16 is 65504: scores that were kept in fp16 would be near its end
+
+CASES = (
+    Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
+    Case("long", q_len=8192, kv_len=8192, heads=2, kv_heads=1),
+    Case("many_tiles", heads=100, kv_heads=50, q_len=520, kv_len=900),  # several for each thread block
+    Case("odd_lengths", heads=3, kv_heads=3, q_len=333, kv_len=777),
+    Case("one_query", batch=2, heads=2, kv_heads=1, q_len=1, kv_len=1000),
+    Case("one_block", heads=1, kv_heads=1, q_len=17, kv_len=50, lists="repeated"),
+    Case("one_pair", heads=1, kv_heads=1, q_len=1, kv_len=1, lists="repeated"),
+    Case("few_queries", heads=2, kv_heads=2, q_len=200, kv_len=3000),
+    Case("few_queries_many_keys", heads=3, kv_heads=1, q_len=129, kv_len=5001),
+    Case("few_keys", heads=2, kv_heads=2, q_len=1500, kv_len=200, lists="repeated"),
+    Case("gqa_8_to_1", batch=2, heads=8, kv_heads=1, q_len=640, kv_len=640),
+    Case("gqa_4_to_1", heads=8, kv_heads=2, q_len=321, kv_len=960),
+    Case("gqa_3_to_1", heads=6, kv_heads=2, q_len=129, kv_len=1025),
+    Case("shared_lists", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, shared_lists=True),
+    Case("transposed", batch=2, heads=4, kv_heads=2, q_len=500, kv_len=600, layout="bshd"),
+    Case("expanded", batch=3, heads=2, kv_heads=2, q_len=300, kv_len=400, expanded=True),
+    Case("repeated_blocks", batch=1, heads=4, kv_heads=4, q_len=512, kv_len=1024, lists="repeated"),
+    Case("out_of_range", batch=1, heads=2, kv_heads=2, q_len=512, kv_len=1000, lists="out_of_range"),
+    Case("empty_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="empty"),
+    Case("full_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="full"),
+    Case("empty_and_full_rows", heads=4, kv_heads=2, q_len=1000, kv_len=900, lists="padded", counts="mixed"),
+    Case("one_list", heads=2, kv_heads=2, q_len=512, kv_len=900, full_lists=False),
+    Case("one_key_wins", heads=2, kv_heads=2, q_len=512, kv_len=512, spread=40.0),
+    Case("equal_keys", heads=2, kv_heads=2, q_len=512, kv_len=700, lists="padded", values="equal_keys"),
+    Case("huge_logit", heads=2, kv_heads=2, q_len=512, kv_len=512, lists="padded", values="huge_logit"),
+    Case(
+        "large_products",
+        heads=2,
+        kv_heads=1,
+        q_len=300,
+        kv_len=512,
+        lists="padded",
+        values="large_products",
+        scale=0.05,
+    ),
+    Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
+)
+LARGEST_PAIRS = 2 * 8192 * 8192  # of a case, all heads counted: the oracle's matrices of them are float64
+# Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
+SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
+
+SINK_CASES = (
+    Case("huge_sinks", heads=4, kv_heads=2, q_len=200, kv_len=300, sinks="huge"),
+    Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
+)
+
+# A kernel that keeps the scale of a row's exponentials from step to step has to change it at each step of one of these.
+MONOTONE_CASES = (
+    Case("rising_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="rising"),
+    Case("falling_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="falling"),
+)
+
+# Lists of neighbouring query blocks that have all, some or none of their entries in common. An odd number of query
+# blocks leaves one alone; 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
+SHARE_KV_CASES = (
+    Case("same_lists", heads=4, kv_heads=2, q_len=1000, kv_len=2500, overlap=1.0),
+    Case("three_quarters_in_common", batch=2, heads=4, kv_heads=1, q_len=670, kv_len=5001, overlap=0.75),
+    Case("nothing_in_common", heads=3, kv_heads=1, q_len=640, kv_len=4100, overlap=0.0),
+    Case("repeated_in_common", heads=4, kv_heads=4, q_len=333, kv_len=1500, lists="repeated", overlap=0.75),
+    Case("out_of_range_in_common", heads=2, kv_heads=2, q_len=700, kv_len=4999, lists="out_of_range", overlap=0.5),
+    Case("one_entry_in_common", heads=2, kv_heads=2, q_len=960, kv_len=4100, layout="bshd", overlap=1 / 32),
+    Case("long_in_common", heads=2, kv_heads=1, q_len=8192, kv_len=8192, overlap=0.75),
+)
+
+# Enough tiles for every thread block to have some after those that it takes as they come; more than a window's.
+ORDER_QUERIES_CASES = (
+    Case("many_in_common", batch=2, heads=40, kv_heads=20, q_len=1620, kv_len=1000, overlap=0.5),
+    Case("many_out_of_range", heads=60, kv_heads=60, q_len=1300, kv_len=1500, lists="out_of_range", layout="bshd"),
+    Case("two_windows", heads=4, kv_heads=2, q_len=18_700, kv_len=700, lists="repeated"),
+)
+
+# Several tiles of a head for each thread block, and more of them than exchange query blocks.
+POOL_CASES = (
+    Case("pools", heads=2, kv_heads=1, q_len=60_011, kv_len=1000, lists="repeated", overlap=0.5),
+    Case("more_than_a_pool", heads=1, kv_heads=1, q_len=290_011, kv_len=400, lists="repeated", layout="bshd"),
+)
+
+
+def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
+    cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
+    cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
+    cases = (*cases, *(ORDER_QUERIES_CASES if spec.order_queries else ()))
+    cases = (*cases, *(POOL_CASES if spec.order_queries and spec.paced else ()))
+    return tuple(fitted(case, spec) for case in cases)
+
+
+def fitted(case: Case, spec: AttentionSpec) -> Case:
+    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold."""
+    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.packed_heads)
+    most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
+    return replace(case, heads=heads, q_len=min(case.q_len, most))
+
+
+RANDOM_SHAPES = 100
+
+
+def random_cases() -> tuple[Case, ...]:
+    """Return RANDOM_SHAPES small cases of random shape, lists, layout and scale: the same ones every time."""
+    draw = random.Random(0)
+
+    def length() -> int:
+        kind = draw.random()
+        if kind < 0.05:
+            return draw.randint(701, 1500)
+        if kind < 0.3:  # at the edge of a block
+            return 64 * draw.randint(1, 10) + draw.choice((-1, 0, 1))
+        return draw.randint(1, 700)
+
+    def case(number: int) -> Case:
+        group = draw.randint(1, 8)
+        kv_heads = draw.randint(1, max(1, 8 // group))
+        return Case(
+            f"random_{number:03}",
+            batch=draw.randint(1, 3),
+            heads=group * kv_heads,
+            kv_heads=kv_heads,
+            q_len=length(),
+            kv_len=length(),
+            lists=draw.choice(("random", "repeated", "out_of_range", "padded")),
+            counts=draw.choice(("random", "random", "mixed", "mixed", "full", "empty")),
+            shared_lists=draw.random() < 0.25,
+            full_lists=draw.random() < 0.75,
+            layout=draw.choice(("bhsd", "bshd")),
+            expanded=draw.random() < 0.25,
+            scale=draw.choice((None, round(draw.uniform(0.02, 0.3), 3))),
+        )
+
+    return tuple(case(number) for number in range(RANDOM_SHAPES))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of one call."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    indices: tuple[torch.Tensor | None, ...]
+    sink: torch.Tensor | None
+
+
+def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
+    """Draw fresh random inputs of a case."""
+    source = generator(case.name, device)
+    dtype = TORCH_DTYPES[spec.dtype]
+
+    def tensor(batch: int, heads: int, length: int) -> torch.Tensor:
+        shape = (batch, heads, length, spec.head_dim)
+        if case.layout == "bshd":
+            shape = (batch, length, heads, spec.head_dim)
+        drawn = torch.randn(shape, generator=source, device=device, dtype=torch.float32).to(dtype)
+        return drawn.transpose(1, 2) if case.layout == "bshd" else drawn
+
+    q = tensor(case.batch, case.heads, case.q_len) * case.spread
+    stored = 1 if case.expanded else case.batch
+    k, v = (tensor(stored, case.kv_heads, case.kv_len) for _ in range(2))
+    _set_values(spec, case, q, k, v)
+    k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
+    lists = _make_lists(spec, case, device, source)
+    if spec.query_order:
+        lists = (*lists, _make_order(spec, case, lists[0], source))
+    return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
+
+
+def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Change normal q, k and v in place to what the case asks for."""
+    if case.values == "equal_keys":
+        k.copy_(k[:, :, :1].clone())
+    elif case.values == "huge_logit":
+        # One element of q and k is used for this alone, so that no other logit changes much.
+        root = (HUGE_LOGIT / softmax_scale(spec, case)) ** 0.5
+        q[..., 0] = k[..., 0] = 0.0
+        winner = case.kv_len // 2 + 3
+        q[:, :, ::5, 0] = k[:, :, winner, 0] = root
+        v[:, :, winner] = v[:, :, winner].sign() * v[:, :, winner].abs().clamp(*HUGE_LOGIT_VALUES)
+    elif case.values in ("rising", "falling"):
+        root = (RISE / softmax_scale(spec, case)) ** 0.5
+        ramp = torch.linspace(0.0, root, case.kv_len, device=k.device)
+        q[..., 0] = root
+        k[..., 0] = ramp if case.values == "rising" else ramp.flip(0)
+    elif case.values == "large_products":
+        keys = k.float().repeat_interleave(case.heads // case.kv_heads, 1)
+        factor = (LARGEST_PRODUCT / (q.float() @ keys.transpose(2, 3)).abs().max()) ** 0.5
+        q *= factor
+        k *= factor
+
+
+def softmax_scale(spec: AttentionSpec, case: Case) -> float:
+    """Return what the logits of a case are multiplied by."""
+    return spec.head_dim**-0.5 if case.scale is None else case.scale
+
+
+def _make_sink(case: Case, device: torch.device, source: torch.Generator) -> torch.Tensor:
+    if case.sinks == "huge":
+        return torch.tensor([1e4, -1e4], device=device).repeat(case.heads)[: case.heads].contiguous()
+    drawn = torch.randn(case.heads, generator=source, device=device, dtype=torch.float32)
+    return math.log(case.kv_len) + 2.0 * drawn
+
+
+def _make_lists(
+    spec: AttentionSpec, case: Case, device: torch.device, source: torch.Generator
+) -> tuple[torch.Tensor | None, ...]:
+    block = spec.pattern.fixed_block
+    if block is None:
+        return ()
+    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads // spec.packed_heads)
+    rows, key_blocks = -(-case.q_len // block.q), -(-case.kv_len // block.kv)
+
+    def draw(length: int, rows: int = rows) -> torch.Tensor:
+        shape = (batch, heads, rows)
+        if case.lists == "padded" or (case.lists == "random" and length <= key_blocks):
+            picks = torch.rand((*shape, key_blocks), generator=source, device=device).argsort(-1)[..., :length]
+            picks = torch.nn.functional.pad(picks, (0, length - picks.shape[3]), value=-1)
+        else:
+            picks = torch.randint(0, key_blocks, (*shape, length), generator=source, device=device)
+        if case.lists == "out_of_range":
+            wild = torch.rand(picks.shape, generator=source, device=device)
+            picks = torch.where(wild < 0.2, -1, torch.where(wild > 0.8, key_blocks + 3, picks))
+        return picks.to(torch.int32).contiguous()
+
+    def pairs(length: int, overlap: float) -> torch.Tensor:
+        """Draw two lists at once, which begin and end in the same entries, and shuffle both."""
+        common = round(overlap * length)
+        both = draw(2 * length - common, -(-rows // 2))
+        two = torch.stack((both[..., :length], both[..., length - common :]), 3)
+        order = torch.rand(two.shape, generator=source, device=device).argsort(-1)
+        return two.gather(4, order).flatten(2, 3)[:, :, :rows].contiguous()
+
+    def chosen_rows() -> torch.Tensor:
+        return torch.rand((batch, heads, rows), generator=source, device=device) < 0.5
+
+    def count(length: int) -> torch.Tensor:
+        if case.counts == "random":
+            drawn = torch.randint(0, length + 1, (batch, heads, rows), generator=source, device=device)
+            return drawn.to(torch.int32)
+        if case.counts == "mixed":
+            return torch.where(chosen_rows(), length, 0).to(torch.int32)
+        return torch.full(
+            (batch, heads, rows), 0 if case.counts == "empty" else length, dtype=torch.int32, device=device
+        )
+
+    names = [tensor.name for tensor in spec.pattern.index_tensors]
+    if names == ["kv_indices"]:
+        k = int(spec.pattern.index_tensors[0].dims[3])
+        drawn = draw(k) if case.overlap is None else pairs(k, case.overlap)
+        return (drawn.masked_fill(~chosen_rows()[..., None], -1) if case.counts == "mixed" else drawn,)
+    # The two lists of block_lists split the key blocks between them, as a BlockMask does.
+    partial = draw(key_blocks)
+    half = max(1, key_blocks // 2)
+    if not case.full_lists:
+        return count(key_blocks), partial
+    full = partial[..., half:].contiguous() if key_blocks > 1 else partial
+    return count(half), partial[..., :half].contiguous(), count(full.shape[3]), full
+
+
+def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, source: torch.Generator) -> torch.Tensor:
+    """Return the order that is found for lists that overlap, and any for others."""
+    block = spec.pattern.fixed_block
+    assert lists is not None and block is not None
+    if case.overlap is not None:
+        return find_query_order(lists, -(-case.kv_len // block.kv), spec.tile.m // block.q)
+    return torch.rand(lists.shape[:3], generator=source, device=lists.device).argsort(-1).to(torch.int32)
+
+
+def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
+    """Return how often each pair counts: float64 (batch, heads, q_len, kv_len), 0 where it is hidden."""
+    device = inputs.q.device
+    q_len, kv_len = case.q_len, case.kv_len
+    query = torch.arange(q_len, device=device)[:, None]
+    key = torch.arange(kv_len, device=device)[None, :]
+    seen: torch.Tensor = spec.pattern.visible(query, key, q_len, kv_len)
+    block = spec.pattern.fixed_block
+    if block is None:
+        return seen.double().expand(case.batch, case.heads, q_len, kv_len)
+    key_blocks = -(-kv_len // block.kv)
+
+    def listed(lists: torch.Tensor, counts: torch.Tensor | None) -> Any:
+        used = (lists >= 0) & (lists < key_blocks)
+        if counts is not None:
+            used = used & (torch.arange(lists.shape[3], device=device) < counts[..., None])
+        total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
+        total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
+        pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
+        if pairs.shape[1] > 1:  # one list for each pack
+            pairs = pairs.repeat_interleave(spec.packed_heads, 1)
+        return pairs.expand(case.batch, case.heads, -1, -1)
+
+    given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
+    lists = given["kv_indices"]
+    assert lists is not None
+    result: torch.Tensor = listed(lists, given.get("kv_num_blocks")) * seen
+    full = given.get("full_kv_indices")
+    return result if full is None else result + listed(full, given["full_kv_num_blocks"])
+
+
+def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return out, lse and multiplicity in float64."""
+    q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
+    group = case.heads // case.kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scale = softmax_scale(spec, case)
+    weight = multiplicity(spec, case, inputs)
+    scores = (q @ k.transpose(2, 3)) * scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores.masked_fill(weight == 0, -torch.inf)
+    top = scores.amax(-1, keepdim=True)
+    sink = None if inputs.sink is None else inputs.sink.double()[:, None, None]
+    top = (top if sink is None else torch.maximum(top, sink)).nan_to_num(neginf=0.0)
+    weighted = weight * torch.exp(scores - top)
+    total = weighted.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
+    out = torch.where(total > 0, weighted / total, 0.0) @ v
+    return out, (total.log() + top).squeeze(-1), weight
+
+
+def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
+    """Return torch's own attention in the kernel's type; None for what torch cannot say: a pair that counts twice, a
+    softcap, a sink."""
+    if spec.softcap is not None or spec.sink or bool((weight > 1).any()):
+        return None
+    group = case.heads // case.kv_heads
+    k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)
+    return torch.nn.functional.scaled_dot_product_attention(inputs.q, k, v, attn_mask=weight > 0, scale=case.scale)
+
+
+def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outcome:
+    """Run one case twice on poisoned outputs and compare it with the oracle and with torch."""
+    spec = kernel.spec
+    inputs = make_inputs(spec, case, device)
+    reference, reference_lse, weight = oracle(spec, case, inputs)
+    problems = []
+    results = []
+    for _ in range(2):
+        out = torch.full_like(inputs.q, float("nan"))
+        with poisoned_memory():
+            results.append(
+                kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink)
+            )
+    (out, lse), (again, lse_again) = results
+    if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):
+        problems.append("two runs differ")
+    if lse is not None:
+        problems += _check_lse(lse, reference_lse)
+    unseen = weight.sum(-1) == 0
+    if bool((out[unseen] != 0).any()):
+        problems.append("a row without keys is not 0")
+    theirs = torch_result(spec, case, inputs, weight)
+    torch_error = None
+    if theirs is not None and not bool(unseen.all()):
+        torch_error = max_error(theirs[~unseen], reference[~unseen])
+    return Outcome(
+        name=case.name,
+        description=case.describe(),
+        max_error=max_error(out, reference),
+        torch_error=torch_error,
+        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        problem="; ".join(problems),
+    )
+
+
+def _check_lse(lse: torch.Tensor, reference: torch.Tensor) -> list[str]:
+    empty = torch.isinf(reference)
+    if not torch.equal(torch.isneginf(lse), empty):
+        return ["LSE is not -inf exactly where a row has no keys"]
+    error = (lse.double() - reference)[~empty].abs() / reference[~empty].abs().clamp(min=1.0)
+    if error.numel() and not float(error.max()) < 1e-4:
+        return [f"LSE is off by {float(error.max()):.2g}"]
+    return []

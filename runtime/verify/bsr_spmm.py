@@ -1,0 +1,280 @@
+"""BSR x dense: case table, oracle, and how one case is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from codegen.plan import Plan
+from codegen.problem import SpmmShape
+from codegen.spec import BsrSpmmSpec
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.prepare.prepared import PreparedBsr
+from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+
+MANY_COLUMNS = 1 << 24  # of B: more than any kernel has at once
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs.
+
+    Attributes:
+        name: unique; also the seed.
+        block_rows: M / block rows; block_columns: K / block columns.
+        n: columns of B.
+        row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``; ``few_long``,
+            three long rows among empty and short ones; ``limit``, as many as a kernel leaves whole, one more, and
+            multiples.
+        repeated: columns drawn with replacement.
+        rising: the columns of a row rise.
+        wild: a fifth of the columns name no block of B; they count as zeros.
+        index_dtype: of crow_indices and col_indices.
+        strided: b and out are column slices of wider matrices.
+        own_out: the kernel allocates its result.
+        batch: entries of b, if it has a batch dimension.
+        beta: of kernels that accumulate; with 0, c is NaN.
+        in_place: these write their result over c.
+    """
+
+    name: str
+    block_rows: int = 4
+    block_columns: int = 6
+    n: int = 512
+    row_counts: str = "random"
+    repeated: bool = False
+    rising: bool = False
+    wild: bool = False
+    index_dtype: torch.dtype = torch.int64
+    strided: bool = False
+    own_out: bool = False
+    batch: int | None = None
+    beta: float = 1.0
+    in_place: bool = False
+
+    def describe(self) -> str:
+        """Return the parameters in words."""
+        text = f"{self.block_rows} x {self.block_columns} blocks, N {self.n}, {self.row_counts} counts"
+        extras = {
+            "repeated columns": self.repeated,
+            "rising columns": self.rising,
+            "columns out of range": self.wild,
+            "strided": self.strided,
+            "own out": self.own_out,
+            f"batch {self.batch}": self.batch is not None,
+        }
+        return ", ".join(
+            [text, str(self.index_dtype).removeprefix("torch."), *(w for w, said in extras.items() if said)]
+        )
+
+
+CASES = (
+    Case("plain", block_rows=8, block_columns=16, n=1024, row_counts="even"),
+    Case("uneven_rows", block_rows=16, block_columns=12, n=768, beta=-0.5),
+    Case("int32", block_rows=5, block_columns=7, n=256, index_dtype=torch.int32, beta=0.0),
+    Case("odd_n", block_rows=3, block_columns=5, n=1000, in_place=True),
+    Case("narrow_n", block_rows=3, block_columns=5, n=8),
+    Case("padded_n", block_rows=3, block_columns=4, n=77, strided=True, own_out=True),
+    Case("one_block", block_rows=1, block_columns=1, n=64, row_counts="even"),
+    Case("no_blocks", block_rows=3, block_columns=3, n=128, row_counts="none"),
+    Case("long_rows", block_rows=2, block_columns=70, n=320, row_counts="even"),
+    Case("many_tiles", block_rows=40, block_columns=10, n=2048, beta=0.5, in_place=True),
+    Case("repeated_columns", block_rows=4, block_columns=5, n=384, repeated=True),
+    Case("rising_columns", block_rows=5, block_columns=80, n=256, row_counts="even", rising=True),
+    Case("uneven_rising", block_rows=14, block_columns=9, n=384, rising=True),
+    Case("columns_out_of_range", block_rows=4, block_columns=8, n=384, row_counts="even", wild=True),
+    Case("strided", block_rows=4, block_columns=5, n=512, strided=True),
+    Case("batch", block_rows=3, block_columns=5, n=136, batch=3),
+    Case("batch_strided", block_rows=2, block_columns=3, n=77, batch=2, strided=True, own_out=True),
+)
+CUT_CASES = (
+    Case("around_the_limit", block_rows=9, block_columns=960, n=1096, row_counts="limit", beta=0.5, in_place=True),
+    Case("around_the_limit_int32", 9, 960, n=72, row_counts="limit", index_dtype=torch.int32, own_out=True),
+    Case("few_long_rows", block_rows=120, block_columns=300, n=1536, row_counts="few_long", beta=-0.5),
+    Case("few_long_rows_batch", block_rows=8, block_columns=400, n=136, row_counts="few_long", batch=3),
+    Case("only_long_rows", block_rows=3, block_columns=300, n=2048, row_counts="few_long", own_out=True),
+)
+"""Further ones, of kernels that cut long block rows."""
+
+GATHER_CASES = (
+    Case("several_row_groups", block_rows=130, block_columns=90, n=1096),
+    Case("row_groups_repeated", block_rows=60, block_columns=40, n=264, repeated=True, index_dtype=torch.int32),
+    Case("row_groups_few_long", block_rows=120, block_columns=300, n=136, row_counts="few_long"),
+    Case("row_groups_batch", block_rows=50, block_columns=33, n=200, batch=2, own_out=True),
+    Case("row_groups_out_of_range", block_rows=30, block_columns=20, n=384, row_counts="even", wild=True),
+    Case("row_groups_many_tiles", block_rows=130, block_columns=90, n=8200, row_counts="half_empty"),
+)
+"""Further ones, of kernels whose tiles gather block rows."""
+
+
+def cases_of(plan: Plan) -> tuple[Case, ...]:
+    """Return the cases of a kernel."""
+    spec = plan.spec
+    assert isinstance(spec, BsrSpmmSpec)
+    if plan.row_cutting is not None:
+        return CASES + CUT_CASES
+    if plan.gathered is not None:
+        return CASES + GATHER_CASES
+    if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
+        return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
+    wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)
+    group = plan.problem(wide).numbers.get("group_tiles", 1)
+    if spec.mma == "wgmma" and group > 1 and not spec.transpose_a:  # column tiles in groups: two, and a narrower one
+        columns = 2 * group * spec.cluster * spec.tile.n + 8
+        return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
+    return CASES
+
+
+def row_counts(plan: Plan, case: Case, random: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Draw the stored blocks of each block row, int64 (block rows,)."""
+    rows, most = case.block_rows, case.block_columns
+    drawn = torch.randint(0, most + 1, (rows,), generator=random, device=device)
+    if case.row_counts == "none":
+        return torch.zeros(rows, dtype=torch.int64, device=device)
+    if case.row_counts == "even":
+        return torch.full((rows,), max(1, most // 2), device=device)
+    if case.row_counts == "limit":
+        assert plan.row_cutting is not None
+        limit = plan.row_cutting.cut(rows, 0).limit
+        lengths = [0, limit, 1, limit + 1, 2 * limit, 0, 2 * limit + 1, 3, 4 * limit - 1]
+        return torch.tensor(lengths, device=device)
+    if case.row_counts == "few_long":
+        counts = drawn % 4
+        counts[[0, rows // 2, rows - 1]] = torch.tensor([most, most - 7, 7 * most // 8], device=device)
+        return counts
+    if case.row_counts == "half_empty":  # whole groups: long rows are grouped first
+        drawn[torch.rand(rows, generator=random, device=device) < 0.5] = 0
+    return drawn
+
+
+def make_inputs(plan: Plan, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw fresh random inputs: A in BSR, A dense in float64, B. C's elements have a variance of about 1."""
+    spec = plan.spec
+    assert isinstance(spec, BsrSpmmSpec)
+    random = generator(case.name, device)
+    dtype, block = TORCH_DTYPES[spec.dtype], spec.block
+    counts = row_counts(plan, case, random, device)
+    columns = []
+    for count in counts.tolist():
+        if case.repeated:
+            columns.append(torch.randint(0, case.block_columns, (count,), generator=random, device=device))
+        else:
+            columns.append(torch.randperm(case.block_columns, generator=random, device=device)[:count])
+        if case.rising:
+            columns[-1] = columns[-1].sort().values
+    crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    col = torch.cat(columns).to(torch.int64)
+    known = torch.ones_like(col, dtype=torch.bool)
+    if case.wild:
+        known = torch.rand(col.shape, generator=random, device=device) > 0.2
+    shape = (col.shape[0], block.rows, block.cols)
+    depth = max(1, int(counts.max())) * block.cols
+    if spec.transpose_a:
+        depth = max(1, int(torch.bincount(col, minlength=1).max())) * block.rows
+    values = (torch.randn(shape, generator=random, device=device) * depth**-0.5).to(dtype)
+    size = (case.block_rows * block.rows, case.block_columns * block.cols)
+    a = torch.sparse_bsr_tensor(
+        crow.to(case.index_dtype),
+        torch.where(known, col, case.block_columns + 5).to(case.index_dtype),
+        values,
+        size=size,
+        check_invariants=False,
+    )
+    dense = torch.zeros(
+        (case.block_rows, case.block_columns, block.rows, block.cols), dtype=torch.float64, device=device
+    )
+    rows = torch.repeat_interleave(torch.arange(case.block_rows, device=device), counts)
+    dense.index_put_((rows, col), values.double() * known[:, None, None], accumulate=True)
+    width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
+    batch = () if case.batch is None else (case.batch,)
+    rows_of_b = size[0] if spec.transpose_a else size[1]
+    if spec.b_layout == "column_major":
+        width = rows_of_b + (64 if case.strided else 0)
+        b = torch.randn((*batch, case.n, width), generator=random, device=device).to(dtype)[..., :rows_of_b].mT
+        return a, dense.transpose(1, 2).reshape(size), b
+    b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
+    return a, dense.transpose(1, 2).reshape(size), b
+
+
+def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) -> torch.Tensor | None:
+    """Draw a bias, if the spec's epilogue has one: small enough that C's elements keep a variance of about 1."""
+    if spec.epilogue is None or not spec.epilogue.bias:
+        return None
+    bias = torch.randn(rows, generator=generator(case.name + "bias", device), device=device) * 0.5
+    return bias.to(TORCH_DTYPES[spec.dtype])
+
+
+def make_c(spec: BsrSpmmSpec, case: Case, shape: torch.Size, device: torch.device) -> torch.Tensor | None:
+    """Draw what is added, if the spec accumulates: with rows as long as those of the result, NaN if it is not read."""
+    if not spec.accumulate:
+        return None
+    width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
+    c = torch.randn((*shape[:-1], width), generator=generator(case.name + "c", device), device=device) * 0.5
+    c = c.to(TORCH_DTYPES[spec.dtype])
+    return (c if case.beta else c.fill_(float("nan")))[..., : case.n]
+
+
+def finish(
+    spec: BsrSpmmSpec, product: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None
+) -> torch.Tensor:
+    """Add what is added, and apply the spec's epilogue, in the type of the product."""
+    if added is not None:
+        product = product + added.to(product.dtype)
+    if spec.epilogue is None:
+        return product
+    shifted = product if bias is None else product + bias.to(product.dtype)[:, None]
+    return ACTIVATIONS[spec.epilogue.activation](shifted)
+
+
+def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> torch.Tensor | PreparedBsr:
+    """Return A as a call is given it: in the first run prepared only as far as the kernel cannot do without."""
+    spec = kernel.spec
+    if spec.balanced and case.row_counts == "limit":
+        return kernel.prepare(a)  # for any B, so that the limit is the one that rows are drawn for
+    if kernel.compiled.plan.gathered is not None:
+        return kernel.prepare(a, case.n, pack=bool(run), effort="best")
+    return kernel.prepare(a, case.n) if run and (spec.balanced or spec.transpose_a) else a
+
+
+def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
+    """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
+    spec = kernel.spec
+    a, dense, b = make_inputs(kernel.compiled.plan, case, device)
+    dense = dense.T if spec.transpose_a else dense
+    bias = make_bias(spec, case, dense.shape[0], device)
+    product = dense @ b.double()
+    c = make_c(spec, case, product.shape, device)
+    added = case.beta * c.double() if c is not None and case.beta else None
+    more: dict[str, Any] = {"bias": bias} if c is None else {"bias": bias, "c": c, "beta": case.beta}
+    reference = finish(spec, product, bias, added)
+    width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
+    results = []
+    problem = ""
+    for run in range(2):
+        given = _prepared(kernel, case, a, run)
+        if case.own_out:
+            with poisoned_memory():
+                results.append(kernel(given, b, **more))
+            continue
+        whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=b.dtype, device=device)
+        out = whole[..., : case.n]
+        if c is not None and case.in_place:
+            more["c"] = out.copy_(c)
+        results.append(kernel(given, b, **more, out=out))
+        if not bool(whole[..., case.n :].isnan().all()):
+            problem = "wrote beside out"
+    if not torch.equal(*results):
+        problem = "two runs differ"
+    # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
+    torch_error = None if case.repeated else max_error(finish(spec, dense.to(b.dtype) @ b, bias, added), reference)
+    return Outcome(
+        name=case.name,
+        description=case.describe() + ("" if c is None else f", beta {case.beta}" + ", in place" * case.in_place),
+        max_error=max_error(results[0], reference),
+        torch_error=torch_error,
+        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        problem=problem,
+    )

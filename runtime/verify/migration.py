@@ -1,0 +1,118 @@
+"""Carries receipts over to what their specs and sources are called now. Needs a compiler, not a GPU.
+
+Machine code and launch are what was verified and measured. If both are the same, byte for byte, so are the results:
+only names, or comments, have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from codegen.library import NamedSpec, shipped_names
+from codegen.migrations import migrated
+from codegen.receipts import CubinRecord, Receipt, ReceiptError, SourceRecord, SpecRecord, receipt_path, source_sha256
+from codegen.render import generate, render, spec_json_of
+from codegen.spec import canonical
+from runtime.compile.compiler import compile_spec
+from runtime.verify import version1
+from runtime.verify.receipts import cubin_record, differences
+
+
+def place_of(named: NamedSpec, folder: Path) -> Path:
+    """Return where the receipt of a spec is in ``folder``, or should be if there is none.
+
+    The spec may have been in another folder of specs/ when it was written.
+
+    Raises:
+        ReceiptError: if there is none but that of a kernel with another name.
+    """
+    path = receipt_path(named.stem, folder / named.subfolder)
+    if path.is_file() or not named.is_shipped:
+        return path
+    known = set(shipped_names())
+    for found in sorted(folder.rglob("*.json")):
+        if found.stem == named.stem:
+            return found
+        if found.stem not in known and _spec_hash(found) == named.spec.hash:
+            raise _renamed(named, found.stem)
+    return path
+
+
+def _spec_hash(path: Path) -> str:
+    try:
+        return Receipt.read(path).spec.hash
+    except ReceiptError:
+        return ""
+
+
+def _renamed(named: NamedSpec, old: str) -> ReceiptError:
+    return ReceiptError(
+        f"{named.stem}: its receipt is of a kernel called {old}, and the name is a part of the machine code"
+    )
+
+
+def carried_over(earlier: Receipt, named: NamedSpec, old_source: str | None) -> Receipt:
+    """Return a receipt as one of the spec and the source that there are now.
+
+    Args:
+        earlier: what was known.
+        named: the spec as it is now.
+        old_source: what lies where the receipt says that its source is, if anything does.
+
+    Raises:
+        ReceiptError: unless the spec is the receipt's but for renamed fields, and machine code and launch are the same.
+    """
+    old_stem = Path(earlier.source.file).stem
+    if old_stem != named.stem:
+        raise _renamed(named, old_stem)
+    if earlier.spec.hash != named.spec.hash:
+        _check_spec(earlier, named, old_source)
+    sha256 = source_sha256(render(named))
+    cubin = _cubin_of_today(earlier, named)
+    if earlier.source.sha256 != sha256 and (changed := differences(cubin, cubin_record(compile_spec(named)))):
+        raise ReceiptError(f"{named.stem}: {'; '.join(changed)}")
+    return Receipt(
+        spec=SpecRecord(file=named.origin, hash=named.spec.hash),
+        source=SourceRecord(file=named.source_file, sha256=sha256),
+        cubin=cubin,
+        verification=earlier.verification,
+        measurement=earlier.measurement,
+    )
+
+
+def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> None:
+    """Refuse a spec that is not the receipt's with the names of today."""
+    old = spec_json_of(old_source or "")
+    if old is None or hashlib.sha256(old.encode()).hexdigest() != earlier.spec.hash:
+        raise ReceiptError(
+            f"{named.stem}: its spec has changed, and {earlier.source.file} is not the source that the receipt is of, "
+            f"which would tell from what: restore that first (git checkout), then migrate"
+        )
+    fields, _ = migrated(json.loads(old))
+    today = json.loads(named.spec.canonical_json())
+    if canonical(fields) != named.spec.canonical_json():
+        changed = sorted(name for name in fields.keys() | today.keys() if fields.get(name) != today.get(name))
+        raise ReceiptError(f"{named.stem}: its spec has changed by more than names: {', '.join(changed)}")
+
+
+def _cubin_of_today(earlier: Receipt, named: NamedSpec) -> CubinRecord:
+    """Return what a receipt says of its cubin, with the launch as it is hashed today.
+
+    Version 1 knew nothing of how much the L2 reads at a time: that is taken from the plan of today.
+    """
+    plan = generate(named).plan
+    if earlier.schema_version == 1:
+        found, told = version1.launch_sha256(plan), earlier.cubin.launch_sha256
+        if found != told:
+            raise ReceiptError(
+                f"{named.stem}: launch_sha256 is {found} by version 1, in which the receipt says {told}: the launch "
+                "has changed, or names of its parameters have since"
+            )
+        return earlier.cubin.model_copy(update={"launch_sha256": plan.launch_sha256})
+    if earlier.cubin.launch_sha256 != plan.launch_sha256:
+        raise ReceiptError(
+            f"{named.stem}: launch_sha256 is {plan.launch_sha256}, the receipt says {earlier.cubin.launch_sha256}"
+        )
+    return earlier.cubin

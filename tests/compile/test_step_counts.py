@@ -1,0 +1,47 @@
+"""The counts of docs/ada.md are those of today's kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from codegen.library import GENERATED
+from runtime.compile import toolchain
+
+
+def load_script() -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "step_counts.py"
+    spec = importlib.util.spec_from_file_location("step_counts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+PAGE = script.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("stem", script.KERNELS)
+def test_counts_are_those_of_the_page(stem: str) -> None:
+    source = GENERATED / f"{stem}.cu"
+    (first, calm), *_, (last, raised) = script.counted(source).items()  # held to the arithmetic of a step
+    text = source.read_text(encoding="utf-8")
+    tiles = script.constant(text, "kRowTiles")
+    assert (calm.raises, raised.raises) == ((False,) * tiles, (True,) * tiles)
+    more = {name: raised.count(name) - calm.count(name) for name in ("MUFU.EX2", "SHFL.BFLY", "FMUL", "LDSM", "F2FP")}
+    of_o = script.constant(text, "kHeadDim") // 2  # elements of O of a thread and row tile
+    assert more == {"MUFU.EX2": 2 * tiles, "SHFL.BFLY": 4 * tiles, "FMUL": (of_o + 2) * tiles, "LDSM": 0, "F2FP": 0}
+
+    _, package = toolchain.compiler_version()
+    if package not in PAGE:
+        pytest.skip(f"the page counts what another compiler made, not {package}")
+    told = [line.removeprefix("| now ") for line in PAGE.splitlines() if line.startswith(f"| now | {stem} |")]
+    assert told == [first, last], "run: python benchmarks/step_counts.py --page"

@@ -222,11 +222,6 @@ class BsrSpmmSpec(SpecBase):
         description="whether tiles are handed out as thread blocks ask for them, long rows first or (small blocks) "
         "divided between thread blocks, which pays where rows are of very different lengths; with wgmma only",
     )
-    cluster: Annotated[Literal[1, 2], Integral] = Field(
-        default=1,
-        description="thread blocks with neighbouring tiles of the same block rows, which load A once for all of them; "
-        "with wgmma and blocks of 64 and 128 rows; always 2 where tiles gather block rows",
-    )
     transpose_a: bool = Field(
         default=False, description="whether C = A^T B; with wgmma only, and blocks of 64 and 128 rows and columns"
     )
@@ -243,16 +238,10 @@ class BsrSpmmSpec(SpecBase):
         "epilogue",
         "accumulate",
         "balanced",
-        "cluster",
         "transpose_a",
         "b_layout",
         "blocks_per_sm",
     )
-
-    def _unused(self) -> set[str]:
-        # Where a tile gathers block rows, the default is not the field's.
-        gathered = self.mma == "wgmma" and self.block.rows in (16, 32) and self.tile.m != self.block.rows
-        return super()._unused() - ({"cluster"} if gathered or (self.mma, self.copy_) == ("mma", "tma") else set())
 
 
 class BsrSddmmSpec(SpecBase):

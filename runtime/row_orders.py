@@ -40,6 +40,7 @@ class RowOrders:
         self._stem = plan.stem
         self._loaded = loaded
         self._gathered = plan.gathered
+        self._cluster = plan.cluster
         self._cutting = plan.row_cutting
         self._groups: RowGroups | None = None  # the last that were checked
         self.are_taken = plan.spec.balanced or plan.gathered is not None
@@ -57,7 +58,7 @@ class RowOrders:
         sm_count = 0 if device is None else self._loaded.sm_count(device)
         if self._gathered is not None:
             size, ring = self._gathered.slots, self._gathered.ring_columns
-            clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
+            clusters, at_once = -(-tiles // self._cluster), sm_count // self._cluster
             groups = count_groups(self._block_rows(a), size, clusters, at_once)
             check_row_pointers("a", a)
             crow, col = a.crow_indices(), a.col_indices()

@@ -95,7 +95,6 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     require(spec.tile.n == COLUMNS, "tile.n", f"is {spec.tile.n}; {where}: {COLUMNS}")
     k = spec.tile.k
     require(k == cols, "tile.k", f"is {k}; a step is one block of A deep, block.cols is {cols}: {cols}")
-    require(spec.cluster == CLUSTER, "cluster", f"is {spec.cluster}; {where}: {CLUSTER}")
     require(spec.blocks_per_sm == 1, "blocks_per_sm", f"is {spec.blocks_per_sm}; {where}: 1")
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS}")

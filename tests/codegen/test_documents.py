@@ -22,7 +22,7 @@ LONGEST_LINE = 200
 # Rows of docs/specs.md, by their first cells, whose lines are longer: the tables are written from the models later.
 LONG_FIELDS = {
     *("`attention`", "`tile.m`", "`tile.n`", "`warp_rows`", "up to about four times the SMs; in `causal` with"),
-    *("`block_lists`", "`cluster`", "`b_layout`", "`wmma`", "`blocks_per_sm`"),
+    *("`block_lists`", "`b_layout`", "`wmma`", "`blocks_per_sm`"),
 }
 # Tables of docs/results.md, by their markers, with a cell for each workload: figures of two or three results each.
 WIDE_TABLES = ("data-tflops-h100", "data-error-h100", "data-ratio-h100")

@@ -436,7 +436,7 @@ OTHERS = [
     # B stored by columns.
     *(
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": 128}, "b_layout": "column_major", **more}
-        for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}), (128, {"cluster": 2}))
+        for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}))
     ),
     *(
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "b_layout": "column_major", **more}
@@ -489,7 +489,6 @@ OTHERS = [
         "op": "bsr_spmm",
         "arch": "sm_90a",
         "block": {"rows": 64, "cols": 64},
-        "cluster": 2,
         "accumulate": True,
         "epilogue": {"bias": True},
     },

@@ -154,7 +154,7 @@ def test_tiles_that_are_taken_in_groups_have_a_case_with_two_and_a_part(named: A
     if not cases:
         return
     (case,) = cases
-    width = group_tiles(spec, case.block_columns * spec.block.cols) * spec.cluster * spec.tile.n
+    width = group_tiles(spec, case.block_columns * spec.block.cols) * spec.tile.n
     assert group and width < case.n and 2 * width < case.n < 3 * width
 
 

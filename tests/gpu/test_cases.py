@@ -93,7 +93,6 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
             (64, 64, {"dtype": "bf16"}),
             (64, 128, {"tile": {"m": 64, "n": 128, "k": 64}, "epilogue": {"bias": True}}),
             (128, 64, {"balanced": True, "accumulate": True, "stages": 3}),
-            (128, 128, {"cluster": 2}),
             (32, 32, {}),
             (16, 16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
             (16, 32, {"balanced": True, "accumulate": True, "tile": {"m": 16, "n": 128, "k": 32}}),

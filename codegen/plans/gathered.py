@@ -206,9 +206,7 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         *b_params(spec, "K"),
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
-        pointer(
-            "rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24"
-        ),
+        pointer("rounds", "int", "records: 15 block columns, then a StepHeader"),
         pointer("entries", "int2", "of each round and slot: stored block, place of the rows of B that it meets; or -1"),
         pointer("round_starts", "int", "first round of each group, and one more"),
         pointer("slot_rows", "int", "of each group and slot: block row, or -1"),

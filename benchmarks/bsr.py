@@ -75,7 +75,8 @@ class Row:
         pattern: which columns: ``random``; ``clustered``, rows next to each other share 3/4 of theirs; ``power_law``,
             random, with row lengths from many to few.
         even: the row with the same work and equal row lengths, for those of a power law.
-        balanced: whether the kernel's tiles are handed out, longest block rows first; these are found beforehand.
+        balanced: whether tiles are handed out, by the kernel or by one that is otherwise the same; of BSR x dense
+            longest block rows first, which are found beforehand.
         packed: whether A is packed beforehand, as weights can be, not by each call.
         height: rows of A.
         quick: whether --quick takes it.
@@ -127,8 +128,10 @@ MAIN_ROWS = (
         )
         for name, columns in (("", 8192), ("_n1024", 1024))
     ),
-    Row("spgemm_b128", "h100_bsr_spgemm_b128", 128, 8192, ("cublas",), 480, quick=True),
-    Row("spgemm_b128_balanced", "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=True),
+    *(
+        Row(name, "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=balanced, quick=not balanced)
+        for name, balanced in (("spgemm_b128", False), ("spgemm_b128_balanced", True))
+    ),
     Row("spgemm_b128_bsr", "h100_bsr_spgemm_b128_bsr", 128, 8192, ("cublas",)),
     Row("sddmm_b128", "h100_bsr_sddmm_b128", 128, 8192, ("cublas",), 560, quick=True),
 )
@@ -273,7 +276,9 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
 def spec_of(row: Row) -> Spec:
     """Return the spec of a row's kernel."""
     spec = find_spec(row.kernel).spec
-    return parse_spec({**json.loads(spec.canonical_json()), "balanced": True}) if row.balanced else spec
+    if row.balanced == getattr(spec, "balanced", False):
+        return spec
+    return parse_spec({**json.loads(spec.canonical_json()), "balanced": row.balanced})
 
 
 def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:

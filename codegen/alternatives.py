@@ -23,7 +23,6 @@ HOW = {
     "share_kv",
     "order_queries",
     "paced",
-    "cluster",
     "blocks_per_sm",
 }
 """Fields that say how a kernel computes; all others say what."""

@@ -183,8 +183,8 @@ transposed kernel has no such tiles. Nor has the one for B stored by columns."""
 
 def _may_be_wide(data: Fields) -> bool:
     """Return whether the tile of a spec for blocks of 64 rows is 512 columns wide where it has none."""
-    plain = data.get("cluster", 1) == 1 and data.get("b_layout", "row_major") == "row_major"
-    return plain and not any(data.get(option) for option in NARROW_64)
+    by_rows = data.get("b_layout", "row_major") == "row_major"
+    return by_rows and not any(data.get(option) for option in NARROW_64)
 
 
 def _resident(data: Fields) -> int:
@@ -223,11 +223,10 @@ def _bsr_spmm(data: Fields) -> dict[str, Any]:
     stages = 1 if data.get("copy") == "ld_global" else 3
     if choice is not None and (choice.mma, choice.copy) == ("mma", "tma"):  # gathered: the rest is for rows of B
         tile, stages = {"m": GATHERED_ROWS, "n": 128, "k": depth}, 4 if depth == 16 else 3
-        data = {"cluster": 2, **data}
     elif choice is not None and choice.mma != "wgmma":
         tile, stages = _warp_level(choice.mma, rows, depth, stages)
     elif rows in (16, 32) and given.get("m", rows) != rows:
-        tile, stages, data = {"m": rows, "n": 128, "k": block.get("cols", rows)}, 3, {"cluster": 2, **data}
+        tile, stages = {"m": rows, "n": 128, "k": block.get("cols", rows)}, 3
     elif rows in (16, 32):
         tile, stages = _small_blocks(data, block)
     elif rows == 64 and _may_be_wide(data) and (given.get("n", 512), given.get("k", 32)) == (512, 32):

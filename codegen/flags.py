@@ -132,6 +132,13 @@ class WgmmaFlags(Flags):
 
 
 @dataclass(frozen=True)
+class SpgemmSm90aFlags(WgmmaFlags):
+    """What bsr_spgemm/sm90a.cu.j2 asks: ``tile_order``, the template of the order of C's tiles, too."""
+
+    tile_order: str
+
+
+@dataclass(frozen=True)
 class SpmmFlags(WgmmaFlags):
     """What bsr_spmm/sm90a_pairs.cu.j2 and sm90a_transposed.cu.j2 ask.
 

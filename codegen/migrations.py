@@ -55,6 +55,8 @@ class Change:
     @property
     def reason(self) -> str:
         """What to tell somebody whose spec has the old name or value."""
+        if self.new is LEFT_OUT and not self._is_renamed:
+            return "is not a field any more: leave it out"
         if self.new is LEFT_OUT:
             return f"is {self.name} now, which is left out for {spelt(self.old)}"
         if self.new is self.old:
@@ -108,7 +110,10 @@ class Renamed:
         return Change(self.field, old, self.name, new)
 
 
-TABLE: tuple[Renamed, ...] = ()
+TABLE: tuple[Renamed, ...] = (
+    # Always 2 where tiles gather block rows, and nowhere else.
+    Renamed("bsr_spmm", "cluster", "cluster", {1: LEFT_OUT, 2: LEFT_OUT}),
+)
 
 
 def migrated(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:

@@ -213,10 +213,6 @@ class BsrSpmmSpec(SpecBase):
         default=False,
         description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
-    cluster: Annotated[Literal[1, 2], Integral] = Field(
-        default=1,
-        description="thread blocks of a cluster, with neighbouring tiles of the same block rows: they load A once",
-    )
     transpose_a: bool = Field(default=False, description="C = A^T B")
     b_layout: Literal["row_major", "column_major"] = Field(
         default="row_major",
@@ -230,16 +226,10 @@ class BsrSpmmSpec(SpecBase):
         "epilogue",
         "accumulate",
         "balanced",
-        "cluster",
         "transpose_a",
         "b_layout",
         "blocks_per_sm",
     )
-
-    def _unused(self) -> set[str]:
-        # Where a tile gathers block rows, the default is not the field's.
-        gathered = self.mma == "wgmma" and self.block.rows in (16, 32) and self.tile.m != self.block.rows
-        return super()._unused() - ({"cluster"} if gathered or (self.mma, self.copy_) == ("mma", "tma") else set())
 
 
 class BsrSddmmSpec(SpecBase):

@@ -3,8 +3,8 @@
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
-// templates: bsr_spgemm/sm90a_balanced.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 41fd859da4e63b4d89d9cb2159f9bc31d157406718f6020a70090b83cc5827d0
+// templates: bsr_spgemm/order_dynamic.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 5ff116a9a14c52a0760c354e6926b5ea3ef86436383a5771ec814ac7fbe8a2e4
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
@@ -46,9 +46,9 @@
 // Symbols
 //   tile         kBlock x kBlock of C; tiles are numbered along block rows
 //   product      a block of A in the tile's block row, and the block of B that it meets in the tile's block column
-//   batch        32 blocks of a row of A, one for each lane
-//   step         kTileK columns of the block of A of a product, kTileK rows of its block of B. A tile in which nothing
+//   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
 //                meets, or whose last batch adds nothing, ends with a step that has no product
+//   batch        32 blocks of a row of A, one for each lane of the warp that searches
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
 //                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
@@ -295,6 +295,29 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
+// Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
+// as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position,
+    int tile, int2 product, int k, bool ends_tile) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0) | tile << kTileShift;
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, product.x);
+  const uint32 b = base + kBOffset + position.stage * kBBytes;
+#pragma unroll
+  for (int group = 0; group < kTileGroups; ++group) {
+    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, product.y);
+  }
+}
+
+// Passes a step without a product.
+__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position, int step) {
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  steps[position.stage] = step;
+  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
+}
+
 // The block of B in a block column that stored block `block` of A meets; -1 if there is none, or if `block` is not
 // before `end`, the end of its block row.
 __device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
@@ -431,28 +454,6 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
   if (leader) release_scheduler(p);
 }
 
-// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position, int tile,
-    int2 product, int k, bool ends_tile) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0) | tile << kTileShift;
-  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, product.x);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-#pragma unroll
-  for (int group = 0; group < kTileGroups; ++group) {
-    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, product.y);
-  }
-}
-
-// Passes a step without a product, which ends a tile or all work.
-__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position, int step) {
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = step;
-  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
-}
-
 // Producer: one warp fills the ring, list after list. Each lane keeps a product, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps, const List* list) {
   const int lane = threadIdx.x % 32;
@@ -503,14 +504,65 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   keep_in_place(accumulators);
 }
 
+// A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
+__device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
+    RingPosition& position, uint32 a_descriptor, uint32 b_descriptor, int lane) {
+  const bool warp_leader = lane == 0;
+  // Where nothing meets, these zeros are what is stored.
+#pragma unroll
+  for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
+
+  int step = 0;
+#pragma unroll 1
+  while (!(step & kEndsTile)) {
+    mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+    step = read_by_leader(steps + position.stage);
+    if (step & kHasProduct) {
+      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+          b_descriptor + (position.stage * kBBytes >> 4));
+      wgmma_wait<0>();
+      keep_in_place(accumulators);
+    }
+    if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+    position.advance();
+  }
+}
+
+// Stores a warpgroup's part of a tile one column group at a time.
+__device__ __forceinline__ void store_tile(const Params& p, const float (&accumulators)[kAccumulators], uint32 staging,
+    int warpgroup, int lane, bool warpgroup_leader, int tile_row, int tile_column) {
+  const int staging_row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  const int c_row = tile_row + warpgroup * kWarpgroupRows;
+#pragma unroll
+  for (int group = 0; group < kTileGroups; ++group) {
+    // Wait until the last store has read the staging buffer.
+    if (warpgroup_leader) tma_store_wait_read<0>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* x = accumulators + group * 32 + j * 8;
+      const int chunk = j * 2 + lane / 16;
+      stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+          pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (warpgroup_leader) {
+      tma_store_2d(&p.c_map, staging, tile_column + group * kGroupColumns, c_row);
+      tma_store_commit();
+    }
+  }
+}
+
 // Consumer: one warpgroup computes its 64 rows of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, uint32 base, const int* steps, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int lane = threadIdx.x % 32;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kCGroupBytes;
-  const int staging_row = warp * 16 + lane % 16;
   RingPosition position;
 
   while (true) {
@@ -519,52 +571,10 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
     const int first_step = read_by_leader(steps + position.stage);
     if (first_step == kEndsWork) break;
     const int tile = first_step >> kTileShift;
-
-    // Where nothing meets, these zeros are what is stored.
     float accumulators[kAccumulators];
-#pragma unroll
-    for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
-
-    // Multiply each step, and hand its stage back.
-    int step = 0;
-#pragma unroll 1
-    while (!(step & kEndsTile)) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      step = read_by_leader(steps + position.stage);
-      if (step & kHasProduct) {
-        issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-            b_descriptor + (position.stage * kBBytes >> 4));
-        wgmma_wait<0>();
-        keep_in_place(accumulators);
-      }
-      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
-      position.advance();
-    }
-
-    // Store C one column group at a time.
-    const int c_row = tile / p.column_blocks * kBlock + warpgroup * kWarpgroupRows;
-    const int c_column = tile % p.column_blocks * kBlock;
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      // Wait until the last store has read the staging buffer.
-      if (warpgroup_leader) tma_store_wait_read<0>();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* x = accumulators + group * 32 + j * 8;
-        const int chunk = j * 2 + lane / 16;
-        stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-      }
-      fence_proxy_async();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      if (warpgroup_leader) {
-        tma_store_2d(&p.c_map, staging, c_column + group * kGroupColumns, c_row);
-        tma_store_commit();
-      }
-    }
+    multiply_tile(accumulators, base, steps, position, a_descriptor, b_descriptor, lane);
+    store_tile(p, accumulators, staging, warpgroup, lane, warpgroup_leader, tile / p.column_blocks * kBlock,
+        tile % p.column_blocks * kBlock);
   }
   // Shared memory must outlive the stores that read it.
   if (warpgroup_leader) tma_store_wait_read<0>();
@@ -578,8 +588,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
   List* list = reinterpret_cast<List*>(shared + kListOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp, a full one that of the
-  // producer.
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

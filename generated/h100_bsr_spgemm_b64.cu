@@ -3,8 +3,8 @@
 //     codegen render specs/h100_bsr_spgemm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
-// templates: bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4dca9719d9536458008476079deacdcfc63c41a48c384cc5e39be525c8fe4d06
+// templates: bsr_spgemm/order_runs.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 7db0ea5cbcbc68a2018510c4e487bd06e864ceb0242aebf19b5afb6a8c7652ad
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -34,6 +34,7 @@
 //   run          kRunTiles tiles of one block row side by side; runs are numbered along block rows
 //   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
 //                meets, or whose last batch adds nothing, ends with a step that has no product
+//   batch        32 blocks of a row of A, one for each lane of the warp that searches
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
 //                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
@@ -266,6 +267,29 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
+// Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
+// as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position,
+    int2 product, int k, bool ends_tile) {
+  const uint32 full = base + kFullBarrier + 8 * position.stage;
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0);
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, product.x);
+  const uint32 b = base + kBOffset + position.stage * kBBytes;
+#pragma unroll
+  for (int group = 0; group < kTileGroups; ++group) {
+    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, product.y);
+  }
+}
+
+// Passes a step without a product.
+__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position, int step) {
+  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  steps[position.stage] = step;
+  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
+}
+
 // The tiles [first, first + count) of one block row.
 struct Run {
   int block_row, first, count;
@@ -311,28 +335,6 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
   return found;
 }
 
-// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position, int a_block,
-    int b_block, int k, bool ends_tile) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0);
-  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, a_block);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-#pragma unroll
-  for (int group = 0; group < kTileGroups; ++group) {
-    tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, b_block);
-  }
-}
-
-// Passes a step without a product, which ends a tile.
-__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position) {
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = kEndsTile;
-  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
-}
-
 // Producer: one warp fills the ring, run after run. Its lanes search, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps) {
   const int lane = threadIdx.x % 32;
@@ -356,7 +358,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
         const bool last_batch = batch + 32 >= end;
         unsigned hits = __ballot_sync(0xFFFFFFFF, meetings.tiles >> tile & 1);
         if (hits == 0 && last_batch) {
-          if (leader) pass_empty_step(base, steps, position);
+          if (leader) pass_empty_step(base, steps, position, kEndsTile);
           position.advance();
           __syncwarp();
         }
@@ -368,7 +370,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
 #pragma unroll
           for (int k = 0; k < kBlock; k += kTileK) {
             const bool ends_tile = last_batch && hits == 0 && k + kTileK == kBlock;
-            if (leader) load_step(p, base, steps, position, batch + hit, b_block, k, ends_tile);
+            if (leader) load_step(p, base, steps, position, make_int2(batch + hit, b_block), k, ends_tile);
             position.advance();
           }
           __syncwarp();
@@ -394,72 +396,83 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   keep_in_place(accumulators);
 }
 
+// A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
+__device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
+    RingPosition& position, uint32 a_descriptor, uint32 b_descriptor, int lane) {
+  const bool warp_leader = lane == 0;
+  // Where nothing meets, these zeros are what is stored.
+#pragma unroll
+  for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
+
+  int step = 0;
+  // Issue each step after the one before, then hand that one's stage back.
+  uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
+#pragma unroll 1
+  while (!(step & kEndsTile)) {
+    mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+    step = read_by_leader(steps + position.stage);
+    if (!(step & kHasProduct)) break;
+    issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
+        b_descriptor + (position.stage * kBBytes >> 4));
+    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    if (running != 0 && warp_leader) mbarrier_arrive(running);
+    running = base + kEmptyBarrier + 8 * position.stage;
+    position.advance();
+  }
+  wgmma_wait<0>();
+  keep_in_place(accumulators);
+  if (running != 0 && warp_leader) mbarrier_arrive(running);
+  if (!(step & kHasProduct)) {
+    if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
+    position.advance();
+  }
+}
+
+// Stores a warpgroup's part of a tile one column group at a time.
+__device__ __forceinline__ void store_tile(const Params& p, const float (&accumulators)[kAccumulators], uint32 staging,
+    int warpgroup, int lane, bool warpgroup_leader, int tile_row, int tile_column) {
+  const int staging_row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  const int c_row = tile_row + warpgroup * kWarpgroupRows;
+#pragma unroll
+  for (int group = 0; group < kTileGroups; ++group) {
+    // Wait until the last store has read the staging buffer.
+    if (warpgroup_leader) tma_store_wait_read<0>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* x = accumulators + group * 32 + j * 8;
+      const int chunk = j * 2 + lane / 16;
+      stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+          pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (warpgroup_leader) {
+      tma_store_2d(&p.c_map, staging, tile_column + group * kGroupColumns, c_row);
+      tma_store_commit();
+    }
+  }
+}
+
 // Consumer: one warpgroup computes its 64 rows of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, uint32 base, const int* steps, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+  const int lane = threadIdx.x % 32;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kCGroupBytes;
-  const int staging_row = warp * 16 + lane % 16;
   RingPosition position;
 
   for (int i = blockIdx.x; i < p.runs; i += gridDim.x) {
     const Run run(p, i);
 #pragma unroll 1
     for (int tile = 0; tile < run.count; ++tile) {
-      // Where nothing meets, these zeros are what is stored.
       float accumulators[kAccumulators];
-#pragma unroll
-      for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
-
-      // Issue each step after the one before, then hand that one's stage back.
-      uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
-      int step = 0;
-#pragma unroll 1
-      while (!(step & kEndsTile)) {
-        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        step = read_by_leader(steps + position.stage);
-        if (!(step & kHasProduct)) break;
-        issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-            b_descriptor + (position.stage * kBBytes >> 4));
-        wgmma_wait<1>();  // those of the step before have ended: its stage is read
-        if (running != 0 && warp_leader) mbarrier_arrive(running);
-        running = base + kEmptyBarrier + 8 * position.stage;
-        position.advance();
-      }
-      wgmma_wait<0>();
-      keep_in_place(accumulators);
-      if (running != 0 && warp_leader) mbarrier_arrive(running);
-      if (!(step & kHasProduct)) {
-        if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
-        position.advance();
-      }
-
-      // Store C one column group at a time.
-      const int c_row = run.block_row * kBlock + warpgroup * kWarpgroupRows;
-      const int c_column = (run.first + tile) * kBlock;
-#pragma unroll
-      for (int group = 0; group < kTileGroups; ++group) {
-        // Wait until the last store has read the staging buffer.
-        if (warpgroup_leader) tma_store_wait_read<0>();
-        bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-        // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i
-        // to 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* x = accumulators + group * 32 + j * 8;
-          const int chunk = j * 2 + lane / 16;
-          stmatrix_x4(staging + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-              pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-        }
-        fence_proxy_async();
-        bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-        if (warpgroup_leader) {
-          tma_store_2d(&p.c_map, staging, c_column + group * kGroupColumns, c_row);
-          tma_store_commit();
-        }
-      }
+      multiply_tile(accumulators, base, steps, position, a_descriptor, b_descriptor, lane);
+      store_tile(p, accumulators, staging, warpgroup, lane, warpgroup_leader, run.block_row * kBlock,
+          (run.first + tile) * kBlock);
     }
   }
   // Shared memory must outlive the stores that read it.

@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_spmm_b16_gathered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
-// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"cluster":2,"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
-// spec hash: 429b2fdca2d4a7ea7b807e3bc0d5156bbc7f544f84b928c16825ddd450c9d1b0
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
+// spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5b1e1e431e6cf2fdf993f53b7f88d59ac9538b6ab3fc4318f4efe8cd4d6b3980
+// seal: sha256 1daa8a86ebb47708fab814bc8cd526a4e54c7c0fa3f5828bb53d3bc0d1b7fef1
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -118,7 +118,7 @@ struct Params {
   TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const uint32* a;  // stored blocks of A
-  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24
+  const int* rounds;  // records: 15 block columns, then a StepHeader
   const int2* entries;  // of each round and slot: stored block, place of the rows of B that it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
@@ -421,6 +421,16 @@ struct RoundWalk {
   }
 };
 
+// The last word of the record of a round.
+struct StepHeader {
+  int word;
+
+  __device__ __forceinline__ int columns() const { return word & 255; }           // block columns that it loads
+  __device__ __forceinline__ int first_place() const { return word >> 8 & 255; }  // of the ring: where the first goes
+  __device__ __forceinline__ int blocks() const { return word >> 16 & 255; }      // of A, in its packet
+  __device__ __forceinline__ int kept() const { return word >> 24; }              // columns before that are needed yet
+};
+
 // Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is asked for kRecords
 // rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
 template <typename Load>
@@ -436,9 +446,9 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
     for (int i = 0; i < kRecords; ++i) {
       const int record = records[i];
       records[i] = walk.take(p);
-      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
-      if (last == 0) return;
-      load(record, last, position);
+      const int header = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
+      if (header == 0) return;
+      load(record, StepHeader{header}, position);
       position.advance();
       __syncwarp();
     }
@@ -471,8 +481,8 @@ struct ColumnRing {
 // be known before there is room is worked out before, for all columns at once, each by one lane.
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
-  for_each_round(p, [&](int record, int last, const RingPosition& position) {
-    const int count = last & 255, first = last >> 8 & 255, kept = last >> 24;
+  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
+    const int count = header.columns(), first = header.first_place(), kept = header.kept();
     const int place = first + static_cast<int>(threadIdx.x % 32);
     const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
     const uint32 lane_to = base + kBOffset + (place < kRingColumns ? place : place - kRingColumns) * kBColumnBytes;
@@ -508,9 +518,9 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
 // Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
 // stages are free, too: the barrier counts the consumer warps of all of them.
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
-  for_each_round(p, [&](int record, int last, const RingPosition& position) {
+  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
-    const int blocks = last >> 16 & 255, part_bytes = (kWordsBytes + blocks * kABlockBytes) / kCluster;
+    const int part_bytes = (kWordsBytes + header.blocks() * kABlockBytes) / kCluster;
     const int part = blockIdx.x % kCluster * part_bytes;
     const uint32 full = base + kFullBarrier + 8 * position.stage;
     mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);

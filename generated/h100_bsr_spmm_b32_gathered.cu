@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_spmm_b32_gathered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
-// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"cluster":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
-// spec hash: 7ae276ab9163b32303569402a8ef3ea53a1289a16635e9bef297dc3305c1b080
+// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
+// spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7bffedd65730154bfc80cfe001c5657f6d27cb80c1390ba8acf834f4e4122783
+// seal: sha256 a6e6616ce4dc411b7dd2560a5ef30c010580afb0d546b0b0878b8dcde2491e44
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -119,7 +119,7 @@ struct Params {
   TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const uint4* a;  // stored blocks of A
-  const int* rounds;  // records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24
+  const int* rounds;  // records: 15 block columns, then a StepHeader
   const int2* entries;  // of each round and slot: stored block, place of the rows of B that it meets; or -1
   const int* round_starts;  // first round of each group, and one more
   const int* slot_rows;  // of each group and slot: block row, or -1
@@ -443,6 +443,15 @@ struct RoundWalk {
   }
 };
 
+// The last word of the record of a round.
+struct StepHeader {
+  int word;
+
+  __device__ __forceinline__ int columns() const { return word & 255; }           // block columns that it loads
+  __device__ __forceinline__ int first_place() const { return word >> 8 & 255; }  // of the ring: where the first goes
+  __device__ __forceinline__ int kept() const { return word >> 24; }              // columns before that are needed yet
+};
+
 // Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is asked for kRecords
 // rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
 template <typename Load>
@@ -458,9 +467,9 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
     for (int i = 0; i < kRecords; ++i) {
       const int record = records[i];
       records[i] = walk.take(p);
-      const int last = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
-      if (last == 0) return;
-      load(record, last, position);
+      const int header = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
+      if (header == 0) return;
+      load(record, StepHeader{header}, position);
       position.advance();
       __syncwarp();
     }
@@ -493,8 +502,8 @@ struct ColumnRing {
 // be known before there is room is worked out before, for all columns at once, each by one lane.
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
-  for_each_round(p, [&](int record, int last, const RingPosition& position) {
-    const int count = last & 255, first = last >> 8 & 255, kept = last >> 24;
+  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
+    const int count = header.columns(), first = header.first_place(), kept = header.kept();
     const int place = first + static_cast<int>(threadIdx.x % 32);
     const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
     const uint32 lane_to = base + kBOffset + (place < kRingColumns ? place : place - kRingColumns) * kBColumnBytes;
@@ -530,7 +539,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
 // Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
 // stages are free, too: the barrier counts the consumer warps of all of them.
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
-  for_each_round(p, [&](int record, int last, const RingPosition& position) {
+  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
     const int part_bytes = kPacketBytes / kCluster;
     const int part = blockIdx.x % kCluster * part_bytes;

@@ -114,7 +114,6 @@ def _bsr_spmm(choose: Choose) -> dict[str, Any]:
     options: dict[str, Sequence[Any]] = {
         "accumulate": (True,),
         "balanced": (True,),
-        "cluster": (2,),
         "transpose_a": (True,),
         "b_layout": ("column_major",),
         "blocks_per_sm": (2, 3),

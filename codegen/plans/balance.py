@@ -48,7 +48,7 @@ def _is_high(spec: BsrSpmmSpec) -> bool:
 
 
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
-    """Return how many column tiles, or clusters of them, are worked on at once: one at least.
+    """Return how many column tiles are worked on at once: one at least.
 
     As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, lower ones come
     one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
@@ -56,15 +56,12 @@ def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     if not (spec.balanced or _is_high(spec)):
         return 1
     l2_bytes = L2_BYTES * (2 if spec.balanced and _is_high(spec) else 1)
-    return max(1, l2_bytes // (depth * spec.tile.n * spec.cluster * DTYPES[spec.dtype].bytes))
+    return max(1, l2_bytes // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
-    columns = PLACE_PARAMS
-    if spec.cluster > 1:
-        columns = (i32("column_tiles", "clusters of tiles of a block row"), *PLACE_PARAMS[1:])
-    place = (i32("block_rows", "block rows of A"), *columns, i32("tiles", "block_rows * column_tiles"))
+    place = (i32("block_rows", "block rows of A"), *PLACE_PARAMS, i32("tiles", "block_rows * column_tiles"))
     if not spec.balanced:
         return place
     order = pointer("row_order", "int", "block rows of A, longest first")

@@ -1,4 +1,4 @@
-"""Plan of the sm_90a BSR x BSR kernels: a warp finds which blocks meet, and the producer loads those.
+"""Plan of the sm_90a BSR x BSR kernel: a warp finds which blocks meet, and the producer loads those.
 
 C is dense, and its tiles are taken in runs or handed out (``balanced``), or it is in BSR on a given pattern, and a tile
 is a block that this lists.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.flags import WgmmaFlags
+from codegen.flags import SpgemmSm90aFlags
 from codegen.plan import (
     Arguments,
     Constant,
@@ -107,7 +107,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template=_template(spec),
+        template="bsr_spgemm/sm90a.cu.j2",
         threads=threads,
         blocks_per_sm=blocks_per_sm,
         persistent=True,
@@ -122,7 +122,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        flags=WgmmaFlags(mma_n=n),
+        flags=SpgemmSm90aFlags(mma_n=n, tile_order=_tile_order(spec)),
         grid_summary=_grid_summary(spec, blocks_per_sm),
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
@@ -137,11 +137,11 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     )
 
 
-def _template(spec: BsrSpgemmSpec) -> str:
-    """Return the kernel's template."""
+def _tile_order(spec: BsrSpgemmSpec) -> str:
+    """Return the template of the order of C's tiles."""
     if spec.output == "bsr":
-        return "bsr_spgemm/sm90a_pattern.cu.j2"
-    return "bsr_spgemm/sm90a_balanced.cu.j2" if spec.balanced else "bsr_spgemm/sm90a.cu.j2"
+        return "bsr_spgemm/order_listed.cuh.j2"
+    return "bsr_spgemm/order_dynamic.cuh.j2" if spec.balanced else "bsr_spgemm/order_runs.cuh.j2"
 
 
 def _arguments(spec: BsrSpgemmSpec) -> Arguments:

@@ -20,7 +20,7 @@ def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
     block_rows, tile_rows = shape.rows // spec.block.rows, -(-shape.rows // spec.tile.m)
-    column_tiles = -(-shape.columns // spec.tile.n // spec.cluster)
+    column_tiles = -(-shape.columns // spec.tile.n // plan.cluster)
     copy_rows, copy_columns = copy_tiles(spec, shape.depth, shape.columns)
     prologue_grid = copy_rows * copy_columns
     if shape.groups is not None:
@@ -47,7 +47,7 @@ def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
         "whole_rows": whole_rows(spec, shape.depth, shape.columns, shape.b_row_stride),
     }
     stride = copy_stride(spec, shape.columns) if copies_b(spec) else None
-    return LaunchArgs(numbers, units * column_tiles * spec.cluster, prologue_grid, counters, scratch, stride)
+    return LaunchArgs(numbers, units * column_tiles * plan.cluster, prologue_grid, counters, scratch, stride)
 
 
 def group_rows(spec: BsrSpmmSpec, block_rows: int, blocks: int) -> int:

@@ -151,7 +151,6 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in BLOCK_SIDES, "block.rows", f"is {block.rows}; allowed with mma: {sides}")
     require(block.cols in BLOCK_SIDES, "block.cols", f"is {block.cols}; allowed with mma: {sides}")

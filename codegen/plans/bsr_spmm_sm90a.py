@@ -60,10 +60,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     by_columns = spec.b_layout == "column_major"
     allowed = not by_columns or (n <= MOST_BOX and k == columns)
     require(allowed, "b_layout", f"is {spec.b_layout}; where tile.n is {n} and tile.k {k}: row_major")
-    allowed = spec.cluster == 1 or (n <= 256 and k == columns)
-    require(allowed, "cluster", f"is {spec.cluster}; where tile.n is {n} and tile.k {k}: 1")
-    allowed = spec.cluster == 1 or not spec.balanced
-    require(allowed, "cluster", f"is {spec.cluster}; tiles that are handed out go to single thread blocks: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     part = Part.of(spec)
@@ -87,15 +83,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
         *epilogue_constants(spec, part.groups * C_GROUP_BYTES),
         *order_constants(spec),
-        *(
-            (
-                Constant("kCluster", spec.cluster, "thread blocks that share A: neighbouring tiles of one block row"),
-                Constant("kAPartRows", m // spec.cluster, "rows of A that each of them loads for all"),
-                Constant("kAPartBytes", a_bytes // spec.cluster, "bytes of these"),
-            )
-            if spec.cluster > 1
-            else ()
-        ),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
     # With blocks of 64 2% faster where tiles are handed out, no slower with 128 (step 39 of docs/ladder-bsr.md).
@@ -117,7 +104,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             *epilogue_params(spec),
         ),
         tensor_maps={
-            "a_map": TensorMap((k, m // spec.cluster, 1), a_row_bytes, promotion),
+            "a_map": TensorMap((k, m, 1), a_row_bytes, promotion),
             **{name: replace(how, promotion=promotion) for name, how in spmm_b_maps(spec).items()},
             "c_map": c_map,
             **epilogue_maps(spec, c_map),
@@ -128,7 +115,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             a_row_bytes=a_row_bytes,
             by_columns=by_columns,
             # Tiles that are handed out do without: with it they were slower.
-            clips=not (part.by_rows or spec.balanced or by_columns) and spec.cluster == 1,
+            clips=not (part.by_rows or spec.balanced or by_columns),
             epilogue=epilogue_flags(spec),
         ),
         grid_summary=order_summary(spec),
@@ -138,11 +125,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
             *epilogue_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
-            *((("cluster", f"{spec.cluster} tiles side by side, which load A once"),) if spec.cluster > 1 else ()),
         ),
         flops=2 * m * n * k,
-        bytes=a_bytes // spec.cluster + b_bytes,
+        bytes=a_bytes + b_bytes,
         arguments=arguments,
         dynamic_scheduler=spec.balanced,
-        cluster=spec.cluster,
     )

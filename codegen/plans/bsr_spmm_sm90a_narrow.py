@@ -54,7 +54,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     depths = [count * cols for count in STEP_BLOCKS]
     allowed = ", ".join(str(depth) for depth in depths)
     require(k in depths, "tile.k", f"is {k}; a step is 1, 2 or 4 blocks of A, block.cols is {cols}: {allowed}")
-    require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where block.rows is {rows}: 1")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     groups, step_blocks, row_bytes = Part.of(spec).groups, k // cols, cols * dtype.bytes

@@ -41,7 +41,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
-    require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed where tile.m is two block rows: 1")
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS} of block rows of 64")
 

@@ -43,7 +43,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, "is true, but not written for transpose_a; allowed: false")
-    require(spec.cluster == 1, "cluster", f"is {spec.cluster}; allowed with transpose_a: 1")
 
     by_columns = spec.b_layout == "column_major"
     part = Part.of(spec)

@@ -187,7 +187,6 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(spec.cluster == 1, "cluster", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     heights = (16, 32, 64, 128, 256)
     require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")

@@ -95,7 +95,6 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     require(spec.tile.n == COLUMNS, "tile.n", f"is {spec.tile.n}; {where}: {COLUMNS}")
     k = spec.tile.k
     require(k == cols, "tile.k", f"is {k}; a step is one block of A deep, block.cols is {cols}: {cols}")
-    require(spec.cluster == CLUSTER, "cluster", f"is {spec.cluster}; {where}: {CLUSTER}")
     require(spec.blocks_per_sm == 1, "blocks_per_sm", f"is {spec.blocks_per_sm}; {where}: 1")
     for option in ("accumulate", "balanced"):
         require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS}")
@@ -207,9 +206,7 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         *b_params(spec, "K"),
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
-        pointer(
-            "rounds", "int", "records: 15 block columns; how many | place of the first << 8 | blocks << 16 | kept << 24"
-        ),
+        pointer("rounds", "int", "records: 15 block columns, then a StepHeader"),
         pointer("entries", "int2", "of each round and slot: stored block, place of the rows of B that it meets; or -1"),
         pointer("round_starts", "int", "first round of each group, and one more"),
         pointer("slot_rows", "int", "of each group and slot: block row, or -1"),

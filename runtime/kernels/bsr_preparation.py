@@ -40,6 +40,7 @@ class BsrPreparation:
         self._stem = plan.stem
         self._loaded = loaded
         self._gathered = plan.gathered
+        self._cluster = plan.cluster
         self._cutting = plan.row_cutting
         self._clusters: RowClusters | None = None  # the last that were checked
         self._takes: type = type(None)  # of the order of block rows
@@ -120,7 +121,7 @@ class BsrPreparation:
         sm_count = 0 if device is None else self._loaded.sm_count(device)
         if self._gathered is not None:
             size, ring = self._gathered.slots, self._gathered.ring_columns
-            thread_block_clusters, at_once = -(-tiles // self._spec.cluster), sm_count // self._spec.cluster
+            thread_block_clusters, at_once = -(-tiles // self._cluster), sm_count // self._cluster
             groups = count_groups(self._block_rows(a), size, thread_block_clusters, at_once)
             check_row_pointers("a", a)
             return cluster_rows(

@@ -123,7 +123,7 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
     wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)
     group = plan.problem(wide).numbers.get("group_tiles", 1)
     if spec.mma == "wgmma" and group > 1 and not spec.transpose_a:  # column tiles in groups: two, and a narrower one
-        columns = 2 * group * spec.cluster * spec.tile.n + 8
+        columns = 2 * group * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
     return CASES
 

@@ -116,9 +116,9 @@ class Spgemm(Patterned):
 
 MODULES: dict[type[Product], Any] = {Spmm: bsr_spmm, Sddmm: bsr_sddmm, Spgemm: bsr_spgemm}
 KERNELS = [
-    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "32_accumulate", "16_column_major", "16_gathered")),
+    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "128_accumulate", "16_column_major", "16_gathered")),
     *((Spmm, f"h100_bsr_spmm_b128_{end}") for end in ("transposed", "bias_gelu")),
-    *((Spmm, "h100_bsr_spmm_b64x128"), (Sddmm, "l4_bsr_sddmm_b16_bf16"), (Sddmm, "h100_bsr_sddmm_b16")),
+    *((Spmm, "h100_bsr_spmm_b64x128"), (Sddmm, "l4_bsr_sddmm_b32"), (Sddmm, "h100_bsr_sddmm_b16")),
     *((Spgemm, "h100_bsr_spgemm_b16"), (Spgemm, "h100_bsr_spgemm_b128_bsr")),
 ]
 # Small ones, of which each has a property of its own.
@@ -247,7 +247,7 @@ def test_inputs_of_a_product_are_what_the_case_says() -> None:
 
 
 def test_what_is_added_is_not_read_with_beta_0() -> None:
-    name = "h100_bsr_spmm_b32_accumulate"
+    name = "h100_bsr_spmm_b128_accumulate"
     for beta, in_place in ((0.0, False), (0.5, True), (-0.5, False)):
         case = bsr_spmm.Case("a_case", beta=beta, in_place=in_place)
         told = bsr_spmm.run_case(Spmm(name), case, CPU).description  # type: ignore[arg-type]

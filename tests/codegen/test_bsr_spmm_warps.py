@@ -271,8 +271,8 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     by_columns = spec.b_layout == "column_major"
     b = torch.zeros((1000, depth) if by_columns else (depth, 1000), dtype=dtype)
     kernel._check(a, b.mT if by_columns else b, c=c, beta=1.0, bias=bias, out=None)
-    tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * spec.cluster))
-    assert seen["parallel"] == tiles * spec.cluster
+    tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * plan.cluster))
+    assert seen["parallel"] == tiles * plan.cluster
     # Where rows are cut, it is the device that knows how many units there are.
     assert cuts_rows(spec) or seen["tiles"] == tiles
     assert seen.get("block_rows", 3) == 3 and seen.get("index_words", 2) == 2

@@ -37,7 +37,7 @@ def test_sixteen_rounds_of_128_instead_of_132() -> None:
 
 @given(clusters=st.integers(1, 2000), slots=st.integers(2, 200))
 def test_clusters_stay_whole(clusters: int, slots: int) -> None:
-    plan = plan_of("h100_bsr_spmm_b128_cluster")
+    plan = plan_of("h100_bsr_spmm_b32_gathered")
     assert plan.cluster == 2
     grid = plan.thread_blocks(clusters * 2, slots)
     assert grid % 2 == 0 and 2 <= grid <= slots

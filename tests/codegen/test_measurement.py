@@ -151,7 +151,7 @@ def test_workload_of_a_sampled_product() -> None:
         torch.testing.assert_close(gathered[i], part, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["h100_bsr_spgemm_b128", "h100_bsr_spgemm_b128_bsr"])
+@pytest.mark.parametrize("name", ["h100_bsr_spgemm_b128_balanced", "h100_bsr_spgemm_b128_bsr"])
 @pytest.mark.usefixtures("on_cpu")
 def test_workload_of_bsr_times_bsr(name: str) -> None:
     kernel = Kernel(name)

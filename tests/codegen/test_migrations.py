@@ -79,6 +79,14 @@ def test_what_the_table_is_not_about(table: None, fields: dict[str, Any]) -> Non
     assert migrated(fields) == (fields, [])
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_a_field_that_is_gone_is_told(cluster: int) -> None:
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}}
+    with pytest.raises(SpecError, match=r"^cluster: is not a field any more: leave it out$"):
+        parse_spec(fields | {"cluster": cluster})
+    assert migrated(fields | {"cluster": cluster})[0] == fields
+
+
 def test_lines_follow_one_another(use: Use) -> None:
     use(Renamed("attention", "a", "b"), Renamed("attention", "b", "share_kv", {True: "given", False: LEFT_OUT}))
     assert migrated({"op": "attention", "a": True})[0] == {"op": "attention", "share_kv": "given"}

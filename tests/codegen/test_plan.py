@@ -693,7 +693,6 @@ GATHERED = {
     "tile": {"m": 384, "n": 128, "k": 16},
     "mma": "mma",
     "copy": "tma",
-    "cluster": 2,
     "stages": 4,
 }
 GATHERED_32 = GATHERED | {
@@ -752,7 +751,7 @@ def test_rows_are_gathered_as_shipped_if_nothing_is_said(size: int, stages: int,
     assert spec == find_spec(f"h100_bsr_spmm_b{size}_gathered").spec
     for said in ({"copy": "tma"}, {"schedule": "cooperative"}, {"mma": mma}):
         assert plan_of(fields | {"tile": {"m": 384, "n": 128, "k": size}} | said).spec == spec
-    assert (spec.stages, spec.mma, spec.cluster) == (stages, mma, 2)
+    assert (spec.stages, spec.mma) == (stages, mma)
     assert plan_of(fields).spec.tile.m == size  # one block row
 
 
@@ -761,7 +760,7 @@ def test_mma_sync_gathers_rows_if_tma_copies(cols: int, stages: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": cols}, "mma": "mma"}
     spec = plan_of(fields | {"copy": "tma"}).spec
     assert (spec.tile.m, spec.tile.n, spec.tile.k) == (384, 128, cols)
-    assert (spec.stages, spec.cluster, spec.schedule) == (stages, 2, "cooperative")
+    assert (spec.stages, spec.schedule) == (stages, "cooperative")
     assert plan_of(fields).spec.copy_ == "cp_async"
 
 
@@ -772,7 +771,6 @@ def test_mma_sync_gathers_rows_if_tma_copies(cols: int, stages: int) -> None:
         ({"balanced": True}, "balanced"),
         ({"epilogue": {"bias": True}}, "epilogue"),
         ({"b_layout": "column_major"}, "b_layout"),
-        ({"cluster": 1}, "cluster"),
         ({"blocks_per_sm": 2}, "blocks_per_sm"),
         ({"transpose_a": True}, "transpose_a"),
         ({"stages": 1}, "stages"),
@@ -787,7 +785,6 @@ def test_mma_sync_gathers_rows_if_tma_copies(cols: int, stages: int) -> None:
         (GATHERED_32 | {"block": {"rows": 16, "cols": 32}}, "tile.m"),
         (GATHERED_32 | {"block": {"rows": 32, "cols": 64}}, "block.cols"),
         (GATHERED_32 | {"tile": {"m": 256, "n": 128, "k": 32}}, "tile.m"),
-        (GATHERED_32 | {"cluster": 1}, "cluster"),
     ],
 )
 def test_what_tiles_of_gathered_rows_are_not_written_for(change: dict[str, Any], field: str) -> None:
@@ -830,7 +827,6 @@ def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> No
         ({"stages": 5}, "stages"),
         ({"accumulate": True}, "accumulate"),
         ({"balanced": True}, "balanced"),
-        ({"cluster": 2}, "cluster"),
     ],
 )
 def test_what_is_not_written_for_transposed_matrices(change: dict[str, Any], field: str) -> None:
@@ -857,7 +853,7 @@ def test_blocks_of_64_have_wide_tiles_unless_something_needs_the_room() -> None:
     for change in ({}, {"epilogue": {"bias": True}}, {"balanced": True}):
         spec = plan_of(fields | change).spec
         assert (spec.tile.n, spec.tile.k, spec.stages) == (512, 32, 5)
-    for change in ({"accumulate": True}, {"cluster": 2}, {"transpose_a": True}):
+    for change in ({"accumulate": True}, {"transpose_a": True}):
         assert plan_of(fields | change).spec.tile.n == 256
 
 
@@ -868,7 +864,6 @@ def test_blocks_of_64_have_wide_tiles_unless_something_needs_the_room() -> None:
         ({"tile": {"m": 64, "n": 256, "k": 64}}, True),
         ({"accumulate": True}, True),
         ({"balanced": True}, False),
-        ({"cluster": 2}, False),
         ({"block": {"rows": 128, "cols": 64}}, False),
     ],
 )
@@ -885,7 +880,6 @@ def test_what_a_tile_has_beyond_b_is_neither_loaded_nor_multiplied(change: dict[
     [
         ({"tile": {"m": 64, "n": 384, "k": 32}}, "tile.n"),
         ({"tile": {"m": 64, "n": 512, "k": 16}}, "tile.k"),
-        ({"tile": {"m": 64, "n": 256, "k": 32}, "cluster": 2}, "cluster"),
         ({"block": {"rows": 128, "cols": 64}, "tile": {"m": 128, "n": 512, "k": 32}}, "tile.n"),
         ({"stages": 6}, "stages"),
     ],
@@ -895,39 +889,6 @@ def test_what_a_wide_tile_cannot_be(change: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError) as caught:
         plan_of(fields | change)
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize("size", [128, 64])
-def test_a_cluster_loads_a_in_equal_parts(size: int) -> None:
-    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
-    fields |= {"tile": {"m": size, "n": 256, "k": 64}}
-    plain, plan = plan_of(fields), plan_of(fields | {"cluster": 2})
-    values = {constant.name: constant.value for constant in plan.constants}
-    assert (plain.cluster, plan.cluster, values["kCluster"]) == (1, 2, 2)
-    assert plan.tensor_maps["a_map"].box == (64, values["kAPartRows"], 1) and values["kAPartRows"] == size // 2
-    assert 2 * values["kAPartBytes"] == values["kABytes"] and values["kAPartBytes"] % 1024 == 0
-    assert plain.bytes - plan.bytes == values["kAPartBytes"]
-    source = render_plan(plan)
-    assert "__cluster_dims__(kCluster, 1, 1)" in source and "multicast::cluster" in source
-    assert source.count("cluster_wait();") == 2  # before the first copy, and before the end
-    assert "cluster" not in render_plan(plain).replace("shared::cluster", "").replace("release.cluster", "")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"arch": "sm_89"},
-        {"block": {"rows": 32, "cols": 32}},
-        {"balanced": True},
-        {"block": {"rows": 64, "cols": 64}, "tile": {"m": 128, "n": 256, "k": 64}},
-        {"cluster": 4},
-    ],
-)
-def test_where_there_are_no_clusters(change: dict[str, Any]) -> None:
-    fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "cluster": 2}
-    with pytest.raises(SpecError) as caught:
-        plan_of(fields | change)
-    assert caught.value.field == "cluster"
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -1539,7 +1500,6 @@ def by_wmma(**fields: Any) -> dict[str, Any]:
         ("epilogue", {"epilogue": {"bias": True}}),
         ("accumulate", {"accumulate": True}),
         ("balanced", {"balanced": True}),
-        ("cluster", {"cluster": 2}),
         ("transpose_a", {"transpose_a": True}),
         ("blocks_per_sm", {"blocks_per_sm": 2}),
         ("block.rows", {"block": {"rows": 48, "cols": 128}}),

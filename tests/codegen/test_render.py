@@ -26,6 +26,7 @@ from codegen.plans import plan_for
 from codegen.render import SEAL, environment, render, render_plan, seal_is_intact
 
 every_spec = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+PRODUCTS = [named for named in shipped_specs() if named.spec.op != "attention"]
 DEFINITION = re.compile(r"__device__ __forceinline__ (?:[\w:<>*&]+ )+[*&]?(\w+)\(")
 CODE = re.compile(r"//[^\n]*")
 
@@ -139,6 +140,45 @@ def test_only_helpers_that_are_used(named: NamedSpec) -> None:
     names = set(DEFINITION.findall(code))
     assert len(names) >= 2
     assert not {name for name in names if words(named)[name] < 2}
+
+
+STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
+FIELDS = re.compile(r"^  (?:[\w:]+[ *&]+)+[^(\n;]*(?:=[^\n;]*)?;$", re.MULTILINE)
+
+
+def unread_fields(source: str) -> list[tuple[str, str]]:
+    """Find fields of structs that nothing reads: they are only initialised, or assigned to."""
+    code = re.sub(r"[ \t]+$", "", CODE.sub("", source), flags=re.MULTILINE)
+    found = []
+    for struct, body in STRUCT.findall(code):
+        lines = FIELDS.findall(body) if struct not in ("Params", "TensorMap") else []
+        for declared in lines:
+            methods = body.replace(declared, "")
+            for part in re.sub(r"=[^,;]*", "", declared.rstrip(";")).split(","):
+                field = re.sub(r"\[[^\]]*\]", "", part).split()[-1].lstrip("*&")
+                read = rf"{field}\b(?!(?:\[[^\]]*\])*\s*=[^=])"  # but where it is assigned to
+                if not re.search(rf"(?:\.|->){read}", code) and not re.search(rf"(?<![\w.]){read}(?!\()", methods):
+                    found.append((struct, field))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("use", "unread"),
+    [
+        ("int x = pair.first + pair.second[0];", []),
+        ("pair->second[i] = 1; f(pair.first == 2);", ["second"]),
+        ("int first = 0, second = pair.firsts;", ["first", "second"]),
+    ],
+)
+def test_unread_fields_are_found(use: str, unread: list[str]) -> None:
+    fields = "  int first = 0, count;  // .second\n  int2 second[32];\n  Pair() : second() {}\n"
+    source = f"struct Pair {{\n{fields}  int n() {{ return count; }}\n}};\n{use}\n"
+    assert unread_fields(source) == [("Pair", field) for field in unread]
+
+
+@pytest.mark.parametrize("named", PRODUCTS, ids=lambda named: named.stem)
+def test_fields_are_read(named: NamedSpec) -> None:
+    assert not unread_fields(render(named))
 
 
 @every_spec

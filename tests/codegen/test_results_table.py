@@ -305,7 +305,7 @@ def test_workloads_of_bsr_products() -> None:
     def told(spec: str, **changes: Any) -> str:
         return script.workload(bsr_record("a", spec, **changes))
 
-    assert told("h100_bsr_spgemm_b128") == "M8192 K8192 N1024, 16 blocks 128x128 a row of A and B"
+    assert told("h100_bsr_spgemm_b128_balanced") == "M8192 K8192 N1024, 16 blocks 128x128 a row of A and B"
     assert told("h100_bsr_spgemm_b128_bsr") == "M8192 K8192 N1024, 16 blocks 128x128 a row of A, B and C"
     assert told("h100_bsr_sddmm_b128") == "M8192 K1024 N8192, 16 blocks 128x128 a row"
     power_law = told("h100_bsr_spmm_b32", pattern="power_law")

@@ -475,9 +475,13 @@ def test_kernels_read_records_as_they_are_written(block: int) -> None:
     source = render(find_spec(f"h100_bsr_spmm_b{block}_gathered"))
     assert f"kRoundColumns = {ROUND_COLUMNS};" in source
     mask = (1 << COUNT_BITS) - 1
-    words = f"count = last & {mask}, first = last >> {COUNT_BITS} & {mask}, kept = last >> {3 * COUNT_BITS};"
-    assert words in source
-    assert (f"blocks = last >> {2 * COUNT_BITS} & {mask}," in source) == (block == 16)
+    for name, value in (
+        ("columns", f"word & {mask}"),
+        ("first_place", f"word >> {COUNT_BITS} & {mask}"),
+        ("kept", f"word >> {3 * COUNT_BITS}"),
+    ):
+        assert f"int {name}() const {{ return {value}; }}" in source
+    assert (f"int blocks() const {{ return word >> {2 * COUNT_BITS} & {mask}; }}" in source) == (block == 16)
 
 
 def test_a_block_meets_a_column_of_its_round() -> None:

@@ -148,7 +148,6 @@ def test_places_of_many_tiles_do_not_overflow(program: ctypes.CDLL) -> None:
     [
         ("b128", 4),
         ("b128x64", 4),
-        ("b128_cluster", 2),
         ("b128_balanced", 8),
         ("b64", 1),
         ("b64_balanced", 2),

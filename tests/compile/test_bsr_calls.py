@@ -752,16 +752,6 @@ def test_tiles_of_two_block_rows_are_numbered_in_pairs(make: Make) -> None:
     assert signature["tiles"] == 4
 
 
-@pytest.mark.parametrize(("columns", "clusters"), [(256, 1), (512, 1), (513 + 7, 2)])
-def test_tiles_of_clusters_are_counted_whole(make: Make, columns: int, clusters: int) -> None:
-    kernel = make(cluster=2)
-    kernel(A, dense(192, columns))
-    (signature,) = kernel._loaded.signatures
-    numbers = {"index_words": 2, "block_rows": 3, "tiles": 3 * clusters, "n": columns}
-    assert signature["numbers"] == numbers | {"column_tiles": clusters, "group_tiles": 1}
-    assert signature["tiles"] == 2 * 3 * clusters
-
-
 def test_blocks_are_listed_by_column(make: Make) -> None:
     kernel = make(transpose_a=True)
     a = matrix([0, 2, 2, 5], [2, 0, 7, 0, 2], columns=4)  # a column out of range belongs to none

@@ -106,6 +106,7 @@ OTHERS = [
     },
     # Tiles of one warpgroup, alone on an SM or with another thread block.
     *json.loads((Path(__file__).parents[1] / "unshipped_attention.json").read_text(encoding="utf-8")),
+    *json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8")),
     # Tiles whose warpgroups leave out steps.
     *(
         {"op": "attention", "arch": "sm_90a", "schedule": "cooperative", "tile": {"m": m, "n": n}, **more}
@@ -436,7 +437,7 @@ OTHERS = [
     # B stored by columns.
     *(
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": 128}, "b_layout": "column_major", **more}
-        for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}), (128, {"cluster": 2}))
+        for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}))
     ),
     *(
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "b_layout": "column_major", **more}
@@ -489,7 +490,6 @@ OTHERS = [
         "op": "bsr_spmm",
         "arch": "sm_90a",
         "block": {"rows": 64, "cols": 64},
-        "cluster": 2,
         "accumulate": True,
         "epilogue": {"bias": True},
     },
@@ -552,7 +552,7 @@ OTHER_ARCHS = [
     for name in (
         "l4_topk32_d64",
         "l4_topk32_wmma",
-        "l4_bsr_spmm_wmma_cp_async",
+        "l4_bsr_spmm_wmma_b16",
         "l4_bsr_sddmm_b64",
         "l4_bsr_spgemm_wmma",
     )
@@ -735,7 +735,7 @@ def test_receipts_say_the_same(named: NamedSpec, known: dict[str, Record]) -> No
     assert {name: record[name] for name in same} == {name: cubin[name] for name in same}
 
 
-@pytest.mark.parametrize("name", ["l4_topk32", "l4_topk32_wmma", "l4_bsr_spmm_wmma_cp_async"])
+@pytest.mark.parametrize("name", ["l4_topk32", "l4_topk32_wmma", "l4_bsr_spmm_wmma_b16"])
 def test_ada_kernels_compile_to_ptx_for_newer_devices(name: str) -> None:
     compiled = compile_spec(find_spec(name), "ptx")
     assert ".target sm_89" in compiled.code.decode().rstrip("\0")

@@ -18,13 +18,14 @@ from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
 from runtime.compile.compiler import run_nvrtc  # noqa: E402
 
 # The sm_89 kernels run on every device these tests accept.
-ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_wmma_cp_async"
+ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_b128"
 HOPPER = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
 )
 # Kernels for BSR products with blocks of 128: calls do not differ between the architectures.
 SDDMM = [pytest.param("h100_bsr_sddmm_b128", marks=HOPPER), "l4_bsr_sddmm_b128", "l4_bsr_sddmm_wmma"]
-SPGEMM = [pytest.param("h100_bsr_spgemm_b128", marks=HOPPER), "l4_bsr_spgemm_b128", "l4_bsr_spgemm_wmma"]
+SPGEMM = [pytest.param("h100_bsr_spgemm_b128_balanced", marks=HOPPER), "l4_bsr_spgemm_b128", "l4_bsr_spgemm_wmma"]
+STATIC_SPGEMM = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}}
 
 
 def load(name: str) -> Any:
@@ -216,7 +217,7 @@ def test_a_product_that_hands_out_tiles_runs_on_streams_and_in_graphs_at_once() 
     large = (half(5120, 5120) * stored).to_sparse_bsr((128, 128))
     expected = kernel(large, large)
     for a, b in ((bsr(), bsr(384, 256)), (large, large), (bsr(2560), bsr(384, 2560)), (large, large)):
-        result = load_kernel("h100_bsr_spgemm_b128")(a, b)
+        result = load_kernel(STATIC_SPGEMM)(a, b)
         assert torch.equal(kernel(a, b), result)
     graph, outs = torch.cuda.CUDAGraph(), [torch.empty_like(expected) for _ in range(3)]
     with torch.cuda.graph(graph):
@@ -629,7 +630,7 @@ def test_product_of_two_sparse_matrices_on_a_pattern() -> None:
     a, b, pattern = bsr(), bsr(384, 256), bsr(256, 256, dtype=torch.float32)
     c = kernel(a, b, pattern, validate=True)
     assert c.layout == torch.sparse_bsr and c.dtype == torch.float16 and c.shape == (256, 256)
-    assert torch.equal(c.to_dense(), load_kernel("h100_bsr_spgemm_b128")(a, b))
+    assert torch.equal(c.to_dense(), load_kernel(STATIC_SPGEMM)(a, b))
     with pytest.raises(ArgumentError, match=r"pattern: is missing"):
         kernel(a, b)
     with pytest.raises(ArgumentError, match=r"pattern: has shape .*N 256"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from codegen.arch import ARCHS, KIB, Arch
 from codegen.dtypes import DTYPES, DType
 from codegen.errors import SpecError
 from codegen.flags import Flags
+from codegen.migrations import spelt
 from codegen.preparation import GatheredLayout, RowCutting
 from codegen.problem import LaunchArgs, Shape
 from codegen.spec import Spec
@@ -374,3 +375,11 @@ def require(condition: bool, field_name: str, reason: str) -> None:
     """Raise a SpecError unless ``condition`` holds."""
     if not condition:
         raise SpecError(field_name, reason)
+
+
+def require_left_out(spec: Spec, options: Sequence[str], where: str) -> None:
+    """Raise a SpecError if one of the options has another value than its default."""
+    for option in options:
+        value = getattr(spec, option)
+        given = value == type(spec).model_fields[option].default
+        require(given, option, f"is {spelt(value)}, but not written for {where}; leave it out")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFlags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require
+from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require, require_left_out
 from codegen.plans.balance import order_summary
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
@@ -41,8 +41,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
-    for option in ("accumulate", "balanced"):
-        require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS} of block rows of 64")
+    require_left_out(spec, ("accumulate", "balanced"), f"tile.m {ROWS} of block rows of 64")
 
     by_columns = spec.b_layout == "column_major"
     a_bytes, b_bytes = WARPGROUP_ROWS * k * dtype.bytes, k * n * dtype.bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFlags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, tensor_map
+from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, require_left_out, tensor_map
 from codegen.plans.balance import PLACE_PARAMS, order_summary
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
@@ -41,8 +41,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is as deep as a column group of A is wide: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
-    for option in ("accumulate", "balanced"):
-        require(not getattr(spec, option), option, "is true, but not written for transpose_a; allowed: false")
+    require_left_out(spec, ("accumulate", "balanced"), "transpose_a")
 
     by_columns = spec.b_layout == "column_major"
     part = Part.of(spec)

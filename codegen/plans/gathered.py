@@ -22,6 +22,7 @@ from codegen.plan import (
     i32,
     pointer,
     require,
+    require_left_out,
 )
 from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
 from codegen.plans.bsr_spmm_launch import arguments
@@ -96,8 +97,7 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     k = spec.tile.k
     require(k == cols, "tile.k", f"is {k}; a step is one block of A deep, block.cols is {cols}: {cols}")
     require(spec.blocks_per_sm == 1, "blocks_per_sm", f"is {spec.blocks_per_sm}; {where}: 1")
-    for option in ("accumulate", "balanced"):
-        require(not getattr(spec, option), option, f"is true, but not written for tile.m {ROWS}")
+    require_left_out(spec, ("accumulate", "balanced"), f"tile.m {ROWS}")
     require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
     order = spec.b_layout
     require(order == "row_major", "b_layout", f"is {order}, but not written for tile.m {ROWS}: row_major")

@@ -174,7 +174,7 @@ MAIN_ROWS = (
     Row("topk16_b64", topk(128, 16, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 580),
     Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, groups=DATA, quick=True),
     Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
-    Row("topk32_b64_128k", {**SHARED, **PACED, "order_queries": True}, 8, 131072, LIST_PEERS, 560),
+    Row("topk32_b64_128k", {**SHARED, **PACED}, 8, 131072, LIST_PEERS, 560),
     Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690, groups=DATA),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440, groups=DATA),
     Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, groups=DATA, kv_heads=8),
@@ -222,8 +222,8 @@ SHORT_ROWS = tuple(
     for heads in (8, 16)
 )
 
-# The same lists with query blocks as they come; and where lists are used again and again, in an order that is found
-# once, before.
+# The same lists with query blocks as they come, where the row above searches; and where lists are used again and again,
+# in an order that is found once, before.
 ORDERED_ROWS = tuple(
     replace(
         row,
@@ -235,7 +235,7 @@ ORDERED_ROWS = tuple(
     )
     for name, more in (("as_they_come", {}), ("ordered", {"query_order": True}))
     for row in MAIN_ROWS
-    if row.name in ("topk16_b64", "topk32_b64", "topk64_b64", "topk32_b64_128k")
+    if row.fields.get("order_queries") or (row.name == "topk32_b64_128k" and more)
 )
 OVERLAP_ROWS = tuple(
     Row(name, SHARED, 16, 32768, ("not_shared", *LIST_PEERS), groups=("overlap",), overlap=overlap)

@@ -69,3 +69,5 @@ def _check_orders(spec: AttentionSpec) -> None:
         raise SpecError("order_queries", NO_ORDER)
     if spec.order_queries and spec.query_order:
         raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
+    if spec.order_queries and spec.paced:
+        raise SpecError("paced", "is true; kernels with order_queries hand out tiles, and none of them keeps pace")

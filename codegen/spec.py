@@ -169,7 +169,7 @@ class AttentionSpec(SpecBase):
     order_queries: bool = Field(
         default=False,
         description="whether each call finds out which query blocks form a tile, so that those whose lists overlap "
-        "share what is loaded: before it begins, or, if paced, each thread block of its own; with share_kv only",
+        "share what is loaded; with share_kv, without paced",
     )
     paced: bool = Field(
         default=False,

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 668b54e780966c48fc63d261f2f9e0f3c92bddbf8dffaa3255184eb4aa3a6f6e
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 49993209c0321e868e38a14bc68f4df28249a419e0865bec0ec4e84d7c382486
+// seal: sha256 09fae32fce016d80aabc4e63d94401023e9bb395c58a8fca8721fd939fb53f74
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -139,8 +139,8 @@ constexpr float kLn2 = 0.693147180559945f;
 // It has 162912 bytes of dynamic shared memory, and need not have ended when the main kernel begins.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (64 columns, kv_len, groups, kv_heads, batch): box 64 x 64 x 2 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 64 x 2 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
@@ -222,16 +222,6 @@ __device__ __forceinline__ void tma_load_4d(
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-// cp.async.bulk.tensor.5d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
-__device__ __forceinline__ void tma_load_5d(
-    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
 
 // cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
@@ -792,10 +782,17 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   if (lane == 0) release_scheduler(p);
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys, all column groups by one copy.
+// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
 __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
     const int (&blocks)[kStepBlocks], int kv_head, int batch) {
-  tma_load_5d(to, map, full, 0, blocks[0] * kLoadKeys, 0, kv_head, batch);
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
+          blocks[load] * kLoadKeys, kv_head, batch);
+    }
+  }
 }
 
 // Where an order has the number of its tile.

@@ -275,15 +275,11 @@ class AttentionKernel:
         """Return the tensors as the tensor maps address them.
 
         Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
-        Where one copy brings all columns of keys, k and v are (batch, kv_heads, groups, kv_len, columns of a group).
         """
         maps, mapped = self._plan.tensor_maps, dict(tensors)
         if maps and len(maps["q_map"].box) == 5:
             packs = (-1, self.spec.packed_heads)
             mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
-        if maps and len(maps["k_map"].box) == 5:
-            groups = (-1, maps["k_map"].box[0])
-            mapped |= {name: tensors[name].unflatten(3, groups).transpose(2, 3) for name in ("k", "v")}
         return mapped
 
     def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -99,8 +99,6 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
     if spec.order_queries:
         found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
-        if spec.paced:
-            found = "a thread block puts those of its query blocks in one tile whose lists have much in common"
         order = [("query order", found)]
     return [
         ("shared", "key blocks that several lists of a tile have are loaded once"),

@@ -162,19 +162,12 @@ ORDER_QUERIES_CASES = (
     Case("two_windows", heads=4, kv_heads=2, q_len=18_700, kv_len=700, lists="repeated"),
 )
 
-# Several tiles of a head for each thread block, and more of them than exchange query blocks.
-POOL_CASES = (
-    Case("pools", heads=2, kv_heads=1, q_len=60_011, kv_len=1000, lists="repeated", overlap=0.5),
-    Case("more_than_a_pool", heads=1, kv_heads=1, q_len=290_011, kv_len=400, lists="repeated", layout="bshd"),
-)
-
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.order_queries else ()))
-    cases = (*cases, *(POOL_CASES if spec.order_queries and spec.paced else ()))
     return tuple(fitted(case, spec) for case in cases)
 
 

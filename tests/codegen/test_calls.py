@@ -217,7 +217,7 @@ def test_a_dimension_of_one_element_has_no_stride(kernel: Any) -> None:
     assert [field(call, driver.launches[-1][2], name)[0] for name in names] == [0, 4 * 132, 0] * 3
 
 
-def test_one_copy_that_brings_all_columns_has_their_groups_as_a_dimension(kernel: Any) -> None:
+def test_tensor_maps_have_the_strides_of_views(kernel: Any) -> None:
     call, _ = kernel("h100_topk64_b64_shared")
     q = torch.zeros(2, 4, 320, 128).half()
     k = torch.zeros(2, 400, 2, 256).half()[..., :128].transpose(1, 2)
@@ -225,9 +225,9 @@ def test_one_copy_that_brings_all_columns_has_their_groups_as_a_dimension(kernel
     (signature,) = call._signatures.values()
     (of_q, of_k, of_v) = (next(each for name, _, each in signature.maps if name == letter) for letter in "qkv")
     assert (of_q.dims, of_q.how.box) == ((128, 320, 4, 2), (64, 64, 1, 1))
-    assert (of_k.dims, of_k.how.box) == ((64, 400, 2, 2, 2), (64, 64, 2, 1, 1)) == (of_v.dims, of_v.how.box)
-    assert of_k.strides == (512, 64, 256, 204800)  # keys, groups, heads, batches
-    assert of_v.strides == (512, 64, 0, 204800)
+    assert (of_k.dims, of_k.how.box) == ((128, 400, 2, 2), (64, 64, 1, 1)) == (of_v.dims, of_v.how.box)
+    assert of_k.strides == (512, 256, 204800)  # keys, heads, batches
+    assert of_v.strides == (512, 0, 204800)
 
 
 def test_whatever_a_check_depends_on_makes_a_new_signature(kernel: Any) -> None:

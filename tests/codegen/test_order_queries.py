@@ -13,7 +13,6 @@ from codegen.plans.attention_query_order import BLOCK_WINDOWS, WINDOW_TILES, ord
 from codegen.render import render
 from codegen.spec import parse_spec
 
-LONG = "h100_topk32_b64_self_ordered_long"
 NAME = "h100_topk32_b64_self_ordered"
 
 
@@ -26,12 +25,13 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
     [
         (fields("h100_topk32_b64", order_queries=True), "order_queries: is true; only tiles that share what is loaded"),
         (fields(query_order=True), "order_queries: is true; with query_order the caller says which query blocks"),
+        (fields(paced=True), "paced: is true; kernels with order_queries hand out tiles"),
     ],
 )
 def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec(data)
-    assert str(caught.value).startswith(message) and caught.value.field == "order_queries"
+    assert str(caught.value).startswith(message) and caught.value.field == message.split(":", maxsplit=1)[0]
 
 
 @pytest.mark.parametrize(("streams", "tile"), [(2, 128), (3, 192)])
@@ -78,16 +78,6 @@ def test_a_search_has_a_thread_block_for_some_windows(
         "query_order_head_stride": query_blocks if heads > 1 else 0,
         "query_order_batch_stride": heads * query_blocks if batches > 1 else 0,
     }
-
-
-@pytest.mark.parametrize(("streams", "tile"), [(2, 128), (3, 192)])
-def test_paced_thread_blocks_choose_among_their_own_query_blocks(streams: int, tile: int) -> None:
-    named = find_spec(fields(LONG, tile={"m": tile, "n": 64}))
-    plan, source = plan_for(named), render(named)
-    assert plan.prologue is None and not {p.name for p in plan.params} & {"order_heads", "query_order", "scheduler"}
-    assert {c.name: c.value for c in plan.constants}["kPoolTiles"] == 32 // streams  # a bit for each query block
-    assert plan.thread_blocks(2736, 132) == 131  # tiles are not handed out
-    assert "struct Pool" in source and "struct Window" not in source and "scheduler" not in source
 
 
 def test_other_kernels_do_not_search() -> None:

@@ -152,7 +152,7 @@ def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Field
 
 
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
-SELF_ORDERED = {"share_kv": True, "order_queries": True}
+SELF_ORDERED = {"share_kv": True, "query_grouping": "search"}
 SHARED = topk(128, 32, 64, 64, share_kv=True)
 PACED = {"paced": True}  # the L2 does not hold K and V of a head of 128 K keys
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
@@ -228,14 +228,14 @@ ORDERED_ROWS = tuple(
     replace(
         row,
         name=f"{row.name}_{name}",
-        fields={**row.fields, "order_queries": False, **more},
+        fields={**row.fields, "query_grouping": "none", **more},
         target=None,
         groups=("ordered",),
         quick=False,
     )
-    for name, more in (("as_they_come", {}), ("ordered", {"query_order": True}))
+    for name, more in (("as_they_come", {}), ("ordered", {"query_grouping": "given"}))
     for row in MAIN_ROWS
-    if row.fields.get("order_queries") or (row.name == "topk32_b64_128k" and more)
+    if "query_grouping" in row.fields or (row.name == "topk32_b64_128k" and more)
 )
 OVERLAP_ROWS = tuple(
     Row(name, SHARED, 16, 32768, ("not_shared", *LIST_PEERS), groups=("overlap",), overlap=overlap)
@@ -410,7 +410,7 @@ def ours(problem: Problem) -> dict[str, Call]:
     kernel = load_kernel(problem.spec, forward_compatible=problem.spec.arch == "sm_89")
     out = torch.empty_like(problem.q)
     # Found once for many calls with the same lists.
-    order = (kernel.query_order(*problem.lists, problem.k.shape[2]),) if problem.spec.query_order else ()
+    order = (kernel.query_order(*problem.lists, problem.k.shape[2]),) if problem.spec.query_grouping == "given" else ()
 
     def call() -> torch.Tensor:
         kernel(problem.q, problem.k, problem.v, *problem.lists, *order, out=out)

@@ -5,8 +5,6 @@ an error that has the new one. Each change is one line, in the order in which th
 
     Renamed("attention", "share_kv", "share_kv_loads"),
     Renamed("attention", "schedule", "schedule", {"ping_pong": "pingpong"}),
-    Renamed("attention", "query_order", "query_grouping", {True: "given", False: LEFT_OUT}),
-    Renamed("attention", "order_queries", "query_grouping", {True: "search", False: LEFT_OUT}),
 
 An old name or value must not be legal any more, or else nobody could tell which one is meant.
 """
@@ -108,7 +106,10 @@ class Renamed:
         return Change(self.field, old, self.name, new)
 
 
-TABLE: tuple[Renamed, ...] = ()
+TABLE: tuple[Renamed, ...] = (
+    Renamed("attention", "query_order", "query_grouping", {True: "given", False: LEFT_OUT}),
+    Renamed("attention", "order_queries", "query_grouping", {True: "search", False: LEFT_OUT}),
+)
 
 
 def migrated(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:

@@ -161,15 +161,11 @@ class AttentionSpec(SpecBase):
         description="whether a key block that several of the two or three query blocks of a tile list is loaded only "
         "once, which pays most where lists of neighbouring query blocks overlap",
     )
-    query_order: bool = Field(
-        default=False,
-        description="whether the caller says which query blocks form a tile, so that those whose lists overlap share "
-        "what is loaded; with share_kv only",
-    )
-    order_queries: bool = Field(
-        default=False,
-        description="whether each call finds out which query blocks form a tile, so that those whose lists overlap "
-        "share what is loaded; with share_kv, without paced",
+    query_grouping: Literal["none", "given", "search"] = Field(
+        default="none",
+        description="which query blocks form a tile with share_kv: neighbours (none), those that the caller's "
+        "query_order puts together (given), or those whose lists overlap, which each call searches (search, without "
+        "paced)",
     )
     paced: bool = Field(
         default=False,
@@ -184,8 +180,7 @@ class AttentionSpec(SpecBase):
         "key_parts",
         "warp_rows",
         "share_kv",
-        "query_order",
-        "order_queries",
+        "query_grouping",
         "paced",
     )
 
@@ -197,7 +192,7 @@ class AttentionSpec(SpecBase):
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
         """The int32 tensors that a call takes beside q, k and v."""
-        return (*self.pattern.index_tensors, *((QUERY_ORDER,) if self.query_order else ()))
+        return (*self.pattern.index_tensors, *((QUERY_ORDER,) if self.query_grouping == "given" else ()))
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.

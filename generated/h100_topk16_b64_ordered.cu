@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk16_b64_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk16_b64_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 09522f3531b1e54380c692443f08d81bef85e082860680af0c43d36bef05a762
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: bd3f1dc25231b20c529b6909880eebcc575a3a1ae764bdd017932f0ae9a7ac1e
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5ea65ae265fc2aeebd671c069a521f5b2f73c4450068ef6fe2b5a8a2819e80f0
+// seal: sha256 90c3f7d3952ee7d756fbe4084215cb30509a72e1607bab10a740cb0f531d3c04
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk16_b64_self_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk16_b64_self_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 49a62230cb6b26761618a67e9a9361810b659e45de0d23533fef1075743dde86
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":16,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: f147eb338233c4a16ebac382d8e34b7460917db0d02ac4a52b4d5ada74e0f0d3
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1afa7fce3b0c7c9d778ad156ff993868b806743039ca18502ac1591a5938b277
+// seal: sha256 1eb5d6f26d8f74ee0c210ec91de697111c42b47886a9e847c807a283779215b3
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

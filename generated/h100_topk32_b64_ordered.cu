@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 53f3dc117542254721bada6d524d684d52c42134eebd21d513318cd8e1cd1946
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 153ef3174b79d11296cda350a16685b9dd04e093fc066debe95466fe11a71d31
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b39f59773515b2418a9609c50b3083dddedd947967fdcb1d77b77bf56e598dc3
+// seal: sha256 a8eb9a74cb83b83fae9afa336c4ee1a44c0b1abfdbb3541c9b17db79c8b4511f
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_ordered_long.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_ordered_long.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: cefbdf671c70b4c73df5b84b632d6becc915b9c36b26d9bc261d0ddeaa810822
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 9cff706308eefba8a0c845c41f48cb48f424541cf2defe0b44574d7f66a65a03
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 aade9548821b4302a439c9bb40fce86597918569f9df508a1ed8e0bc94404ef0
+// seal: sha256 4b45ecf73741a2e1d99ab8a42387dd005290ff7c2d7e619ac9f36775c90e1a5f
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

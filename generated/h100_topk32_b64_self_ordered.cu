@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_self_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_self_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 35cd06f2ab0258ed8d89a73cb5d89b36fca1cddda1ff1fcd3db24a8418e1f1d2
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 1172c27971c361bf8124afeecf56100eba6f373a6affd564c6928a4032fd8d8c
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 03451e233c143a2cf4501ed47a678884219716705085d9c50a629dce3c299c7d
+// seal: sha256 48748e0b78d32680f85bc82e988b27e42df98fe9e95ea22f848833a8f81127bf
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

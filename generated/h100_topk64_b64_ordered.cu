@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk64_b64_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk64_b64_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: ec684d31c6aeb04021ad8afca396967c272dcb11e72461c1a483444d1e992f90
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 2186d32e38d3a40afd90ab6504ce8613d1e0d002ee819426188a304296a3d1ac
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8964bfc7c81f49ace95e61cca3e7db2311bebf18dfba2d41c4c31c2b64833ea9
+// seal: sha256 f8dcc9b418a91b6cf44bc67cb08111d5bc75bae05473d9016bbc8b6126450f0a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

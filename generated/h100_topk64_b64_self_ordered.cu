@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk64_b64_self_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk64_b64_self_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 668b54e780966c48fc63d261f2f9e0f3c92bddbf8dffaa3255184eb4aa3a6f6e
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 9a1a753962cb20a7f2a29c353533e006cd4245ce07f45942f3f8d089f2380450
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 09fae32fce016d80aabc4e63d94401023e9bb395c58a8fca8721fd939fb53f74
+// seal: sha256 b6f0c7af1617ee9f3651217faa9dfdfe04d88bb2edf1a28be46721516fff1b4d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //

@@ -100,8 +100,8 @@ class AttentionKernel:
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
                 Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
-                spec says ``query_order: true``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
-                query block once: those of a tile are neighbours in it (see :meth:`query_order`). The result of a
+                spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
+                each query block once: those of a tile are neighbours in it (see :meth:`query_order`). The result of a
                 query block that it leaves out is not written.
             named_indices: index tensors by name.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
@@ -163,11 +163,13 @@ class AttentionKernel:
             int32 (batch, heads, query_blocks): the argument ``query_order`` of calls with these lists.
 
         Raises:
-            ArgumentError: naming the argument; also if the spec does not say ``query_order: true``.
+            ArgumentError: naming the argument; also if the spec does not say ``query_grouping: given``.
         """
-        if not self.spec.query_order:
+        if self.spec.query_grouping != "given":
             raise ArgumentError(
-                "query_order", f"is not an argument of {self.compiled.named.stem}: its spec says query_order: false"
+                "query_order",
+                f"is not an argument of {self.compiled.named.stem}: its spec says query_grouping: "
+                f"{self.spec.query_grouping}",
             )
         block = self.spec.pattern.fixed_block
         assert block is not None

@@ -101,7 +101,9 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         for count in (heads, packs, packs)
     )
     indices = () if positional else pattern_lists(spec, packs, length)
-    order = (kernel.query_order(indices[0], length),) if spec.query_order else ()  # found once for many calls
+    order = (
+        (kernel.query_order(indices[0], length),) if spec.query_grouping == "given" else ()
+    )  # found once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     peers = sdpa_calls(spec, q, k, v)

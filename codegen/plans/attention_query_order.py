@@ -1,4 +1,4 @@
-"""What ``order_queries`` adds to the plan of an attention kernel with ``share_kv``: a kernel that begins before it."""
+"""What ``query_grouping: search`` adds to the plan of an attention kernel: a kernel that begins before it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def order_window(streams: int) -> OrderWindow:
 
 def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prologue | None:
     """Return the kernel that finds the order."""
-    if not spec.order_queries:
+    if spec.query_grouping != "search":
         return None
     shared_bytes = HALVES * order_window(streams).bytes
     return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=shared_bytes, overlaps=True)
@@ -81,7 +81,7 @@ def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prolog
 
 def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
     """Return the constants of that kernel."""
-    if not spec.order_queries:
+    if spec.query_grouping != "search":
         return []
     window = order_window(streams)
     early = -(-EARLY_ENTRIES // list_length(spec))
@@ -100,7 +100,7 @@ def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
 
 def query_order_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of the order."""
-    if not spec.order_queries:
+    if spec.query_grouping != "search":
         return []
     return [
         pointer("query_order", "int", "query blocks of each head, those of a tile together: found before", writes=True),

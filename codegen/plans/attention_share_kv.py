@@ -79,7 +79,7 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
     shared.add("Loads", 4 * ORDERS * entries, "ring of orders: key blocks of a tile as they are loaded", align=4)
     shared.add("Steps", 4 * ORDERS * entries, "ring of orders: notes on the steps of each warpgroup", align=4)
     shared.add("Numbers", 4 * ORDERS, "ring of orders: loads of a tile", align=4)
-    if spec.order_queries:
+    if spec.query_grouping == "search":
         shared.add("Queries", 4 * ORDERS * streams, "ring of orders: first queries of a tile's query blocks", align=4)
         shared.add("Tiles", 4 * ORDERS, "ring of orders: number of the tile", align=4)
     shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
@@ -96,8 +96,8 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return what ``explain`` says of loads that lists of a tile share."""
     if not spec.share_kv:
         return []
-    order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
-    if spec.order_queries:
+    order = [("order", "the caller says which query blocks form a tile")] if spec.query_grouping == "given" else []
+    if spec.query_grouping == "search":
         found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
         order = [("query order", found)]
     return [

@@ -93,7 +93,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         flops=pair_flops * sizes.rows.tile_queries * spec.tile.n,
         bytes=2 * sizes.kv_bytes * sizes.streams,
         arguments=arguments,
-        dynamic_scheduler=spec.pattern.uneven or spec.order_queries,
+        dynamic_scheduler=spec.pattern.uneven or spec.query_grouping == "search",
         tile_queries=sizes.rows.tile_queries,
         streams=sizes.streams,
         prologue=query_order_prologue(spec, stem, sizes.streams),

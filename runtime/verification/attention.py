@@ -167,7 +167,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
-    cases = (*cases, *(ORDER_QUERIES_CASES if spec.order_queries else ()))
+    cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
     return tuple(fitted(case, spec) for case in cases)
 
 
@@ -244,7 +244,7 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
     lists = _make_lists(spec, case, device, source)
-    if spec.query_order:
+    if spec.query_grouping == "given":
         lists = (*lists, _make_order(spec, case, lists[0], source))
     return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
 

@@ -636,7 +636,7 @@ def test_our_call_takes_the_lists_that_are_drawn(
     tensors, written = given[0]
     assert out is written and out.shape == problem.q.shape
     assert all(one is two for one, two in zip(tensors, (problem.q, problem.k, problem.v, *problem.lists), strict=False))
-    assert tensors[3 + len(problem.lists) :] == (((problem.lists[0], 4096),) if spec.query_order else ())
+    assert tensors[3 + len(problem.lists) :] == (((problem.lists[0], 4096),) if spec.query_grouping == "given" else ())
 
 
 def test_not_shared_is_the_kernel_without_what_sharing_needs(
@@ -655,7 +655,10 @@ def test_not_shared_is_the_kernel_without_what_sharing_needs(
         ((label, call),) = script.PEERS["not_shared"].make(script.Problem(spec_of(row.fields), q, q, q, ())).items()
         spec = loaded.pop()
         assert label == "ours, not shared" and call().shape == q.shape
-        assert not (spec.share_kv or spec.paced or spec.query_order) and (spec.tile.m, spec.tile.n) == (128, 64)
+        assert not (spec.share_kv or spec.paced or spec.query_grouping != "none") and (spec.tile.m, spec.tile.n) == (
+            128,
+            64,
+        )
         assert spec.pattern == spec_of(row.fields).pattern
 
 

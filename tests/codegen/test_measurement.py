@@ -209,7 +209,7 @@ def test_work_of_attention_counts_the_pairs_that_are_seen(name: str, monkeypatch
     load.call()
     (((q, k, v, *indices), given),) = kernel.calls
     spec = kernel.spec
-    if spec.query_order:
+    if spec.query_grouping == "given":
         assert indices.pop() == f"order for {length}"
     packs = heads // spec.packed_heads
     assert q.shape == given["out"].shape == (1, heads, length, spec.head_dim) and k.shape == v.shape

@@ -71,7 +71,7 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     if spec.pattern.kind == "topk":
         shape = (1, lists, rows, spec.pattern.k)  # type: ignore[attr-defined]
         indices = [torch.randint(0, columns, shape, dtype=torch.int32)]
-        if spec.query_order:
+        if spec.query_grouping == "given":
             indices.append(torch.rand(shape[:3]).argsort(-1).int())
         return [q, k, v, *(tensor.to(device) for tensor in indices)], more
     counts = torch.full((1, lists, rows), columns, dtype=torch.int32)

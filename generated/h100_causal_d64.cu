@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 45a2f7762f8b110534cd43811948913838779ff0c8169f3b1a0479edb4083168
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b40ce9522a0272376caad026527925db6c3308ae0590595dd7876e330158a894
+// seal: sha256 55ea730aa50ca67950c6241abeaeefd120f7dbb75866484d27967e215dfa204a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -573,8 +573,8 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
-    uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
@@ -585,7 +585,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint3
     if (k < kQSlices) {
       wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+      wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 9cff706308eefba8a0c845c41f48cb48f424541cf2defe0b44574d7f66a65a03
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4b45ecf73741a2e1d99ab8a42387dd005290ff7c2d7e619ac9f36775c90e1a5f
+// seal: sha256 a0718457b1e110d1813b514cfc23618e3d231f3fcfbddc2267cefb754d9d6a2c
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -821,8 +821,8 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
-    uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
@@ -833,7 +833,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint3
     if (k < kQSlices) {
       wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":5,"tile":{"m":128,"n":64}}
 // spec hash: 55c3cb9809c8523bc9cee5ca4db9653eb5c0d66993523eed7dfa05e1ab653d54
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7434f32267b443dd0cf474225cf2e58ee8c85abea047a7c20340dfc5fa9160a5
+// seal: sha256 79eeefbe9cc315a5dded2e1674f5534b960ce63ce75ce89f03b405c8e731e0b9
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -714,16 +714,16 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
   keep_in_place(s);

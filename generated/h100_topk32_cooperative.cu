@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d548d1c7054110f15c2b012e033ebe7b2d65d2a930d53fec055042299ba70874
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 38329cab1d81a74f2061e4565ddff4fad6d9f8c3cbab145570022266d0af6a8d
+// seal: sha256 febfff3574e51e03e203468496000ee7888dd6706cd25bab5b3ca0163040ed26
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -607,16 +607,16 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n128k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
   keep_in_place(s);

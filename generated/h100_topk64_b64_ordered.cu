@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 2186d32e38d3a40afd90ab6504ce8613d1e0d002ee819426188a304296a3d1ac
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f8dcc9b418a91b6cf44bc67cb08111d5bc75bae05473d9016bbc8b6126450f0a
+// seal: sha256 ec7c6face73978636ae57f66a90d83c4c962531810f03a5542984c2a6b3b2c79
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -779,8 +779,8 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
-    uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
@@ -791,7 +791,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint3
     if (k < kQSlices) {
       wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();

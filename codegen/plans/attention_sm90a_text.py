@@ -131,10 +131,10 @@ class Arrangement:
     """Where a kernel keeps Q and O.
 
     Attributes:
-        q_in_registers: whether Q is kept in registers.
+        q_in_registers: whether all of Q is kept in registers.
         tile_stages: places for it in shared memory.
         shares_staging: whether O leaves from where its tile's Q was.
-        q_slices: slices of Q in registers, where not all of it is.
+        q_slices: slices of 16 columns of Q in registers.
     """
 
     q_in_registers: bool
@@ -154,7 +154,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         Constant("kTileN", spec.tile.n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         *_ring_constants(sizes, at),
-        *q_slice_constants(at.q_slices),
+        *q_slice_constants(spec, at.q_slices),
         *query_order_constants(spec, sizes.streams),
         *pace_constants(spec),
         Constant("kStreams", sizes.streams, owner),

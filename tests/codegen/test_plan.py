@@ -306,12 +306,14 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "tile": {"m": rows, "n": keys}}
     plan = plan_of({**fields, "pattern": {"kind": "dense"}, "stages": 1 if keys > 144 else 2})
     assert plan.flags.q_in_registers == (slices is None)
-    assert plan.flags.q_slices == constants_of(plan).get("kQSlices", 0) == (slices or 0)
-    # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
     in_registers = head_dim // 16 if slices is None else slices
+    assert plan.flags.q_slices == in_registers
+    assert constants_of(plan).get("kQSlices") == (slices or None)  # where it is neither none nor all of Q
+    # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
     assert plan.registers.accumulators == keys // 2 + keys // 4 + head_dim // 2 + 4 * in_registers
     source = render_plan(plan)
-    assert ("issue_scores(s, q, q_descriptor, k_descriptors" in source) == bool(slices)
+    operands = "q" if slices is None else "q, q_descriptor" if slices else "q_descriptor"
+    assert f"issue_scores(s, {operands}, k_descriptors" in source
 
 
 def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:

@@ -96,7 +96,8 @@ class AttentionKernel:
             k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
             v: as k.
             indices: the index tensors, int32, in the order of ``spec.index_tensors`` (or by name):
-                for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
+                for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k), with any k, also 0, if the spec
+                leaves k out; for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
                 Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
@@ -252,9 +253,11 @@ class AttentionKernel:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        lists = tuple(indices[0].shape[:2]) if indices and indices[0] is not None else (0, 0)
+        of_batches, of_heads = indices[0].shape[:2] if indices and indices[0] is not None else (0, 0)
         slots = 0 if self._plan.split is None else self._loaded.slots(q.device.index)
-        args = self._plan.problem(AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists), slots)
+        length = 0 if self._plan.split is None else int(index_values.get("kv_indices_length", 0))
+        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, of_batches, of_heads, length)
+        args = self._plan.problem(shape, slots)
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")

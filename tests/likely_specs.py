@@ -82,7 +82,7 @@ def _pattern(choose: Choose) -> dict[str, Any]:
             "block": choose((64, 128)),
             "causal": choose(OFTEN),
         },
-        "topk": {"k": choose((1, 8, 9, 32, 64, 300)), "block": block},
+        "topk": {"k": choose((1, 8, 9, 32, 64, 300, None)), "block": block},
         "block_lists": {"block": block, "mask": choose(("none", "causal"))},
     }
     return {"kind": kind, **fields[kind]}

@@ -155,6 +155,29 @@ def test_shares_are_those_of_the_problem(kernel: Any) -> None:
         assert field(call, block, "shares") == (shares,), name
 
 
+@pytest.mark.parametrize("length", [0, 1, 7, 32, 33, 500])
+def test_lists_without_a_fixed_length_have_that_of_the_call(kernel: Any, length: int) -> None:
+    call, driver = kernel("h100_topk")
+    q, k, v = qkv()
+    call(q, k, v, torch.zeros(1, 2, 2, length, dtype=torch.int32), validate=True)
+    ((grid, _, block),) = driver.launches
+    divided = call.compiled.plan.split.divide(4, length, 132)
+    assert field(call, block, "kv_indices_length") == field(call, block, "shares") == (length,)
+    assert divided == (field(call, block, "split_tiles")[0], field(call, block, "split_blocks")[0])
+    assert grid == max(4, divided[1]) and (length > 1 or divided == (0, 0))
+
+
+def test_lists_of_another_length_are_another_signature(kernel: Any) -> None:
+    call, driver = kernel("h100_topk")
+    q, k, v = qkv()
+    for length in (3, 5, 3):
+        call(q, k, v, torch.zeros(1, 2, 2, length, dtype=torch.int32))
+    assert [field(call, block, "kv_indices_length") for _, _, block in driver.launches] == [(3,), (5,), (3,)]
+    assert len(call._signatures) == 2
+    with pytest.raises(ArgumentError, match=r"kv_indices: has shape \(1, 2, 2\)"):
+        call(q, k, v, torch.zeros(1, 2, 2, dtype=torch.int32))
+
+
 def test_lists_that_a_later_call_leaves_out_are_not_those_of_an_earlier_one(kernel: Any) -> None:
     call, driver = kernel("h100_block_lists")
     q, k, v = qkv()

@@ -41,7 +41,7 @@ pattern = st.one_of(
         },
         optional={"causal": st.booleans()},
     ),
-    st.fixed_dictionaries({"kind": st.just("topk"), "k": st.integers(1, 1 << 16), "block": block}),
+    st.fixed_dictionaries({"kind": st.just("topk"), "k": st.none() | st.integers(1, 1 << 16), "block": block}),
     st.fixed_dictionaries(
         {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal"])}
     ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +77,8 @@ def test_a_plan_can_be_sent_to_another_process(named: NamedSpec) -> None:
 def test_templates_ask_every_flag() -> None:
     asked: dict[type[Flags], set[str]] = {}
     given: dict[type[Flags], set[str]] = {}
-    for named in shipped_specs():
+    unshipped = json.loads((Path(__file__).parents[1] / "unshipped_attention.json").read_text(encoding="utf-8"))
+    for named in (*shipped_specs(), *map(find_spec, unshipped)):
         generated = generate(named)
         kind = type(generated.plan.flags)
         line = re.search(r"^// templates: (.*)$", generated.source, re.MULTILINE)

@@ -32,6 +32,7 @@ from records import (
 
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
+from codegen.migrations import migrated
 from codegen.receipts import MeasurementRecord, Receipt, Standing, receipt_path, source_sha256, state
 from codegen.render import render
 from codegen.spec import parse_spec
@@ -390,9 +391,9 @@ def shipped_stems() -> Mapping[str, str]:
 
 
 def shipped_stem(record: Mapping[str, Any]) -> str | None:
-    """Return the name of the shipped spec that a row was measured with, if it is one."""
+    """Return the name of the shipped spec that a row was measured with, under any name of its fields, if it is one."""
     try:
-        return shipped_stems().get(parse_spec(record["spec"]).hash)
+        return shipped_stems().get(parse_spec(migrated(record["spec"])[0]).hash)
     except CodegenError:  # a field that a spec no longer has
         return None
 
@@ -445,7 +446,7 @@ def mark_of(record: Mapping[str, Any]) -> str:
 def is_current(record: Mapping[str, Any]) -> bool:
     """Return whether a row's spec renders to the source that was measured."""
     try:
-        spec = parse_spec(record["spec"])
+        spec = parse_spec(migrated(record["spec"])[0])
     except CodegenError:  # a field that a spec no longer has
         return False
     return source_sha256(render(find_spec(spec))) == record["source_sha256"]

@@ -21,7 +21,6 @@ HOW = {
     "split_tail",
     "key_parts",
     "share_kv",
-    "order_queries",
     "paced",
     "blocks_per_sm",
 }
@@ -55,5 +54,7 @@ def advice_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 def what(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
     off = {name for name in spec.options if getattr(spec, name) == type(spec).model_fields[name].default}
+    if getattr(spec, "query_grouping", None) == "search":  # only a given order is an argument
+        off.add("query_grouping")
     fields: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=HOW | off)
     return fields

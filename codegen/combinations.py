@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from codegen.spec import AttentionSpec, Spec
 
 NO_KERNEL = "has no kernel with it: leave it out"
-NO_ORDER = "is true; only tiles that share what is loaded have an order: set share_kv"
 
 
 def check_combination(spec: Spec, given: Container[str]) -> None:
@@ -48,7 +47,7 @@ def check_options(spec: AttentionSpec) -> None:
     if spec.share_kv and not topk_on_hopper:
         raise SpecError("share_kv", f"is true; {kind} {NO_KERNEL}")
     _check_key_parts(spec)
-    _check_orders(spec)
+    _check_query_grouping(spec)
     if spec.paced and not topk_on_hopper:
         raise SpecError("paced", f"is true; {kind} {NO_KERNEL}")
     if spec.split_tail and not spec.can_split:
@@ -62,10 +61,11 @@ def _check_key_parts(spec: AttentionSpec) -> None:
         raise SpecError("key_parts", f"is {spec.key_parts}; {that} has no kernel with parts: leave it out")
 
 
-def _check_orders(spec: AttentionSpec) -> None:
-    if spec.query_order and not spec.share_kv:
-        raise SpecError("query_order", NO_ORDER)
-    if spec.order_queries and not spec.share_kv:
-        raise SpecError("order_queries", NO_ORDER)
-    if spec.order_queries and spec.query_order:
-        raise SpecError("order_queries", "is true; with query_order the caller says which query blocks form a tile")
+def _check_query_grouping(spec: AttentionSpec) -> None:
+    grouping = spec.query_grouping
+    if grouping != "none" and not spec.share_kv:
+        raise SpecError(
+            "query_grouping", f"is {grouping}; only tiles that share loads group query blocks: set share_kv"
+        )
+    if grouping == "search" and spec.paced:
+        raise SpecError("paced", "is true; kernels with query_grouping search hand out tiles, and none keeps pace")

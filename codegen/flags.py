@@ -84,8 +84,7 @@ class AttentionSm90aFlags(AttentionFlags):
         tile_stages: places for Q.
         shares_staging: whether O leaves from where Q was.
         q_in_registers: whether all of Q is kept in registers.
-        q_slices: slices of Q that are, where not all of it is.
-        whole_keys: whether one copy brings all column groups of K or V.
+        q_slices: slices of 16 columns of Q that are.
         splits: whether tiles are divided between thread blocks.
         parts: parts of the keys of a tile.
         softmax_scale: what a logit is multiplied with, in C++.
@@ -103,7 +102,6 @@ class AttentionSm90aFlags(AttentionFlags):
     shares_staging: bool
     q_in_registers: bool
     q_slices: int
-    whole_keys: bool
     splits: bool
     parts: int
     softmax_scale: str

@@ -5,8 +5,6 @@ an error that has the new one. Each change is one line, in the order in which th
 
     Renamed("attention", "share_kv", "share_kv_loads"),
     Renamed("attention", "schedule", "schedule", {"ping_pong": "pingpong"}),
-    Renamed("attention", "query_order", "query_grouping", {True: "given", False: LEFT_OUT}),
-    Renamed("attention", "order_queries", "query_grouping", {True: "search", False: LEFT_OUT}),
 
 An old name or value must not be legal any more, or else nobody could tell which one is meant.
 """
@@ -113,6 +111,8 @@ class Renamed:
 TABLE: tuple[Renamed, ...] = (
     # Always 2 where tiles gather block rows, and nowhere else.
     Renamed("bsr_spmm", "cluster", "cluster", {1: LEFT_OUT, 2: LEFT_OUT}),
+    Renamed("attention", "query_order", "query_grouping", {True: "given", False: LEFT_OUT}),
+    Renamed("attention", "order_queries", "query_grouping", {True: "search", False: LEFT_OUT}),
 )
 
 

@@ -20,6 +20,7 @@ class AttentionShape:
         kv_len: keys of a head.
         list_batches: batches that have index lists of their own, 1 where lists are shared, 0 without lists.
         list_heads: heads, or packs of them, likewise.
+        list_length: entries of a list, where the pattern leaves their number to the call.
     """
 
     batch: int
@@ -29,6 +30,7 @@ class AttentionShape:
     kv_len: int
     list_batches: int = 0
     list_heads: int = 0
+    list_length: int = 0
 
 
 @dataclass(frozen=True)

@@ -158,13 +158,10 @@ class AttentionSpec(SpecBase):
         default=False,
         description="one load of a key block for all query blocks of a tile that list it",
     )
-    query_order: bool = Field(
-        default=False,
-        description="order of the query blocks, from the caller: those of a tile follow one another",
-    )
-    order_queries: bool = Field(
-        default=False,
-        description="order of the query blocks, searched by each call: those of a tile share keys",
+    query_grouping: Literal["none", "given", "search"] = Field(
+        default="none",
+        description="query blocks that form a tile: neighbours, those that the caller's query_order puts together, or "
+        "those with overlapping lists, searched in each call",
     )
     paced: bool = Field(
         default=False,
@@ -178,8 +175,7 @@ class AttentionSpec(SpecBase):
         "key_parts",
         "warp_rows",
         "share_kv",
-        "query_order",
-        "order_queries",
+        "query_grouping",
         "paced",
     )
 
@@ -191,7 +187,7 @@ class AttentionSpec(SpecBase):
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
         """The int32 tensors that a call takes beside q, k and v."""
-        return (*self.pattern.index_tensors, *((QUERY_ORDER,) if self.query_order else ()))
+        return (*self.pattern.index_tensors, *((QUERY_ORDER,) if self.query_grouping == "given" else ()))
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 7a9f6b6f26a41a5ea1ccc93193492ba91bf1a0a9dca98b8cb9d38447aa619578
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 05ac3732ddf296bba4c3aca98d134386f2cfd48f3ac0dce011689b6833418c25
+// seal: sha256 7df321030b42c64075e698e52feb9e46a59768011b506973041a54626348740a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -514,15 +514,16 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -777,13 +778,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    const uint32 q = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (tile_position.stage * kQBytes >> 4);
 
     if (entry.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
       StepSlots step(slots, k_position.stage, warp_leader);
-      issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      issue_scores(s, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
@@ -797,7 +798,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < entry.count; ++i) {
         step = StepSlots(slots, k_position.stage, warp_leader);
-        issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+        issue_scores(s, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
         issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
         wgmma_wait<1>();

@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 53f3dc117542254721bada6d524d684d52c42134eebd21d513318cd8e1cd1946
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 153ef3174b79d11296cda350a16685b9dd04e093fc066debe95466fe11a71d31
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 94ee402c4b4f18a3b0351babe72d663de736e0e3a496e7f093178600c899b7e6
+// seal: sha256 4107f0d5bb531786053da919c92756ade87e37742174e99bd8cfae8cfa236612
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -732,15 +732,16 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4),
-        k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -968,7 +969,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
     const int q_place = q_parity % kQPlaces;
-    const uint32 q = q_descriptors + (q_place * kStreams * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (q_place * kStreams * kQBytes >> 4);
     mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
     const uint32* steps = orders + position.stage * kEntries;
 
@@ -976,7 +977,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     Load k(steps), next(steps + min(1, kTopK - 1));
     mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
     StepSlots step(slots, k.stage, warp_leader);
-    issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
+    issue_scores(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
     wgmma_wait<0>();
     keep_in_place(s);
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
@@ -997,7 +998,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k = next;
       mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
       step = StepSlots(slots, k.stage, warp_leader);
-      issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
+      issue_scores(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
       mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
       issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
       next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then

@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_ordered_long.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_ordered_long.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_order":true,"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: cefbdf671c70b4c73df5b84b632d6becc915b9c36b26d9bc261d0ddeaa810822
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","paced":true,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 9cff706308eefba8a0c845c41f48cb48f424541cf2defe0b44574d7f66a65a03
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/pace.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f0fed08d26d887ea88935628c53cbfd0a2dfbf3a01c8801f31950d9ce67b4dd6
+// seal: sha256 0139b05be5c08bfcefefbe7a95a7d63de2efc5306405f6c1e27a71dea9a9ee17
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -125,11 +125,10 @@ constexpr float kLn2 = 0.693147180559945f;
 
 // Launch: 512 threads a block, 232368 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
-// k_map, v_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (64 columns, kv_len, groups, kv_heads, batch): box 64 x 64 x 2 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 64 x 2 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
@@ -203,16 +202,6 @@ __device__ __forceinline__ void tma_load_4d(
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-// cp.async.bulk.tensor.5d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
-__device__ __forceinline__ void tma_load_5d(
-    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
 
 // cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
@@ -737,10 +726,17 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys, all column groups by one copy.
+// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
 __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
     const int (&blocks)[kStepBlocks], int kv_head, int batch) {
-  tma_load_5d(to, map, full, 0, blocks[0] * kLoadKeys, 0, kv_head, batch);
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
+          blocks[load] * kLoadKeys, kv_head, batch);
+    }
+  }
 }
 
 // Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
@@ -825,8 +821,8 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
-    uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
@@ -837,7 +833,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint3
     if (k < kQSlices) {
       wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();

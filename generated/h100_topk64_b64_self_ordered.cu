@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk64_b64_self_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk64_b64_self_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","order_queries":true,"pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 668b54e780966c48fc63d261f2f9e0f3c92bddbf8dffaa3255184eb4aa3a6f6e
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":64,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 9a1a753962cb20a7f2a29c353533e006cd4245ce07f45942f3f8d089f2380450
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a1bde94726610212c95c1b41b7c78d117e864de27ccd8594868b77f10231dd6c
+// seal: sha256 b462bd9245b34d934d888b2dcd49ad2e2157459d2f373f5651250e35fabd901f
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -139,8 +139,8 @@ constexpr float kLn2 = 0.693147180559945f;
 // It has 162912 bytes of dynamic shared memory, and need not have ended when the main kernel begins.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (64 columns, kv_len, groups, kv_heads, batch): box 64 x 64 x 2 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 64 x 2 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
@@ -222,16 +222,6 @@ __device__ __forceinline__ void tma_load_4d(
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-// cp.async.bulk.tensor.5d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
-__device__ __forceinline__ void tma_load_5d(
-    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
 
 // cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
@@ -792,10 +782,17 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   if (lane == 0) release_scheduler(p);
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys, all column groups by one copy.
+// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
 __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
     const int (&blocks)[kStepBlocks], int kv_head, int batch) {
-  tma_load_5d(to, map, full, 0, blocks[0] * kLoadKeys, 0, kv_head, batch);
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
+          blocks[load] * kLoadKeys, kv_head, batch);
+    }
+  }
 }
 
 // Where an order has the number of its tile.
@@ -850,8 +847,8 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kQSlices][4],
-    uint32 q_descriptor, uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
@@ -862,7 +859,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint3
     if (k < kQSlices) {
       wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, 1);
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();

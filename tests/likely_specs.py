@@ -61,7 +61,7 @@ def _sharing_attention(choose: Choose) -> dict[str, Any]:
         "pattern": {"kind": "topk", "k": choose((1, 8, 9, 32, 64, 128)), "block": block},
         "tile": {"m": choose((128, 192))},
         "share_kv": choose((True, True, False)),
-        **choose(({}, {"query_order": True}, {"order_queries": True})),
+        **choose(({}, {"query_grouping": "given"}, {"query_grouping": "search"})),
         **choose(({}, {"paced": True})),
         **choose(({}, {"softcap": 20.0}, {"sink": True})),
     }
@@ -82,7 +82,7 @@ def _pattern(choose: Choose) -> dict[str, Any]:
             "block": choose((64, 128)),
             "causal": choose(OFTEN),
         },
-        "topk": {"k": choose((1, 8, 9, 32, 64, 300)), "block": block},
+        "topk": {"k": choose((1, 8, 9, 32, 64, 300, None)), "block": block},
         "block_lists": {"block": block, "mask": choose(("none", "causal"))},
     }
     return {"kind": kind, **fields[kind]}

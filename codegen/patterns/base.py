@@ -123,13 +123,14 @@ class PatternBase(Frozen):
         """Whether the first queries see fewer keys than later ones, though tiles are scheduled as equally long."""
         return False
 
-    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return into how many shares a tile can be divided: steps or listed blocks, the most that any tile has.
 
         Args:
             kv_len: keys of a head.
             rows: queries of a stream of the tile.
             keys: keys of a step.
+            listed: entries of the caller's lists, where a pattern leaves their number open.
         """
         raise NotImplementedError
 

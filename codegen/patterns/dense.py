@@ -14,9 +14,9 @@ class Dense(PatternBase):
     divides: ClassVar[bool] = True
     kind: Literal["dense"]
 
-    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the number of steps."""
-        del rows
+        del rows, listed
         return -(-kv_len // keys)
 
     def describe(self) -> str:

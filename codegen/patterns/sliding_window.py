@@ -48,8 +48,9 @@ class SlidingWindow(PatternBase):
         centre = q + (kv_len - q_len)
         return super().visible(q, k, q_len, kv_len) & (k >= centre - self.left) & (k <= centre + self.right)
 
-    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the most steps that the windows of neighbouring queries touch."""
+        del listed
         return min(-(-kv_len // keys), (self.left + rows + self.right + keys - 2) // keys + 1)
 
     def constants(self) -> dict[str, tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""A fixed number of key blocks per query block, chosen by the caller at run time."""
+"""As many key blocks for each query block, chosen by the caller at run time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from codegen.patterns.base import Block, IndexTensor, PatternBase
 
 
 class TopK(PatternBase):
-    """Each query block sees the k key blocks listed for it; a block counts as often as it is listed."""
+    """Each query block sees the key blocks listed for it, k or any number; a block counts as often as it is listed."""
 
     splits: ClassVar[bool] = True
     divides: ClassVar[bool] = True
     reversible: ClassVar[bool] = True
     kind: Literal["topk"]
-    k: int = Field(ge=1, le=1 << 16, description="key blocks per query block")
+    k: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 16,
+        description="key blocks per query block; left out: as many as the lists of a call are wide",
+    )
     block: Block = Field(description="shape of a block")
 
     @property
@@ -30,25 +35,26 @@ class TopK(PatternBase):
         return (
             IndexTensor(
                 "kv_indices",
-                ("batch", "heads", "query_blocks", self.k),
+                ("batch", "heads", "query_blocks", "any" if self.k is None else self.k),
                 "key blocks of each query block, any order",
                 upper="key_blocks",
             ),
         )
 
-    def shares(self, kv_len: int, rows: int, keys: int) -> int:
+    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the number of listed blocks, or of steps where they hold more than one."""
         del kv_len, rows
-        return -(-self.k // max(1, keys // self.block.kv))
+        return -(-(listed if self.k is None else self.k) // max(1, keys // self.block.kv))
 
     def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the length of the lists."""
-        return {"kTopK": (self.k, "key blocks listed for each query block")}
+        """Return the length of the lists, if it is fixed."""
+        return {} if self.k is None else {"kTopK": (self.k, "key blocks listed for each query block")}
 
     def describe(self) -> str:
         """Return the pattern in words."""
-        return f"each block of {self.block.q} queries sees {self.k} listed blocks of {self.block.kv} keys"
+        blocks = "the listed" if self.k is None else f"{self.k} listed"
+        return f"each block of {self.block.q} queries sees {blocks} blocks of {self.block.kv} keys"
 
     def stem(self) -> str:
         """Return a short name."""
-        return f"topk{self.k}_b{self.block.q}x{self.block.kv}"
+        return f"topk{self.k or ''}_b{self.block.q}x{self.block.kv}"

@@ -40,7 +40,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         numbers |= search.values
         prologue_grid, scratch["query_order"] = search.thread_blocks, search.bytes
     if plan.split is not None:
-        shares = spec.pattern.shares(shape.kv_len, plan.tile_queries // plan.streams, spec.tile.n)
+        shares = spec.pattern.shares(shape.kv_len, plan.tile_queries // plan.streams, spec.tile.n, shape.list_length)
         split_tiles, split_blocks = plan.split.divide(tiles, shares, slots)
         numbers |= {"shares": shares, "split_tiles": split_tiles, "split_blocks": split_blocks}
         counters["shares_done"], scratch["parts"] = plan.split.workspace(split_tiles, split_blocks)

@@ -1,4 +1,4 @@
-"""How much of Q the consumers of an sm_90a attention kernel keep in registers where there is no room for all of it."""
+"""How much of Q the consumers of an sm_90a attention kernel keep in registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
 
 
 def q_slices(spec: AttentionSpec, registers: int) -> int:
-    """Return how many slices of Q are kept in registers, of which a thread has so many left.
+    """Return how many slices of Q are kept in registers, of which a thread has too few left for all.
 
     Where the keys of a tile are in parts, tiles are too short to gain. What caps scores needs some of the registers
     that are left by count: the compiler would spill.
@@ -22,7 +22,7 @@ def q_slices(spec: AttentionSpec, registers: int) -> int:
     return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // SLICE_COLUMNS - 1))
 
 
-def q_slice_constants(slices: int) -> list[Constant]:
-    """Return the constant of the part of Q that is in registers."""
+def q_slice_constants(spec: AttentionSpec, slices: int) -> list[Constant]:
+    """Return the constant of the part of Q that is in registers, where it is not all or nothing."""
     comment = "slices of 16 columns of Q that are in registers; the others stay in shared memory"
-    return [Constant("kQSlices", slices, comment)] if slices else []
+    return [Constant("kQSlices", slices, comment)] if 0 < slices < spec.head_dim // SLICE_COLUMNS else []

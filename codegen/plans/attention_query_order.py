@@ -1,7 +1,4 @@
-"""What ``order_queries`` adds to the plan of an attention kernel with ``share_kv``.
-
-A kernel that begins before it; if paced, tiles of a thread block that exchange query blocks.
-"""
+"""What ``query_grouping: search`` adds to the plan of an attention kernel: a kernel that begins before it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ ORDER_THREADS = 1024
 WINDOW_ALIGN = 16
 HALVES = 2  # of a thread block: each has a window at a time
 BLOCK_WINDOWS = 4  # of a thread block: few are wanted, as thread blocks of the main kernel wait for their SMs
-POOL_BITS = 32  # of a word, one for each query block of a pool
 EARLY_ENTRIES = 32  # of a list: most likely the order is found before a tile of such lists has been worked on
 
 
@@ -77,18 +73,16 @@ def order_window(streams: int) -> OrderWindow:
 
 def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prologue | None:
     """Return the kernel that finds the order."""
-    if not spec.order_queries or spec.paced:
+    if spec.query_grouping != "search":
         return None
     shared_bytes = HALVES * order_window(streams).bytes
     return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=shared_bytes, overlaps=True)
 
 
 def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
-    """Return the constants of that kernel, or of the exchange."""
-    if not spec.order_queries:
+    """Return the constants of that kernel."""
+    if spec.query_grouping != "search":
         return []
-    if spec.paced:
-        return [Constant("kPoolTiles", POOL_BITS // streams, "tiles of a thread block that may exchange query blocks")]
     window = order_window(streams)
     early = -(-EARLY_ENTRIES // list_length(spec))
     return [
@@ -106,7 +100,7 @@ def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
 
 def query_order_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of the order."""
-    if not spec.order_queries or spec.paced:
+    if spec.query_grouping != "search":
         return []
     return [
         pointer("query_order", "int", "query blocks of each head, those of a tile together: found before", writes=True),

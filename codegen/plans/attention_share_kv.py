@@ -38,6 +38,9 @@ def check_share_kv(spec: AttentionSpec) -> None:
     few = f"is {m}; of steps of {block.kv} keys with head_dim {spec.head_dim} two stages fit, for two query blocks"
     fits = m == rows[0] or block.kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
     require(fits, "tile.m", f"{few}: {rows[0]}")
+    assert isinstance(spec.pattern, TopK)
+    unknown = f"is left out; lists that share loads have one length: 1 to {LONGEST_LIST}"
+    require(spec.pattern.k is not None, "pattern.k", unknown)
     length = list_length(spec)
     require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv: 1 to {LONGEST_LIST}")
     least = m // WARPGROUP_ROWS  # the template says why
@@ -46,8 +49,8 @@ def check_share_kv(spec: AttentionSpec) -> None:
 
 
 def list_length(spec: AttentionSpec) -> int:
-    """Return the entries of a list."""
-    assert isinstance(spec.pattern, TopK)
+    """Return the entries of a list, which :func:`check_share_kv` wants to be known."""
+    assert isinstance(spec.pattern, TopK) and spec.pattern.k is not None
     return spec.pattern.k
 
 
@@ -79,7 +82,7 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
     shared.add("Loads", 4 * ORDERS * entries, "ring of orders: key blocks of a tile as they are loaded", align=4)
     shared.add("Steps", 4 * ORDERS * entries, "ring of orders: notes on the steps of each warpgroup", align=4)
     shared.add("Numbers", 4 * ORDERS, "ring of orders: loads of a tile", align=4)
-    if spec.order_queries:
+    if spec.query_grouping == "search":
         shared.add("Queries", 4 * ORDERS * streams, "ring of orders: first queries of a tile's query blocks", align=4)
         shared.add("Tiles", 4 * ORDERS, "ring of orders: number of the tile", align=4)
     shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
@@ -96,11 +99,9 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return what ``explain`` says of loads that lists of a tile share."""
     if not spec.share_kv:
         return []
-    order = [("order", "the caller says which query blocks form a tile")] if spec.query_order else []
-    if spec.order_queries:
+    order = [("order", "the caller says which query blocks form a tile")] if spec.query_grouping == "given" else []
+    if spec.query_grouping == "search":
         found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
-        if spec.paced:
-            found = "a thread block puts those of its query blocks in one tile whose lists have much in common"
         order = [("query order", found)]
     return [
         ("shared", "key blocks that several lists of a tile have are loaded once"),

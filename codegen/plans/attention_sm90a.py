@@ -10,7 +10,7 @@ from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_key_parts import add_parts, check_key_parts
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_pace import check_pace
-from codegen.plans.attention_queries import SLICE_REGISTERS, q_slices
+from codegen.plans.attention_queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
 from codegen.plans.attention_query_order import query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.plans.attention_share_kv import add_orders, check_share_kv
@@ -93,7 +93,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         flops=pair_flops * sizes.rows.tile_queries * spec.tile.n,
         bytes=2 * sizes.kv_bytes * sizes.streams,
         arguments=arguments,
-        dynamic_scheduler=spec.pattern.uneven or (spec.order_queries and not spec.paced),
+        dynamic_scheduler=spec.pattern.uneven or spec.query_grouping == "search",
         tile_queries=sizes.rows.tile_queries,
         streams=sizes.streams,
         prologue=query_order_prologue(spec, stem, sizes.streams),
@@ -116,7 +116,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
         if (has_room or not at.q_in_registers) and shared.size <= ARCHS[spec.arch].shared_memory_per_block:
             break
     if at.q_in_registers:
-        return at, shared, accumulators + queries // 2
+        return replace(at, q_slices=spec.head_dim // SLICE_COLUMNS), shared, accumulators + queries // 2
     # Slices of Q take what would be left, and nothing from the producers.
     left = _split(splits, consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
     slices = q_slices(spec, left)

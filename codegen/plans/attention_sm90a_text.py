@@ -25,7 +25,6 @@ from codegen.plans.attention_query_order import query_order_constants, query_ord
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.plans.attention_share_kv import (
     flight_owner,
-    has_long_tiles,
     order_constants,
     producers,
     q_places,
@@ -126,21 +125,16 @@ class Sizes:
         alone = self.rows.streams == spec.key_parts == 1 and not self.rows.packed and spec.schedule == "cooperative"
         return spec.pattern.banded and alone and spec.tile.n <= apart
 
-    @property
-    def whole_keys(self) -> bool:
-        """Whether one copy brings all column groups of K or V."""
-        return has_long_tiles(self.spec) and self.groups > 1 and self.fills_groups
-
 
 @dataclass(frozen=True)
 class Arrangement:
     """Where a kernel keeps Q and O.
 
     Attributes:
-        q_in_registers: whether Q is kept in registers.
+        q_in_registers: whether all of Q is kept in registers.
         tile_stages: places for it in shared memory.
         shares_staging: whether O leaves from where its tile's Q was.
-        q_slices: slices of Q in registers, where not all of it is.
+        q_slices: slices of 16 columns of Q in registers.
     """
 
     q_in_registers: bool
@@ -160,7 +154,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         Constant("kTileN", spec.tile.n, "keys of one step"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         *_ring_constants(sizes, at),
-        *q_slice_constants(at.q_slices),
+        *q_slice_constants(spec, at.q_slices),
         *query_order_constants(spec, sizes.streams),
         *pace_constants(spec),
         Constant("kStreams", sizes.streams, owner),
@@ -228,10 +222,9 @@ def _block_constants(sizes: Sizes) -> list[Constant]:
 def params(sizes: Sizes) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
     spec = sizes.spec
-    k = f"{sizes.columns} columns, kv_len, groups" if sizes.whole_keys else "head_dim, kv_len"
     return (
         tensor_map("q_map", f"Q ({sizes.rows.dims}, batch)"),
-        tensor_map("k_map", f"K ({k}, kv_heads, batch)"),
+        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
         tensor_map("v_map", "V, as K"),
         tensor_map("o_map", "O, as Q"),
         *lse_params(spec),
@@ -248,11 +241,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
 def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
     """Return how Q, K, V and O are read and written."""
     spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
-    # All column groups of K or V by one copy.
-    whole = (sizes.groups,) if sizes.whole_keys else ()
-    # Where much comes from device memory, 128 bytes at a time are 0.5% faster: step 81 of docs/ladder-attention.md.
-    promotion = 128 if spec.share_kv and spec.paced else 256
-    kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, *whole, 1, 1), SWIZZLE, promotion)
+    kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, 1, 1), SWIZZLE)
     q_queries = WARPGROUP_ROWS if spec.share_kv else rows.box_queries
     return {
         "q_map": TensorMap((columns, *rows.box(q_queries)), SWIZZLE),
@@ -279,7 +268,6 @@ def flags(sizes: Sizes, at: Arrangement, *, moves_registers: bool) -> AttentionS
         shares_staging=at.shares_staging,
         q_in_registers=at.q_in_registers,
         q_slices=at.q_slices,
-        whole_keys=sizes.whole_keys,
         block_steps=sizes.block_steps,
         step_blocks=sizes.step_blocks,
         splits=spec.split_tail,

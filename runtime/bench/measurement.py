@@ -101,7 +101,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         for count in (heads, packs, packs)
     )
     indices = () if positional else pattern_lists(spec, packs, length)
-    lists = (kernel.prepare(indices[0], length),) if spec.query_order else indices  # once for many calls
+    lists = (kernel.prepare(indices[0], length),) if spec.query_grouping == "given" else indices  # once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     peers = sdpa_calls(spec, q, k, v)
@@ -113,12 +113,20 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         peers = {EVERY_KEY: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
         peer_flops = {EVERY_KEY: 4.0 * spec.head_dim * heads * length * length}
     return Workload(
-        shape=f"B1 H{heads} S{length} d{spec.head_dim}, {spec.pattern.stem()}",
+        shape=f"B1 H{heads} S{length} d{spec.head_dim}, {pattern_words(spec, indices)}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
         call=lambda: kernel(q, k, v, *lists, out=out, sink=sink),
         peers=peers,
         peer_flops=peer_flops,
     )
+
+
+def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str:
+    """Return the pattern of a workload, with the length of its lists where the spec leaves that to the call."""
+    pattern = spec.pattern
+    if isinstance(pattern, TopK) and pattern.k is None:
+        pattern = pattern.model_copy(update={"k": indices[0].shape[3]})
+    return pattern.stem()
 
 
 def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
@@ -127,7 +135,7 @@ def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.T
     assert block is not None
     rows, columns = length // block.q, length // block.kv
     if isinstance(spec.pattern, TopK):
-        return (random_lists(heads, rows, columns, min(spec.pattern.k, columns)),)
+        return (random_lists(heads, rows, columns, min(spec.pattern.k or LIST_LENGTH, columns)),)
     # Lists as a causal top-k has them: the diagonal block is partial, up to LIST_LENGTH - 1 earlier ones are full.
     shape = (1, heads, rows)
     row = torch.arange(rows, device="cuda", dtype=torch.int32)

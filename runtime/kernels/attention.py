@@ -82,6 +82,7 @@ class AttentionKernel:
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._returns_lse = self.spec.lse
+        self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
         self._signatures: dict[Any, Signature] = {}
@@ -110,11 +111,12 @@ class AttentionKernel:
             k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
             v: as k.
             indices: the index tensors, int32, in the order of ``spec.index_tensors`` (or by name):
-                for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k); for ``block_lists``
+                for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k), with any k, also 0, if the spec
+                leaves k out; for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
                 Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
-                spec says ``query_order: true``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
+                spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
                 query block once: those of a tile are neighbours in it. The result of a query block that it leaves out
                 is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
             named_indices: index tensors by name.
@@ -168,8 +170,8 @@ class AttentionKernel:
     def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
         """Work out of lists of key blocks what this kernel wants to know, once for many calls.
 
-        If the spec says ``query_order: true`` that is an order in which the query blocks of a tile have many key blocks
-        in common: finding it takes longer than a call, and synchronises. Otherwise it is nothing.
+        With ``query_grouping: given`` that is an order in which the query blocks of a tile have many key blocks in
+        common: finding it takes longer than a call, and synchronises. Otherwise it is nothing.
 
         Args:
             kv_indices: (batch, heads, query_blocks, k) int32, the lists of calls to come, as ``topk`` has them.
@@ -192,18 +194,18 @@ class AttentionKernel:
         check_shape("kv_indices", kv_indices.shape, sizes)
         if not isinstance(kv_len, int) or kv_len < 1:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
-        if not self.spec.query_order:
+        if not self._order_is_given:
             return PreparedLists(kv_indices)
         return PreparedLists(kv_indices, find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.streams))
 
     def _unprepared(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the index tensors that prepared lists, the first of those given, stand for, and the others."""
         lists, rest = given[0], given[1:]
-        if (lists.query_order is not None) != self.spec.query_order:
+        if (lists.query_order is not None) != self._order_is_given:
             has, takes = ("no", "one") if lists.query_order is None else ("an", "none")
             what = f"it has {has} order of query blocks, {self.compiled.named.stem} takes {takes}"
             raise ArgumentError("kv_indices", f"is prepared for another kernel: {what}")
-        if not self.spec.query_order:
+        if not self._order_is_given:
             return (lists.kv_indices, *rest)
         if rest and rest[0] is not None:
             raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
@@ -280,9 +282,11 @@ class AttentionKernel:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        lists = tuple(indices[0].shape[:2]) if indices and indices[0] is not None else (0, 0)
+        of_batches, of_heads = indices[0].shape[:2] if indices and indices[0] is not None else (0, 0)
         slots = 0 if self._plan.split is None else self._loaded.slots(q.device.index)
-        args = self._plan.problem(AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists), slots)
+        length = 0 if self._plan.split is None else int(index_values.get("kv_indices_length", 0))
+        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, of_batches, of_heads, length)
+        args = self._plan.problem(shape, slots)
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
@@ -305,15 +309,11 @@ class AttentionKernel:
         """Return the tensors as the tensor maps address them.
 
         Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
-        Where one copy brings all columns of keys, k and v are (batch, kv_heads, groups, kv_len, columns of a group).
         """
         maps, mapped = self._plan.tensor_maps, dict(tensors)
         if maps and len(maps["q_map"].box) == 5:
             packs = (-1, self.spec.packed_heads)
             mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
-        if maps and len(maps["k_map"].box) == 5:
-            groups = (-1, maps["k_map"].box[0])
-            mapped |= {name: tensors[name].unflatten(3, groups).transpose(2, 3) for name in ("k", "v")}
         return mapped
 
     def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

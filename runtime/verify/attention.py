@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from codegen.patterns.topk import TopK
 from codegen.spec import AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
@@ -33,6 +34,7 @@ class Case:
             another order; None if each list is drawn on its own. Different blocks are then different in both lists,
             as far as there are as many.
         full_lists: whether block_lists gets its second list.
+        width: of topk that leaves k out, the entries of a list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
         expanded: k and v are one batch, expanded (stride 0).
         values: what q, k and v hold: ``normal`` (random), ``equal_keys`` (all keys of a head are one: every weight is
@@ -56,6 +58,7 @@ class Case:
     shared_lists: bool = False
     overlap: float | None = None
     full_lists: bool = True
+    width: int = 9
     layout: str = "bhsd"
     expanded: bool = False
     values: str = "normal"
@@ -75,6 +78,7 @@ class Case:
             self.values.replace("_", " "): self.values != "normal",
             f"q x {self.spread:g}": self.spread != 1.0,
             f"scale {self.scale}": self.scale is not None,
+            f"lists of {self.width}": self.width != Case.width,
             f"counts {self.counts}": self.counts != "random",
             "one list only": not self.full_lists,
             f"{self.sinks} sinks": self.sinks != "normal",
@@ -137,6 +141,17 @@ SINK_CASES = (
     Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
 )
 
+# Lists of other lengths: none, one, a warp's lanes and one more, more than there are blocks.
+WIDTH_CASES = (
+    Case("no_entries", heads=2, kv_heads=1, q_len=300, kv_len=400, width=0),
+    Case("one_entry", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, width=1),
+    Case("two_entries", heads=2, kv_heads=2, q_len=333, kv_len=1500, lists="out_of_range", width=2),
+    Case("a_warp_of_entries", heads=2, kv_heads=2, q_len=1000, kv_len=4999, width=32),
+    Case("one_more_than_a_warp", heads=60, kv_heads=20, q_len=640, kv_len=5001, layout="bshd", width=33),
+    Case("long_lists", heads=2, kv_heads=1, q_len=520, kv_len=2500, lists="repeated", width=157),
+    Case("padded_lists", heads=2, kv_heads=2, q_len=512, kv_len=777, lists="padded", counts="mixed", width=101),
+)
+
 # A kernel that keeps the scale of a row's exponentials from step to step has to change it at each step of one of these.
 MONOTONE_CASES = (
     Case("rising_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="rising"),
@@ -162,19 +177,13 @@ ORDER_QUERIES_CASES = (
     Case("two_windows", heads=4, kv_heads=2, q_len=18_700, kv_len=700, lists="repeated"),
 )
 
-# Several tiles of a head for each thread block, and more of them than exchange query blocks.
-POOL_CASES = (
-    Case("pools", heads=2, kv_heads=1, q_len=60_011, kv_len=1000, lists="repeated", overlap=0.5),
-    Case("more_than_a_pool", heads=1, kv_heads=1, q_len=290_011, kv_len=400, lists="repeated", layout="bshd"),
-)
-
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
-    cases = (*cases, *(ORDER_QUERIES_CASES if spec.order_queries else ()))
-    cases = (*cases, *(POOL_CASES if spec.order_queries and spec.paced else ()))
+    cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
+    cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
     return tuple(fitted(case, spec) for case in cases)
 
 
@@ -251,7 +260,7 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
     lists = _make_lists(spec, case, device, source)
-    if spec.query_order:
+    if spec.query_grouping == "given":
         lists = (*lists, _make_order(spec, case, lists[0], source))
     return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
 
@@ -335,7 +344,8 @@ def _make_lists(
 
     names = [tensor.name for tensor in spec.pattern.index_tensors]
     if names == ["kv_indices"]:
-        k = int(spec.pattern.index_tensors[0].dims[3])
+        k = spec.pattern.index_tensors[0].dims[3]
+        k = case.width if k == "any" else int(k)
         drawn = draw(k) if case.overlap is None else pairs(k, case.overlap)
         return (drawn.masked_fill(~chosen_rows()[..., None], -1) if case.counts == "mixed" else drawn,)
     # The two lists of block_lists split the key blocks between them, as a BlockMask does.

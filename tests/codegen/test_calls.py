@@ -157,6 +157,29 @@ def test_shares_are_those_of_the_problem(kernel: Any) -> None:
         assert field(call, block, "shares") == (shares,), name
 
 
+@pytest.mark.parametrize("length", [0, 1, 7, 32, 33, 500])
+def test_lists_without_a_fixed_length_have_that_of_the_call(kernel: Any, length: int) -> None:
+    call, driver = kernel("h100_topk")
+    q, k, v = qkv()
+    call(q, k, v, torch.zeros(1, 2, 2, length, dtype=torch.int32), validate=True)
+    ((grid, _, block),) = driver.launches
+    divided = call.compiled.plan.split.divide(4, length, 132)
+    assert field(call, block, "kv_indices_length") == field(call, block, "shares") == (length,)
+    assert divided == (field(call, block, "split_tiles")[0], field(call, block, "split_blocks")[0])
+    assert grid == max(4, divided[1]) and (length > 1 or divided == (0, 0))
+
+
+def test_lists_of_another_length_are_another_signature(kernel: Any) -> None:
+    call, driver = kernel("h100_topk")
+    q, k, v = qkv()
+    for length in (3, 5, 3):
+        call(q, k, v, torch.zeros(1, 2, 2, length, dtype=torch.int32))
+    assert [field(call, block, "kv_indices_length") for _, _, block in driver.launches] == [(3,), (5,), (3,)]
+    assert len(call._signatures) == 2
+    with pytest.raises(ArgumentError, match=r"kv_indices: has shape \(1, 2, 2\)"):
+        call(q, k, v, torch.zeros(1, 2, 2, dtype=torch.int32))
+
+
 def test_lists_that_a_later_call_leaves_out_are_not_those_of_an_earlier_one(kernel: Any) -> None:
     call, driver = kernel("h100_block_lists")
     q, k, v = qkv()
@@ -219,7 +242,7 @@ def test_a_dimension_of_one_element_has_no_stride(kernel: Any) -> None:
     assert [field(call, driver.launches[-1][2], name)[0] for name in names] == [0, 4 * 132, 0] * 3
 
 
-def test_one_copy_that_brings_all_columns_has_their_groups_as_a_dimension(kernel: Any) -> None:
+def test_tensor_maps_have_the_strides_of_views(kernel: Any) -> None:
     call, _ = kernel("h100_topk64_b64_shared")
     q = torch.zeros(2, 4, 320, 128).half()
     k = torch.zeros(2, 400, 2, 256).half()[..., :128].transpose(1, 2)
@@ -227,9 +250,9 @@ def test_one_copy_that_brings_all_columns_has_their_groups_as_a_dimension(kernel
     (signature,) = call._signatures.values()
     (of_q, of_k, of_v) = (next(each for name, _, each in signature.maps if name == letter) for letter in "qkv")
     assert (of_q.dims, of_q.how.box) == ((128, 320, 4, 2), (64, 64, 1, 1))
-    assert (of_k.dims, of_k.how.box) == ((64, 400, 2, 2, 2), (64, 64, 2, 1, 1)) == (of_v.dims, of_v.how.box)
-    assert of_k.strides == (512, 64, 256, 204800)  # keys, groups, heads, batches
-    assert of_v.strides == (512, 64, 0, 204800)
+    assert (of_k.dims, of_k.how.box) == ((128, 400, 2, 2), (64, 64, 1, 1)) == (of_v.dims, of_v.how.box)
+    assert of_k.strides == (512, 256, 204800)  # keys, heads, batches
+    assert of_v.strides == (512, 0, 204800)
 
 
 def test_whatever_a_check_depends_on_makes_a_new_signature(kernel: Any) -> None:

@@ -1,7 +1,7 @@
 """On sm_89 every pattern, type, head dimension and block size has a kernel that runs, by mma.sync and by WMMA.
 
-Shipped kernels are verified, and those of ``unshipped_bsr.json`` run in ``tests/gpu/test_cases.py``: a value that no
-kernel of these has would never run.
+Shipped kernels are verified, and those of tests/unshipped_*.json run in tests/gpu/test_cases.py: a value that no kernel
+of these has would never run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from codegen.patterns import PATTERNS
 from codegen.plans import attention_sm89, attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
 from codegen.spec import AttentionSpec, Spec, TileCopySpec
 
-UNSHIPPED = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
+UNSHIPPED = [
+    fields
+    for path in sorted(Path(__file__).parents[1].glob("unshipped_*.json"))
+    for fields in json.loads(path.read_text(encoding="utf-8"))
+]
 HEAD_DIMS = (64, 96, 128, 192, 256)
 WMMA_SIDES = (16, 32, 64, 128)  # not blocks of 256 rows and of 112 columns, which only the ladder on sm_90a has
 

@@ -23,6 +23,7 @@ from codegen.render import environment
 KV_LEN, ROWS, LENGTH = 1000, 5, 71
 PATTERNS: list[dict[str, Any]] = [
     {"kind": "topk", "k": LENGTH},
+    {"kind": "topk"},  # as many entries as the caller's lists have
     {"kind": "topk", "k": 32},  # one entry a lane, and none behind them
     {"kind": "block_lists", "mask": "causal"},
 ]
@@ -196,7 +197,7 @@ def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwa
     key_blocks = -(-KV_LEN // block_kv)
     lists = [[(5 * i + 3 * row + full) % 12 - 1 for i in range(LENGTH)] for full in range(2)]
     if pattern["kind"] == "topk":
-        entries = [(entry, "") for entry in lists[0][: pattern["k"]]]
+        entries = [(entry, "") for entry in lists[0][: pattern.get("k", LENGTH)]]
     else:
         entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
@@ -240,7 +241,7 @@ def test_loads_are_those_of_the_lists(case: Steps, output_of: Callable[[Steps], 
         loads = expected(case.pattern, row, block_kv, n) if row < ROWS else []
         assert next(lines).split() == loads, first
         if plan.split is not None:
-            shares = plan.spec.pattern.shares(KV_LEN, stream, n)  # type: ignore[union-attr]
+            shares = plan.spec.pattern.shares(KV_LEN, stream, n, LENGTH)  # type: ignore[union-attr]
             for width in WIDTHS:
                 found = [part.split() for part in next(lines).split("|")[:-1]]
                 assert found == parts(loads, shares, width), (first, width)

@@ -201,7 +201,7 @@ def test_work_of_attention_counts_the_pairs_that_are_seen(name: str, monkeypatch
     load.call()
     (((q, k, v, *indices), given),) = kernel.calls
     spec = kernel.spec
-    if spec.query_order:
+    if spec.query_grouping == "given":
         ((*indices, prepared_for, how),) = indices
         assert prepared_for == length and not how
     packs = heads // spec.packed_heads

@@ -20,7 +20,7 @@ Use = Callable[..., None]
 TABLE = (
     Renamed("attention", "shares", "share_kv"),
     Renamed("attention", "schedule", "schedule", {"taking_turns": "ping_pong", "together": "cooperative"}),
-    Renamed("attention", "unordered", "query_order", {False: True, True: LEFT_OUT}),
+    Renamed("attention", "unordered", "paced", {False: True, True: LEFT_OUT}),
     Renamed("attention", "pattern.blk.keys", "kv"),
     Renamed("attention", "pattern.blk", "block"),
 )
@@ -48,7 +48,7 @@ def test_names_of_the_table_are_not_legal_any_more() -> None:
     [
         ({"shares": True}, {"share_kv": True}, "shares -> share_kv"),
         ({"schedule": "taking_turns"}, {"schedule": "ping_pong"}, "schedule: taking_turns -> ping_pong"),
-        ({"unordered": False}, {"query_order": True}, "unordered: false -> query_order: true"),
+        ({"unordered": False}, {"paced": True}, "unordered: false -> paced: true"),
         ({"unordered": True}, {}, "unordered: true -> left out"),
         ({"pattern": {"blk": {"q": 64}}}, {"pattern": {"block": {"q": 64}}}, "pattern.blk -> block"),
     ],
@@ -112,8 +112,8 @@ def test_two_booleans_become_one_field(use: Use) -> None:
     [
         ("shares: true", "5: shares: is called share_kv now; run: codegen migrate kernel.yaml"),
         ("schedule: together", "5: schedule: is together, which is called cooperative now; run: codegen migrate kern"),
-        ("unordered: false", "5: unordered: is false, which is query_order: true now; run: codegen migrate"),
-        ("unordered: true", "5: unordered: is query_order now, which is left out for true; run: codegen migrate"),
+        ("unordered: false", "5: unordered: is false, which is paced: true now; run: codegen migrate"),
+        ("unordered: true", "5: unordered: is paced now, which is left out for true; run: codegen migrate"),
         ("share_kv: true\nshares: true", "6: shares: is called share_kv now, and that is given too: leave one"),
         ("shares: true\nstages: two", "5: shares: is called share_kv now; run"),
         ("stages: two", "5: stages: is 'two'"),
@@ -160,14 +160,12 @@ def test_a_file_keeps_all_but_names(table: None, end: str, tmp_path: Path) -> No
     old = FILE.replace("\n", end)
     text, changes = rewritten(old, "x.yaml")
     expected = old.replace('"shares"', '"share_kv"').replace("'together'", "'cooperative'")
-    expected = expected.replace("unordered: false", "query_order: true").replace(
-        "blk: {q: 64, keys", "block: {q: 64, kv"
-    )
+    expected = expected.replace("unordered: false", "paced: true").replace("blk: {q: 64, keys", "block: {q: 64, kv")
     assert text == expected
     assert [str(change) for change in changes] == [
         "shares -> share_kv",
         "schedule: together -> cooperative",
-        "unordered: false -> query_order: true",
+        "unordered: false -> paced: true",
         "pattern.blk.keys -> kv",
         "pattern.blk -> block",
     ]
@@ -180,7 +178,7 @@ def test_a_file_keeps_all_but_names(table: None, end: str, tmp_path: Path) -> No
     [
         ("lse: true\nunordered: true  # gone with its line\nstages: 2\n", "lse: true\nstages: 2\n"),
         ("unordered: true", ""),
-        ("? unordered\n: false\n", "? query_order\n: true\n"),
+        ("? unordered\n: false\n", "? paced\n: true\n"),
         ("lse: {a: 1,  unordered: true}\nunordered: true\n", "lse: {a: 1,  unordered: true}\n"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``order_queries``: what its plan has, and what a call launches."""
+"""``query_grouping: search``: what its plan has, and what a call launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from codegen.plans.attention_query_order import BLOCK_WINDOWS, WINDOW_TILES, ord
 from codegen.render import render
 from codegen.spec import parse_spec
 
-LONG = "h100_topk32_b64_self_ordered_long"
 NAME = "h100_topk32_b64_self_ordered"
 
 
@@ -24,14 +23,30 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (fields("h100_topk32_b64", order_queries=True), "order_queries: is true; only tiles that share what is loaded"),
-        (fields(query_order=True), "order_queries: is true; with query_order the caller says which query blocks"),
+        (fields("h100_topk32_b64", query_grouping="search"), "query_grouping: is search; only tiles that share loads"),
+        (fields("h100_topk32_b64", query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
+        (fields(paced=True), "paced: is true; kernels with query_grouping search hand out tiles"),
     ],
 )
 def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec(data)
-    assert str(caught.value).startswith(message) and caught.value.field == "order_queries"
+    assert str(caught.value).startswith(message) and caught.value.field == message.split(":", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "says"),
+    [
+        ({"order_queries": True}, "order_queries: is true, which is query_grouping: search now"),
+        ({"query_order": True}, "query_order: is true, which is query_grouping: given now"),
+        ({"order_queries": False}, "order_queries: is query_grouping now, which is left out for false"),
+    ],
+)
+def test_the_former_options_are_told_the_field_of_today(old: dict[str, Any], says: str) -> None:
+    plain = {name: value for name, value in fields().items() if name != "query_grouping"}
+    with pytest.raises(SpecError) as caught:
+        parse_spec(plain | old)
+    assert str(caught.value) == says
 
 
 @pytest.mark.parametrize(("streams", "tile"), [(2, 128), (3, 192)])
@@ -80,18 +95,8 @@ def test_a_search_has_a_thread_block_for_some_windows(
     }
 
 
-@pytest.mark.parametrize(("streams", "tile"), [(2, 128), (3, 192)])
-def test_paced_thread_blocks_choose_among_their_own_query_blocks(streams: int, tile: int) -> None:
-    named = find_spec(fields(LONG, tile={"m": tile, "n": 64}))
-    plan, source = plan_for(named), render(named)
-    assert plan.prologue is None and not {p.name for p in plan.params} & {"order_heads", "query_order", "scheduler"}
-    assert {c.name: c.value for c in plan.constants}["kPoolTiles"] == 32 // streams  # a bit for each query block
-    assert plan.thread_blocks(2736, 132) == 131  # tiles are not handed out
-    assert "struct Pool" in source and "struct Window" not in source and "scheduler" not in source
-
-
 def test_other_kernels_do_not_search() -> None:
     for name in ("h100_topk32_b64_shared", "h100_topk32_b64_ordered"):
         plan = plan_for(find_spec(name))
         assert plan.prologue is None and not {p.name for p in plan.params} & {"order_heads", "scheduler"}
-        assert "order_queries" not in find_spec(name).spec.canonical_json()
+        assert "search" not in find_spec(name).spec.canonical_json()

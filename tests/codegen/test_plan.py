@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +77,8 @@ def test_a_plan_can_be_sent_to_another_process(named: NamedSpec) -> None:
 def test_templates_ask_every_flag() -> None:
     asked: dict[type[Flags], set[str]] = {}
     given: dict[type[Flags], set[str]] = {}
-    for named in shipped_specs():
+    unshipped = json.loads((Path(__file__).parents[1] / "unshipped_attention.json").read_text(encoding="utf-8"))
+    for named in (*shipped_specs(), *map(find_spec, unshipped)):
         generated = generate(named)
         kind = type(generated.plan.flags)
         line = re.search(r"^// templates: (.*)$", generated.source, re.MULTILINE)
@@ -306,12 +309,14 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "tile": {"m": rows, "n": keys}}
     plan = plan_of({**fields, "pattern": {"kind": "dense"}, "stages": 1 if keys > 144 else 2})
     assert plan.flags.q_in_registers == (slices is None)
-    assert plan.flags.q_slices == constants_of(plan).get("kQSlices", 0) == (slices or 0)
-    # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
     in_registers = head_dim // 16 if slices is None else slices
+    assert plan.flags.q_slices == in_registers
+    assert constants_of(plan).get("kQSlices") == (slices or None)  # where it is neither none nor all of Q
+    # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
     assert plan.registers.accumulators == keys // 2 + keys // 4 + head_dim // 2 + 4 * in_registers
     source = render_plan(plan)
-    assert ("issue_scores(s, q, q_descriptor, k_descriptors" in source) == bool(slices)
+    operands = "q" if slices is None else "q, q_descriptor" if slices else "q_descriptor"
+    assert f"issue_scores(s, {operands}, k_descriptors" in source
 
 
 def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:

@@ -41,7 +41,7 @@ pattern = st.one_of(
         },
         optional={"causal": st.booleans()},
     ),
-    st.fixed_dictionaries({"kind": st.just("topk"), "k": st.integers(1, 1 << 16), "block": block}),
+    st.fixed_dictionaries({"kind": st.just("topk"), "k": st.none() | st.integers(1, 1 << 16), "block": block}),
     st.fixed_dictionaries(
         {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal"])}
     ),
@@ -72,8 +72,7 @@ attention = st.fixed_dictionaries(
         "split_tail": st.booleans(),
         "key_parts": st.sampled_from([1, 2]),
         "share_kv": st.booleans(),
-        "query_order": st.booleans(),
-        "order_queries": st.booleans(),
+        "query_grouping": st.sampled_from(["none", "given", "search"]),
         "paced": st.booleans(),
         "warp_rows": st.sampled_from([16, 32]),
     },

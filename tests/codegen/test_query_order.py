@@ -132,10 +132,10 @@ def test_a_call_wants_an_order_that_fits() -> None:
 def test_it_needs_tiles_that_share() -> None:
     fields = find_spec("h100_topk32_b64").spec.model_dump(mode="json", by_alias=True)
     with pytest.raises(SpecError) as caught:
-        parse_spec({**fields, "query_order": True})
-    assert caught.value.field == "query_order"
+        parse_spec({**fields, "query_grouping": "given"})
+    assert caught.value.field == "query_grouping"
     plain = find_spec("h100_topk32_b64_shared").spec
-    assert "query_order" not in plain.canonical_json() and plain.hash != find_spec(NAME).spec.hash
+    assert "query_grouping" not in plain.canonical_json() and plain.hash != find_spec(NAME).spec.hash
 
 
 def test_the_length_of_keys_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -436,32 +436,38 @@ def test_three_query_blocks_do_not_fit_beside_steps_of_128_keys(head_dim: int) -
     assert plan_for(find_spec({**fields, "head_dim": 64})).spec.stages == 4
 
 
+@pytest.mark.parametrize("grouping", ["none", "given", "search"])
+def test_lists_have_a_length_that_is_known_beforehand(grouping: str) -> None:
+    pattern = {name: value for name, value in FIELDS["pattern"].items() if name != "k"}
+    with pytest.raises(SpecError, match=r"^pattern\.k: is left out; lists that share loads have one length: 1 to 128$"):
+        plan_for(find_spec({**FIELDS, "pattern": pattern, "query_grouping": grouping}))
+
+
 def test_the_longest_lists_fit_shared_memory() -> None:
     plan_for(find_spec({**FIELDS, "pattern": {**FIELDS["pattern"], "k": 128}}))
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "head_dim", "paced", "slices", "whole_keys"),
+    ("m", "k", "head_dim", "paced", "slices"),
     [
-        (192, 32, 128, False, 0, False),
-        (192, 32, 128, True, 5, True),
-        (192, 63, 128, False, 0, False),
-        (192, 64, 128, False, 5, True),
-        (128, 64, 128, False, None, True),  # two warpgroups have registers for all of Q
-        (192, 64, 96, False, 5, False),  # of six; 96 columns are no whole groups
-        (192, 64, 64, False, None, False),
+        (192, 32, 128, False, 0),
+        (192, 32, 128, True, 5),
+        (192, 63, 128, False, 0),
+        (192, 64, 128, False, 5),
+        (128, 64, 128, False, None),  # two warpgroups have registers for all of Q
+        (192, 64, 96, False, 5),  # of six
+        (192, 64, 64, False, None),
     ],
 )
-def test_what_long_tiles_keep_and_load(
-    m: int, k: int, head_dim: int, paced: bool, slices: int | None, whole_keys: bool
+def test_how_much_of_q_long_tiles_keep_in_registers(
+    m: int, k: int, head_dim: int, paced: bool, slices: int | None
 ) -> None:
-    """Slices of Q that are in registers, None for all; whether one copy brings all columns of a block of keys."""
+    """Slices of Q that are in registers, None for all."""
     changes = {"tile": {"m": m, "n": 64}, "head_dim": head_dim, "paced": paced}
     named = find_spec(FIELDS | changes | {"pattern": FIELDS["pattern"] | {"k": k}})
     plan, source = plan_for(named), render(named)
     assert plan.flags.q_in_registers is (slices is None)
-    assert plan.flags.q_slices == (slices or 0)
+    in_registers = head_dim // 16 if slices is None else slices
+    assert plan.flags.q_slices == in_registers
     assert (f"kQSlices = {slices};" in source) is bool(slices)
     assert plan.registers.needed <= plan.registers.limit
-    for name in ("k_map", "v_map"):
-        assert plan.tensor_maps[name].box == ((64, 64, 2, 1, 1) if whole_keys else (64, 64, 1, 1))

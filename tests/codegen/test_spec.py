@@ -337,7 +337,7 @@ def test_unknown_pattern_kind(attention: Fields) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["op", "arch", "head_dim", "pattern", "pattern.kind", "pattern.k", "pattern.block.kv"]
+    "field", ["op", "arch", "head_dim", "pattern", "pattern.kind", "pattern.block", "pattern.block.kv"]
 )
 def test_missing_field(attention: Fields, field: str) -> None:
     *parents, last = field.split(".")

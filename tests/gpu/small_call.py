@@ -69,9 +69,9 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
         return [q, k, v], more
     lists, rows, columns = packs if spec.packed_heads > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":
-        shape = (1, lists, rows, spec.pattern.k)  # type: ignore[attr-defined]
+        shape = (1, lists, rows, spec.pattern.k or 9)  # type: ignore[attr-defined]
         indices = [torch.randint(0, columns, shape, dtype=torch.int32)]
-        if spec.query_order:
+        if spec.query_grouping == "given":
             indices.append(torch.rand(shape[:3]).argsort(-1).int())
         return [q, k, v, *(tensor.to(device) for tensor in indices)], more
     counts = torch.full((1, lists, rows), columns, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""``order_queries``: the order that a call finds is the one its source describes, and changes no result."""
+"""``query_grouping: search``: the order that a call finds is the one its source describes, and changes no result."""
 
 from __future__ import annotations
 

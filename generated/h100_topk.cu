@@ -1,43 +1,35 @@
-// Generated from specs/h100_topk32_b64_pairs.yaml. Do not edit:
+// Generated from specs/h100_topk.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/h100_topk32_b64_pairs.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv":true,"stages":5,"tile":{"m":128,"n":64}}
-// spec hash: 55c3cb9809c8523bc9cee5ca4db9653eb5c0d66993523eed7dfa05e1ab653d54
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ad6c7c351fea5cf898beb05a225befcf645d626792a7ce25396ff54bce7daa58
+//     codegen render specs/h100_topk.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 995d837f709e3433885720ff943ddafca5a8c9007585db1f67b527ba2d706a83
+// templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 299fbf7270ff1c3e896cb623967a18a3a1128409f55d49e1b90e6a546e6fb0e8
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
-//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load after load, and warp 1 the V ring. Warp 2 is a tile
-//                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
-//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
-//                    online softmax, O += P V. It asks for its Q itself.
-//   A stream is one of the tile's query blocks, with its list and its warpgroup.
+//   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
+//   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
+//   The tile is one stream: its consumers share its key blocks and its rings.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
-//   q_full[w]                      Q of warpgroup w
-//   order_full[i], order_empty[i]  place i of the ring of orders: the loads of a tile, the steps of each warpgroup
-//   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
-//   v_full[u][j], v_empty[i]       the same of the V ring
-//   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those
-//   for its set: a warpgroup waits for its own loads alone, one after the other, whatever the others do meanwhile.
-//   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
-//   the n users of a load arrives kArrivals / n times a warp.
-//
-// Order of the loads of a tile: in turns, each of which gives each list a step. Turns of one load and of
-// several are spread over the tile, so that it asks for about as much all the time.
-// The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
-// worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
-// loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
-// for the other ring.
+//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its streams, its Q
+//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
+//   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
+//   named barrier kTurn + w      consumer warpgroup w's turn on the tensor cores
+//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Cooperative: the consumers run side by side, with no order between them.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+//
+// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
+// share is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
+// part that ends last puts all together.
 //
 // Symbols
 //   step        kTileN keys: one listed key block
@@ -59,77 +51,76 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 5;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of orders
-constexpr int kArrivals = 2;  // arrivals that free a place of a ring, times the warps of a warpgroup
-constexpr int kStreams = 2;  // streams of a tile, each with its own list
-constexpr int kStreamRows = 64;  // query rows of a stream
+constexpr int kTileN = 128;  // keys of one step
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kStreams = 1;  // streams of a tile, each with its own key blocks and K/V rings
+constexpr int kStreamRows = 128;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
-constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 16384;  // bytes of a warpgroup's Q
-constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
+constexpr int kQBytes = 32768;  // bytes of a Q tile
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
-constexpr int kBlockKeys = 64;  // keys of a listed block
+constexpr int kLoadKeys = 128;  // keys of one load
+constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kTopK = 32;  // key blocks listed for each query block
+constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
 
-// Dynamic shared memory: 231372 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: Q of each warpgroup, 64 rows in column groups of 64
-constexpr int kKOffset = 32768;  // 81920 bytes: K ring
-constexpr int kVOffset = 114688;  // 81920 bytes: V ring
+// Dynamic shared memory: 229520 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
-constexpr int kBarriersOffset = 229376;  // 368 bytes: mbarriers
-constexpr int kSlotsOffset = 229744;  // 20 bytes: numbers of the loads in the K ring
-constexpr int kLoadsOffset = 229764;  // 512 bytes: ring of orders: key blocks of a tile as they are loaded
-constexpr int kStepsOffset = 230276;  // 512 bytes: ring of orders: notes on the steps of each warpgroup
-constexpr int kNumbersOffset = 230788;  // 8 bytes: ring of orders: loads of a tile
-constexpr int kBlocksOffset = 230796;  // 256 bytes: lists of the tile that is put in order
-constexpr int kGroupedOffset = 231052;  // 256 bytes: key blocks that this tile loads, by the lists they are for
-constexpr int kSetsOffset = 231308;  // 64 bytes: which lists each entry of them is loaded for
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
+constexpr int kEntriesOffset = 229472;  // 32 bytes: ring of tiles: number, shares, numbers of steps
+constexpr int kSlotsOffset = 229504;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's part came last
 
-constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
 constexpr int kQFullBarrier = kBarriersOffset;
-constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
-constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
-constexpr int kKFullBarrier = kOrderEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSets * kStages;
-constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
-constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
-constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
-constexpr int kTurnKinds = 2;               // of the turns in which a tile loads
-constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
+constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
+constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
+constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;  // named barrier of warpgroup w's turn: kTurn + w
+constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads a block, 231372 bytes of dynamic shared memory.
+// Launch: 384 threads a block, 229520 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
+  int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
+  float* parts;  // unfinished O and softmax state of parts of tiles
+  int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches
+  int split_tiles;  // tiles at the front that are divided between thread blocks
+  int split_blocks;  // thread blocks that they are divided between
+  int shares;  // shares of a split tile: what can be divided
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -152,11 +143,6 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 // mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// mbarrier.arrive with a count: as many arrivals at once (PTX ISA, "mbarrier.arrive")
-__device__ __forceinline__ void mbarrier_arrive(uint32 barrier, int arrivals) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
@@ -259,27 +245,35 @@ __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
 // After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
-    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 b;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "mov.b64 b, { %36, %38 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -318,6 +312,11 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -369,7 +368,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of p.kv_indices_length key blocks, in any order. A block counts as often as it
+// is listed.
 struct KeyBlocks {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them
@@ -383,7 +383,7 @@ struct KeyBlocks {
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0, row < p.query_blocks ? kTopK : 0);
+    take(0, row < p.query_blocks ? p.kv_indices_length : 0);
   }
   __device__ __forceinline__ void take(int first, int number) {
     list += first;
@@ -391,10 +391,21 @@ struct KeyBlocks {
     count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
     lane_entries = 0;
   }
-  // The i-th entry of the list: a key block, or the one after the last for an entry out of range.
-  __device__ __forceinline__ int entry(int i) const {
-    const int block = i < entries ? __ldg(list + (backwards ? entries - 1 - i : i)) : -1;
-    return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
+  // Restricts these queries to `number` shares from `first` on.
+  __device__ __forceinline__ void restrict_to(int first, int number) {
+    const int begin = min(first * kStepBlocks, entries);
+    take(begin, min(number * kStepBlocks, entries - begin));
+  }
+  // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
+  // All lanes of a warp call this together, i = 0, 1, 2, ...
+  __device__ __forceinline__ int at(int i) {
+    const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
+    if (i % (32 * kBlockSteps) == 0 && mine < entries) {
+      lane_entries = __ldg(list + (backwards ? entries - 1 - mine : mine));
+    }
+    const int block = __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
+    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
+    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
   }
 };
 
@@ -430,24 +441,50 @@ struct RingPosition {
   }
 };
 
-// A piece of work: a tile.
+// A piece of work: a tile, or a part of one.
 struct Piece {
   int index;  // number of the tile
+  int begin, end;  // the part has the tile's shares from begin to the one before end; end is 0 for a whole tile
 };
 
-// All tiles are equally long: each thread block has every gridDim.x-th one.
-__device__ __forceinline__ Piece first_piece(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
+// The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
+// as many of them in a row as any other, or one more: those from first_share(p, its number) on.
+__device__ __forceinline__ int first_share(const Params& p, int thread_block) {
+  return static_cast<uint32>(thread_block) * p.split_tiles * p.shares / p.split_blocks;
+}
+
+// The thread block that has a share: the last one whose first share does not come after it.
+__device__ __forceinline__ int holder_of(const Params& p, int share) {
+  return (static_cast<uint32>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares);
+}
+
+// What a thread block does of a tile, from `share` on, if it has the shares before `end`.
+__device__ __forceinline__ Piece part_from(const Params& p, int share, int end) {
+  const int begin = share % p.shares;
+  return {share / p.shares, begin, min(p.shares, begin + end - share)};
+}
+
+// Parts of split tiles come first. The whole tiles are all equally long: each thread block has every gridDim.x-th one.
+__device__ __forceinline__ Piece first_piece(const Params& p) {
+  const int block = blockIdx.x;
+  if (block < p.split_blocks) return part_from(p, first_share(p, block), first_share(p, block + 1));
+  return {p.split_tiles + block, 0, 0};
+}
 
 __device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
-  return {piece.index + static_cast<int>(gridDim.x)};
+  const int block = blockIdx.x;
+  if (piece.end == 0) return {piece.index + static_cast<int>(gridDim.x), 0, 0};
+  const int next = piece.index * p.shares + piece.end, end = first_share(p, block + 1);
+  return next < end ? part_from(p, next, end) : Piece{p.split_tiles + block, 0, 0};
 }
 
 // The key blocks of one stream of a piece.
 __device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
   KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
+  if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
   // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
   // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
-  blocks.backwards = piece.index / gridDim.x % 2 == 1;
+  blocks.backwards = piece.end == 0 && (piece.index - p.split_tiles) / gridDim.x % 2 == 1;
   return blocks;
 }
 
@@ -464,195 +501,35 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-using uint64 = unsigned long long;
-
-// Loads of a tile, or of a part of it, by the set of lists that they are for: in byte u those for set u. No more than
-// kTopK are for one set.
-struct LoadsOfSets {
-  uint64 bytes = 0;
-
-  __device__ __forceinline__ int operator[](int set) const { return static_cast<int>(bytes >> 8 * set & 0xFF); }
-  __device__ __forceinline__ void count(int set) { bytes += 1ull << 8 * set; }
-  __device__ __forceinline__ int all() const {
-    int sum = 0;
-#pragma unroll
-    for (int set = 1; set <= kSets; ++set) sum += (*this)[set];
-    return sum;
-  }
-  // What all lanes of the warp have counted.
-  __device__ __forceinline__ LoadsOfSets of_warp() const {
-    const uint64 high = __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes >> 32));
-    return {high << 32 | __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes))};
-  }
-};
-
-// How many of so many entries of a list equal a key block.
-__device__ __forceinline__ int count_equal(const int* list, int entries, int block) {
-  int equal = 0;
-#pragma unroll 8
-  for (int i = 0; i < entries; ++i) equal += list[i] == block;
-  return equal;
+// The piece of an entry of the ring of tiles.
+__device__ __forceinline__ Piece read_piece(const int* entry) {
+  return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
 }
 
-// Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
-// tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
-// whole warp.
-// A tile at the end of the queries may have fewer query blocks: the others take the first one's
-// list, if any, and their rows are not stored.
-__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
-    int* blocks, unsigned char* sets) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int list = 0; list < kStreams; ++list) {
-    KeyBlocks listed = key_blocks_of(p, piece, tile, list);
-    if (listed.entries == 0) listed = key_blocks_of(p, piece, tile, 0);
-    for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
+// Puts a piece into the ring of tiles, once the consumers have left the place: its number, the
+// numbers of steps of its streams, and Q (nothing but the number for the end of the tiles). One thread.
+__device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
+    const RingPosition<kTileStages>& position, const Piece& piece) {
+  const uint32 full = base + kQFullBarrier + 8 * position.stage;
+  int* entry = entries + position.stage * kEntryWords;
+  mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  entry[0] = piece.index;
+  if (piece.index >= p.tiles) {
+    mbarrier_arrive(full);
+    return;
   }
-  __syncwarp();
-  LoadsOfSets loads;
-#pragma unroll 1
-  for (int list = 0; list < kStreams; ++list) {
-    const int* mine = blocks + list * kTopK;
-#pragma unroll 1
-    for (int first = 0; first < kTopK; first += 32) {
-      const int i = first + lane, block = i < kTopK ? mine[i] : -1 - lane;  // behind the list: like no other
-      const uint32 equal = __match_any_sync(0xFFFFFFFF, block);
-      // Entries of its list that equal this one and come before it.
-      const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
-      int set = 1 << list;
+  entry[1] = piece.begin;
+  entry[2] = piece.end;
+  const Tile tile(p, piece.index);
 #pragma unroll
-      for (int j = 1; j < kStreams; ++j) {
-        const int other = list + j < kStreams ? list + j : list + j - kStreams;
-        if (count_equal(blocks + other * kTopK, kTopK, block) > before) set |= 1 << other;
-      }
-      if ((set & ((1 << list) - 1)) != 0) set = 0;
-      if (i < kTopK) {
-        sets[list * kTopK + i] = set;
-        if (set != 0) loads.count(set);
-      }
-    }
+  for (int stream = 0; stream < kStreams; ++stream) {
+    entry[kEntryWords - kStreams + stream] = key_blocks_of(p, piece, tile, stream).count;
   }
-  __syncwarp();
-  return loads.of_warp();
-}
-
-// Brings the key blocks that a tile loads together by sets, those for one set as the lists have them. The whole warp.
-__device__ __forceinline__ void group_loads(const LoadsOfSets& in_tile, const int* blocks, const unsigned char* sets,
-    int* grouped) {
-  const int lane = threadIdx.x % 32;
-  LoadsOfSets done;
-#pragma unroll 1
-  for (int first = 0; first < kEntries; first += 32) {
-    const int set = first + lane < kEntries ? sets[first + lane] : 0;
-    const uint32 those = __match_any_sync(0xFFFFFFFF, set);  // lanes with loads for the same set
-    int at = done[set] + __popc(those & ((1u << lane) - 1));
+  mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
-    for (int before = 1; before < kSets; ++before) at += before < set ? in_tile[before] : 0;
-    if (set != 0) grouped[at] = blocks[first + lane];
-    LoadsOfSets mine;
-    if (set != 0) mine.count(set);
-    done.bytes += mine.of_warp().bytes;
-  }
-  __syncwarp();
-}
-
-// Loads before a tile: places, barriers and phases of its own follow from them.
-struct LoadCounts {
-  uint32 all = 0;
-  uint32 of_set = 0;  // in lane u: those for set u
-};
-
-// Turns of a tile: loads that give each list a step. There are several kinds.
-//   0  a load for both lists
-//   1  two loads, for one list each
-// The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
-// that come at one time the kind with the lower number.
-struct Turns {
-  int of_kind[kTurnKinds];
-
-  __device__ __forceinline__ explicit Turns(const LoadsOfSets& in_tile) {
-    of_kind[0] = in_tile[kSets];
-    of_kind[1] = in_tile[1];
-  }
-
-  // Counts, of each kind, the turns that come before turn number `turn` of one kind.
-  __device__ __forceinline__ void count_before(int (&before)[kTurnKinds], int kind, int turn) const {
-    int number = 1;
-#pragma unroll
-    for (int i = 0; i < kTurnKinds; ++i) number = i == kind ? of_kind[i] : number;
-    const float share = 1.0f / number;
-#pragma unroll
-    for (int i = 0; i < kTurnKinds; ++i) {
-      // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
-      // is less than 256 and at least a half of 1 / 128 away from the next whole number.
-      const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
-      before[i] = (static_cast<int>((most + 0.5f) * share) + 1) / 2;
-    }
-  }
-};
-
-// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
-// warp.
-__device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
-    uint32* loads, uint32* steps) {
-  const int lane = threadIdx.x % 32, number = in_tile.all();
-  const Turns turns(in_tile);
-#pragma unroll 1
-  for (int first = 0; first < number; first += 32) {
-    int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
-#pragma unroll
-    for (int i = 1; i <= kSets; ++i) {
-      if (set == 0 && rank < in_tile[i]) set = i;
-      if (set == 0) rank -= in_tile[i];
-    }
-    const uint32 of_set = __shfl_sync(0xFFFFFFFF, before.of_set, set);
-    if (set == 0) continue;
-
-    // Its turn, and its place among the loads of the turn.
-    int kind = 0, turn = rank, place_in_turn = 0;
-    int earlier[kTurnKinds];
-    if (set != kSets) {
-      kind = 1;
-      place_in_turn = set == 2;
-    }
-    turns.count_before(earlier, kind, turn);
-    const int at = earlier[0] + 2 * earlier[1] + place_in_turn, step = earlier[0] + earlier[1], in_order = rank;
-    const RingPosition<kStages> place(before.all + at), phase(of_set + in_order);
-    const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
-    // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
-    const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
-    loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
-#pragma unroll
-    for (int list = 0; list < kStreams; ++list) {
-      if (set >> list & 1) steps[list * kTopK + step] = note;
-    }
-  }
-  before.of_set += lane == 0 || lane > kSets ? 0 : in_tile[lane];
-  before.all += number;
-  return number;
-}
-
-// Producer, one warp: writes down the order of one tile after the other, as soon as there is a place for it.
-__device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shared, uint32 base) {
-  int* blocks = reinterpret_cast<int*>(shared + kBlocksOffset);
-  unsigned char* sets = shared + kSetsOffset;
-  int* grouped = reinterpret_cast<int*>(shared + kGroupedOffset);
-  uint32* loads = reinterpret_cast<uint32*>(shared + kLoadsOffset);
-  uint32* steps = reinterpret_cast<uint32*>(shared + kStepsOffset);
-  int* numbers = reinterpret_cast<int*>(shared + kNumbersOffset);
-  RingPosition<kTileStages> position;
-  LoadCounts before;
-  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
-    const int at = position.stage * kEntries;
-    const LoadsOfSets in_tile = match_lists(p, piece, Tile(p, piece.index), blocks, sets);
-    group_loads(in_tile, blocks, sets, grouped);
-    mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-    const int number = order_loads(before, in_tile, grouped, loads + at, steps + at);
-    if (threadIdx.x % 32 == 0) numbers[position.stage] = number;
-    // Each lane has written a part of the order, so each arrives.
-    mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);
-    __syncwarp();
-    position.advance();
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
+        group * kGroupColumns, tile.first_query, tile.head, tile.batch);
   }
 }
 
@@ -669,36 +546,61 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
-// one kStages before it, once all that use that one have left it.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
-  const TensorMap* map = is_k ? &p.k_map : &p.v_map;
-  const uint32 ring = base + (is_k ? kKOffset : kVOffset);
-  const uint32 full_barriers = base + (is_k ? kKFullBarrier : kVFullBarrier);
-  const uint32 empty_barriers = base + (is_k ? kKEmptyBarrier : kVEmptyBarrier);
-  const uint32* loads = reinterpret_cast<const uint32*>(shared + kLoadsOffset);
-  const int* numbers = reinterpret_cast<const int*>(shared + kNumbersOffset);
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
-  RingPosition<kTileStages> position;
-  RingPosition<kStages> place;
-  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
+// Producer: one warp fills the rings, piece after piece. It also hands out the pieces, one ahead; the first one has
+// been announced.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
+  const bool leader = threadIdx.x % 32 == 0;
+  int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
+  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
+  const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
+  const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
+  const uint32 barriers = base + 8 * stream * kStages;
+  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
+  uint32 pieces = 0, steps = 0;
+
+  while (true) {
+    const RingPosition<kTileStages> tile_position{pieces};
+    const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
+    ++pieces;
+    if (piece.index >= p.tiles) break;
     const Tile tile(p, piece.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-    const int number = numbers[position.stage];
+    KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
+
+    // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
+    int loads[kStepBlocks] = {}, previous[kStepBlocks];
 #pragma unroll 1
-    for (int i = 0; i < number; ++i) {
-      const uint32 load = loads[position.stage * kEntries + i];
-      const int block = load / kBarrierRange;
-      const uint32 full = full_barriers + 8 * (load % kBarrierRange);
-      mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
-      if (is_k) slots[place.stage] = slot_of(p, block, false);
-      mbarrier_arrive_expect_tx(full, kKvBytes);
-      load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
-      place.advance();
+    for (int i = 0; i <= blocks.count; ++i) {
+      const uint32 k_step = steps + i, v_step = k_step - 1;
+#pragma unroll
+      for (int load = 0; load < kStepBlocks; ++load) {
+        previous[load] = loads[load];
+        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
+      }
+      if (leader && i < blocks.count) {
+        const int stage = k_step % kStages, parity = k_step / kStages % 2;
+        const uint32 full = barriers + kKFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
+#pragma unroll
+        for (int load = 0; load < kStepBlocks; ++load) {
+          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], false);
+        }
+        mbarrier_arrive_expect_tx(full, kKvBytes);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+      }
+      if (leader && i > 0) {
+        const int stage = v_step % kStages, parity = v_step / kStages % 2;
+        const uint32 full = barriers + kVFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_arrive_expect_tx(full, kKvBytes);
+        load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
+      }
+      __syncwarp();
     }
-    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
-    position.advance();
+    steps += blocks.count;
+    // All of this piece is on its way, and the consumers are at most kStages steps from its end: the next one.
+    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
+    __syncwarp();
   }
 }
 
@@ -714,16 +616,16 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], const uint32 (&q)[kHeadDim / 16][4],
-    uint32 k_descriptor) {
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+    const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
   keep_in_place(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n64k16_registers_k_major(
-        s, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), k > 0);
+    const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
   keep_in_place(s);
@@ -845,40 +747,82 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// A load of K, and of V, as a warpgroup that uses it sees it.
-struct Load {
-  int stage;     // its place in the rings
-  int full;      // number of its full barrier in each ring
-  int parity;    // of the barrier's phase
-  int arrivals;  // of a warp that leaves the place
-
-  // From the note on a step of a warpgroup.
-  __device__ __forceinline__ explicit Load(const uint32* step) {
-    const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
-    stage = note & 0xFF;
-    full = note >> 8 & 0xFF;
-    parity = note >> 16 & 1;
-    arrivals = note >> 17;
-  }
+// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
+struct Entry {
+  Piece piece;
+  int count;
 };
 
-// Where a warpgroup's Q is.
-__device__ __forceinline__ int queries_offset(int place, int warpgroup) {
-  return kQOffset + (place * kStreams + warpgroup) * kQBytes;
+__device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
+    int stream) {
+  mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
+  const int* words = entries + position.stage * kEntryWords;
+  const int* counts = words + kEntryWords - kStreams;
+  Entry entry;
+  entry.piece = read_piece(words);
+  entry.count = read_by_leader(counts + stream);
+  return entry;
 }
 
-// Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
-__device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
-    const Piece& piece) {
-  if (piece.index >= p.tiles) return;
-  const Tile tile(p, piece.index);
-  const uint32 full = base + kQFullBarrier + 8 * warpgroup;
-  mbarrier_arrive_expect_tx(full, kQBytes);
+// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of (its shares
+// are fewer than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
+__device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
+  const int second = tile != first_share(p, thread_block) / p.shares;
+  float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
+  return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
+}
+
+// Leaves a part of a tile in global memory. If all other parts of these rows are there, takes them together and returns
+// true. That is done in the order of the parts, so it does not matter which one comes last.
+__device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, int warpgroup, int* is_last,
+    float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
+  float4* place = part_place(p, blockIdx.x, piece.index, warpgroup);
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(base + queries_offset(place, warpgroup) + group * kQGroupBytes, &p.q_map, full,
-        group * kGroupColumns, tile.first_query + warpgroup * kWarpgroupRows, tile.head, tile.batch);
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
   }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+
+  // Counts the shares that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
+  // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
+  __threadfence();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    int* const counter = p.shares_done + piece.index * kConsumerWarpgroups + warpgroup;
+    const int shares = piece.end - piece.begin;
+    *is_last = atomicAdd(counter, shares) + shares == p.shares;
+    if (*is_last) *counter = 0;
+    __threadfence();
+  }
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (!*is_last) return false;
+
+  const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
+  row_max[0] = row_max[1] = kLeastLogit;
+  for (int block = first; block <= last; ++block) {
+    const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
+    row_max[0] = fmaxf(row_max[0], state.x);
+    row_max[1] = fmaxf(row_max[1], state.y);
+  }
+  row_sum[0] = row_sum[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+  for (int block = first; block <= last; ++block) {
+    const float4* from = part_place(p, block, piece.index, warpgroup);
+    const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
+    const float weight[2] = {ex2(state.x - row_max[0]), ex2(state.y - row_max[1])};
+    row_sum[0] += state.z * weight[0];
+    row_sum[1] += state.w * weight[1];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 8; ++i) {
+      const float4 part = __ldcg(from + i * kWarpgroupThreads);
+      o[i * 4] += part.x * weight[0];
+      o[i * 4 + 1] += part.y * weight[0];
+      o[i * 4 + 2] += part.z * weight[1];
+      o[i * 4 + 3] += part.w * weight[1];
+    }
+  }
+  return true;
 }
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
@@ -933,126 +877,138 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
-  const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
-  // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
-  const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
-  const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
-  const uint32 staging = base + kOOffset + warpgroup * kQBytes;
-  RingPosition<kTileStages> position;
-  int q_parity = 0;
-  if (sender) request_queries(p, base, 0, warpgroup, first_piece(p));
+  const int stream = warpgroup / kStreamWarpgroups;
+  const bool warp_leader = threadIdx.x % 32 == 0;
+  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
+  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
+  const uint32 barriers = base + 8 * stream * kStages;
+  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  const uint32 k_descriptors =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+  const uint32 v_descriptors =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
+  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
+  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
+  RingPosition<kTileStages> tile_position;
+  RingPosition<kStages> k_position, v_position;
+  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
+  // The first turn is warpgroup 0's.
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
+  bool fresh = true;  // whether this warpgroup has not had a step yet
 
-  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
-    const Tile tile(p, piece.index);
+  while (true) {
+    const Entry entry = read_entry(entries, base, tile_position, stream);
+    if (entry.piece.index >= p.tiles) break;
+    const Tile tile(p, entry.piece.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 prob[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
     uint32 q[kHeadDim / 16][4];
-    load_queries(q, base + queries_offset(0, warpgroup), 0);
-    // Q's place is free for the next tile.
-    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    if (sender) request_queries(p, base, 0, warpgroup, next_piece(p, piece));
-    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-    const uint32* steps = orders + position.stage * kEntries;
+    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    // Q's place is free for another tile.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
 
-    // First step: scores and softmax.
-    Load k(steps), next(steps + min(1, kTopK - 1));
-    mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
-    StepSlots step(slots, k.stage, warp_leader);
-    issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
-    wgmma_wait<0>();
-    keep_in_place(s);
-    if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-    if (step.hide_some()) hide_pairs(s, p, step);
-    take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);
-    scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
-
-    // Scores of step i together with the output of step i - 1.
-#pragma unroll 1
-    for (int i = 1; i < kTopK; ++i) {
-      const Load v = k;
-      k = next;
-      mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
-      step = StepSlots(slots, k.stage, warp_leader);
-      issue_scores(s, q, k_descriptors + (k.stage * kKvBytes >> 4));
-      mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
-      issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
-      next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
-      wgmma_wait<1>();
+    if (entry.count > 0) {
+      // First step: scores and softmax.
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      StepSlots step(slots, k_position.stage, warp_leader);
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
+      if (fresh) bar_sync(my_turn, kTurnThreads);
+      issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      wgmma_wait<0>();
       keep_in_place(s);
-      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
+      if (fresh) bar_arrive(next_turn, kTurnThreads);
+      fresh = false;
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
+      k_position.advance();
       if (step.hide_some()) hide_pairs(s, p, step);
-      // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
-      const bool raises = exceeds(step_max, row_max);
-      if (raises) raise_row_max(row_max, rescale, step_max);
-      // P V still reads `prob`, where the new weights go.
+      raise_row_max(row_max, rescale, step_max);
+      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+
+      // Scores of step i together with the output of step i - 1.
+      for (int i = 1; i < entry.count; ++i) {
+        step = StepSlots(slots, k_position.stage, warp_leader);
+        bar_sync(my_turn, kTurnThreads);
+        issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+        mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
+        issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+        bar_arrive(next_turn, kTurnThreads);
+        wgmma_wait<1>();
+        keep_in_place(s);
+        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
+        k_position.advance();
+        if (step.hide_some()) hide_pairs(s, p, step);
+        // Under P V: the step's maximum, and row_max if that raises it.
+        take_step_max(step_max, s, p.scale_log2);
+        const bool raises = exceeds(step_max, row_max);
+        if (raises) raise_row_max(row_max, rescale, step_max);
+        // The next K is waited for under P V, not between the weights and the products that they are for.
+        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+        // P V still reads `prob`, where the new weights go.
+        wgmma_wait<0>();
+        keep_in_place(o);
+        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
+        v_position.advance();
+        if (raises) rescale_rows(o, row_sum, rescale);
+        scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+      }
+
+      // Output of the last step.
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
+      issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
       wgmma_wait<0>();
       keep_in_place(o);
-      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
-      if (raises) rescale_rows(o, row_sum, rescale);
-      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
+      v_position.advance();
     }
-
-    // Output of the last step.
-    mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.parity);
-    issue_output(o, prob, v_descriptors + (k.stage * kKvBytes >> 4));
-    // The order of this tile is not needed any more.
-    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
-    wgmma_wait<0>();
-    keep_in_place(o);
-    if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * k.stage, k.arrivals);
-    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
-    position.advance();
-    q_parity ^= 1;
+    if (entry.piece.end == 0 ||
+        join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum)) {
+      store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    }
+    tile_position.advance();
   }
+  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
   // Shared memory must outlive the stores that read it.
-  if (sender) tma_store_wait_read<0>();
+  if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    h100_topk32_b64_pairs(const __grid_constant__ Params p) {
+    h100_topk(const __grid_constant__ Params p) {
   // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. Those of places of K and V count kArrivals arrivals for each of four warps (see
-  // Load), order_empty one of each warp of the consumers and one of each loader.
+  // One thread prepares the barriers. A full barrier counts one arrival, an empty one that of each warp that reads what
+  // it guards.
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStreams; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {
-      mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads
-      mbarrier_init(base + kOrderEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
+      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kStreams - 1);
     }
-    for (int i = 0; i < kSets * kStages; ++i) {
+    for (int i = 0; i < kStreams * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
-    }
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kArrivals * kWarpsPerWarpgroup);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kArrivals * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
+    // The first tile is asked for before anything else is done.
+    announce(p, reinterpret_cast<int*>(shared + kEntriesOffset), base, {0u}, first_piece(p));
   }
   __syncthreads();
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp == kLoaders) {
-      order_tiles(p, shared, base);
-    } else if (warp < kLoaders && threadIdx.x % 32 == 0) {
-      produce(p, shared, base, warp == 0);
-    }
+    if (warp < kStreams) produce(p, shared, base, warp);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: fc821eaf3c60e0095a2a495d078fc7ddab2f2039ee7c08745d4056010e495d1b
 // templates: attention/patterns/block_lists.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1e34fe79006e3c7f6eff303601b9d26a81c33d96ad7d6f3c7aa647db5ada0007
+// seal: sha256 6a2aeb27abe61deb1f7cc3a4d8b4e46e946dd0175e9df1bbda1b5ec39319bb69
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -219,7 +219,7 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return i / kBlockSteps < partial; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + p.kv_len - p.q_len;
 }
 
@@ -327,12 +327,13 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step,
+    int batch, int query) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
     const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
-    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
     if (!seen) s[i] = kMinusInfinity;
   }
 }
@@ -513,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.hide_some(p)) hide_pairs(s, p, step, query);
+    if (step.hide_some(p)) hide_pairs(s, p, step, tile.batch, query);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
     row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);

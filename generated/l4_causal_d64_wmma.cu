@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"wmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 4a5240a8892bb358a269b3e0d85da92c64918a410f9f5292ce8e80f3fc4f8d90
 // templates: attention/patterns/causal.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 167183e418ad142706739f3db61cf1cb6b630c4f16dca26e5f9d92773a6c32f7
+// seal: sha256 105a0250fb54271a06f3d744eda3788ca6090b0c4d9dd1537c6d0ffb2d73dcef
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -169,7 +169,9 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
 // later, they have the most key blocks, and tiles that take long should not begin last.
@@ -275,12 +277,13 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step,
+    int batch, int query) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
     const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
-    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
     if (!seen) s[i] = kMinusInfinity;
   }
 }
@@ -461,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.hide_some(p)) hide_pairs(s, p, step, query);
+    if (step.hide_some(p)) hide_pairs(s, p, step, tile.batch, query);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
     row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);

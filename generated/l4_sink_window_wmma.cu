@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5681734775768f2c078172afed08d73e514de6ea32db4c8786b9924a8fa0a02c
 // templates: attention/patterns/sink_window.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ee985254b2a6ef1c7248724c67b890a9a4f640113cefd9c4b8528b977566f848
+// seal: sha256 c054dd5358ee6b6c957ab6f39bb9fe49ea38d0341fd25ec1cfd6241156390edf
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -181,7 +181,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
 }
@@ -290,12 +290,13 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step,
+    int batch, int query) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
     const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
-    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
     if (!seen) s[i] = kMinusInfinity;
   }
 }
@@ -476,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.hide_some(p)) hide_pairs(s, p, step, query);
+    if (step.hide_some(p)) hide_pairs(s, p, step, tile.batch, query);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
     row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32},"warp_rows":16}
 // spec hash: 3d9068912d7301f39006949209164fdbe2f64a4d171b5462239d1b24dfcc8b69
 // templates: attention/patterns/strided.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ad9bf5ad27c089f5bc7efa78db9887671402f8fedd9fb78afd9dc8705a6c0001
+// seal: sha256 13ebebaf786f0d7bed1dd01f84bf5cf2f5f86ae1e40e540ce5e2a3f0a6aad72a
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -204,7 +204,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int position = query + p.kv_len - p.q_len;
   return (key <= position) & ((key >= band_begin(position)) | (key % kPeriod < kBlock));
 }
@@ -313,12 +313,13 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step,
+    int batch, int query) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
     const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
-    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
     if (!seen) s[i] = kMinusInfinity;
   }
 }
@@ -499,7 +500,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.hide_some(p)) hide_pairs(s, p, step, query);
+    if (step.hide_some(p)) hide_pairs(s, p, step, tile.batch, query);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
     row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);

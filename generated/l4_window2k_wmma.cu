@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: f5a4f33dcc13f8422e1060ac768462eeae9a400c34b2314988900e387a4a5eaa
 // templates: attention/patterns/sliding_window.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e557cf734acaec315b2055d6c1ffb42d709bec83edd7946ffdbe2cfa395fb024
+// seal: sha256 4b5d7c19b113b8e05358b6dcf0f5fc5780be54a9c769adb960d5afe787f12373
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -176,7 +176,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
@@ -285,12 +285,13 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step,
+    int batch, int query) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
     const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
-    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+    const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
     if (!seen) s[i] = kMinusInfinity;
   }
 }
@@ -471,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.hide_some(p)) hide_pairs(s, p, step, query);
+    if (step.hide_some(p)) hide_pairs(s, p, step, tile.batch, query);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
     row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);

@@ -210,7 +210,9 @@ def test_work_of_attention_counts_the_pairs_that_are_seen(name: str, monkeypatch
     position, block = torch.arange(length), spec.pattern.fixed_block
     pairs = 0
     if block is None:
-        seen = spec.pattern.visible(position[:, None], position[None], length, length)
+        values = spec.pattern.values_of(indices)
+        seen = spec.pattern.visible(position[:, None], position[None], length, length, values)
+        assert all(0 < int(value) < length for value in values.values())
         pairs = heads * int(seen.sum())
     elif spec.pattern.kind == "topk":
         assert indices[0].shape == (1, packs, length // block.q, 32)
@@ -289,9 +291,15 @@ def test_flex_is_given_the_same_pairs(name: str) -> None:
     indices = () if block is None else measurement.pattern_lists(spec, packs, length)
     mask = measurement.flex_mask(spec, length, indices)
     position = torch.arange(length)
-    visible = spec.pattern.visible(position[:, None], position[None], length, length).expand(length, length)
+
+    def visible_to(batch: int) -> Any:
+        values = {name: tensor[batch] for name, tensor in spec.pattern.values_of(indices).items()}
+        return spec.pattern.visible(position[:, None], position[None], length, length, values).expand(length, length)
+
     if block is None:
-        assert torch.equal(mask.mask_mod(0, 0, position[:, None], position[None]), visible)
+        for batch in range(mask.shape[0]):
+            assert torch.equal(mask.mask_mod(batch, 0, position[:, None], position[None]), visible_to(batch))
+        assert mask.shape[0] == (len(indices[0]) if indices else 1)
         return
     size, rows = (block.q, block.kv), length // block.q
     assert size == mask.BLOCK_SIZE and mask.full_kv_indices.shape == (1, heads, rows, length // block.kv)

@@ -35,7 +35,8 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
     """The keys of one row, one entry each time a key counts."""
     batch, head, query = where
     keys = range(lengths[1])
-    shown = [key for key in keys if bool(spec.pattern.visible(query, key, *lengths))]
+    values = {name: t[0 if len(t) == 1 else batch] for name, t in spec.pattern.values_of(inputs.indices).items()}
+    shown = [key for key in keys if bool(spec.pattern.visible(query, key, *lengths, values))]
     block = spec.pattern.fixed_block
     if block is None:
         return shown

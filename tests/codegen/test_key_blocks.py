@@ -151,7 +151,7 @@ PLANS = [
     if fits(fields, tile[2])
 ] + [
     plan_of(fields, "sm_90a", *tile, packed_heads=1, key_parts=2)
-    for fields in [{"kind": "dense"}, {"kind": "causal"}, *VARIANTS]
+    for fields in [{"kind": "dense"}, {"kind": "causal"}, {"kind": "prefix_lm"}, *VARIANTS]
     if PATTERNS[fields["kind"]].divides
     for tile in ((64, 64), (128, 64), (64, 128))
 ]

@@ -106,6 +106,7 @@ int main(int, char** words) {
     [
         {"kind": "dense"},
         {"kind": "causal"},
+        {"kind": "prefix_lm"},
         {"kind": "sliding_window", "left": 300, "right": 20},
     ],
 )

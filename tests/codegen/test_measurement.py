@@ -189,6 +189,7 @@ def test_repeated_blocks_are_counted() -> None:
     "name",
     [
         *("h100_topk32", "h100_topk32_gqa8_b64", "h100_topk32_b64_ordered", "h100_causal", "h100_window2k"),
+        "h100_prefix_lm",
         BLOCK_LISTS,
     ],
 )
@@ -282,13 +283,15 @@ def test_sdpa_stands_beside_what_it_computes_alone(monkeypatch: pytest.MonkeyPat
     assert measurement.sdpa_calls(attention_spec("dense", pattern=window), q, k, v) == {}
 
 
-@pytest.mark.parametrize("name", ["h100_topk32_gqa8_b64", BLOCK_LISTS, "h100_window2k"])
+@pytest.mark.parametrize("name", ["h100_topk32_gqa8_b64", BLOCK_LISTS, "h100_window2k", "h100_prefix_lm"])
 @pytest.mark.usefixtures("on_cpu")
 def test_flex_is_given_the_same_pairs(name: str) -> None:
     spec: Any = find_spec(name).spec
     heads, length = 8, 4096
     packs, block = heads // spec.packed_heads, spec.pattern.fixed_block
     indices = () if block is None else measurement.pattern_lists(spec, packs, length)
+    if spec.pattern.kind == "prefix_lm":
+        indices = (torch.tensor([700, 0, 2000], dtype=torch.int32),)
     mask = measurement.flex_mask(spec, length, indices)
     position = torch.arange(length)
 

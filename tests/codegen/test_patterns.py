@@ -93,6 +93,15 @@ def test_causal_corners() -> None:
     assert rows(example("causal", align="top_left"), 2, 4) == ["x...", "xx.."]
 
 
+def test_prefix() -> None:
+    pattern = example("prefix_lm")
+    assert rows(pattern, 4, 4, 0) == rows(example("causal"), 4, 4) == rows(pattern, 4, 4, 1)
+    assert rows(pattern, 4, 4, 3) == ["xxx.", "xxx.", "xxx.", "xxxx"]
+    assert rows(pattern, 2, 4, 4) == rows(pattern, 2, 4, 9) == ["xxxx", "xxxx"]
+    assert rows(pattern, 4, 2, 0) == rows(pattern, 4, 2, -1) == ["..", "..", "x.", "xx"]  # rows without keys
+    assert rows(pattern, 4, 2, 1) == ["x.", "x.", "x.", "xx"]
+
+
 def test_window() -> None:
     assert rows(example("sliding_window", left=1, right=0), 4, 4) == ["x...", "xx..", ".xx.", "..xx"]
     assert rows(example("sliding_window", left=1, right=1), 2, 4) == [".xxx", "..xx"]

@@ -20,7 +20,10 @@ from codegen.spec import AttentionSpec
 
 ROWS = 64  # of a warpgroup
 CAUSAL = {"kind": "causal"}
+PREFIX = {"kind": "prefix_lm"}
 CASES: list[tuple[dict[str, Any], int, int]] = [
+    (PREFIX, 192, 80),
+    (PREFIX, 256, 64),
     (CAUSAL, 192, 80),
     (CAUSAL, 192, 128),
     (CAUSAL, 256, 64),

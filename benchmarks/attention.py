@@ -50,7 +50,7 @@ from codegen.spec import AttentionSpec, parse_spec
 from runtime import load_kernel
 from runtime.bench import data_sets
 from runtime.bench.data_sets import make_data
-from runtime.bench.measurement import pairs_of_head, pattern_lists, random_lists
+from runtime.bench.measurement import pairs_of_head, pattern_lists, pattern_values, random_lists
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.verify.rows import kernel_fields
@@ -312,7 +312,7 @@ def make_problem(row: Row, spec: AttentionSpec) -> Problem:
         for heads in (row.heads, kv_heads, kv_heads)
     )
     make_data(row.data, q, k, v)
-    lists: tuple[torch.Tensor, ...] = ()
+    lists = pattern_values(spec, row.batch, row.length)
     if isinstance(spec.pattern, BlockLists):
         lists = pattern_lists(spec, row.heads, row.length)
     elif spec.pattern.fixed_block is not None:
@@ -369,7 +369,8 @@ def exact(problem: Problem, head: int, rows: slice) -> torch.Tensor:
     kv_head = head // (problem.q.shape[1] // problem.k.shape[1])
     queries = torch.arange(rows.start, rows.stop, device=device)
     scores = problem.q[-1, head, rows].double() @ problem.k[-1, kv_head, keys].double().T * spec.head_dim**-0.5
-    hidden = ~(spec.pattern.visible(queries[:, None], keys[None], length, length) | in_full)
+    values = {name: tensor[-1] for name, tensor in spec.pattern.values_of(problem.lists).items()}
+    hidden = ~(spec.pattern.visible(queries[:, None], keys[None], length, length, values) | in_full)
     return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ problem.v[-1, kv_head, keys].double()
 
 

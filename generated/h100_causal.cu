@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 36ac9fff0f9e30973560892999718367ccdb7cd6b63cd4ffb9dcae9147fce2af
+// seal: sha256 b5f44c9b212518df91ac785467d79bc5ac0f679010474e92e119f6ee00105b77
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -383,8 +383,8 @@ struct KeyBlocks {
 };
 
 // The first and the last key that a query sees. There is none if the last one comes before the first.
-__device__ __forceinline__ int first_key_of(const Params& p, int query) { return 0; }
-__device__ __forceinline__ int last_key_of(const Params& p, int query) {
+__device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) { return 0; }
+__device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
   return min(query + diagonal(p), p.kv_len - 1);
 }
 
@@ -606,21 +606,22 @@ struct SeenBlocks {
   int first = 0, last = -1;  // of those that some of these queries see
   int whole_before;          // before this one, none has keys that one of them does not see yet, or that do not exist
 
-  __device__ __forceinline__ SeenBlocks(const Params& p, int first_query) {
+  __device__ __forceinline__ SeenBlocks(const Params& p, int batch, int first_query) {
     const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
-    const int first_key = first_key_of(p, first_query), last_key = last_key_of(p, last_query);
+    const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
     if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
       first = first_key / kTileN;
       last = last_key / kTileN;
     }
-    whole_before = (last_key_of(p, first_query) + 1) / kTileN;
+    whole_before = (last_key_of(p, batch, first_query) + 1) / kTileN;
   }
 };
 
 // Hides from each query the keys of a block after the last one that it sees. `query` is this thread's first.
-__device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params& p, int block, int query) {
+__device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
   const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
-  const int last_column[2] = {last_key_of(p, query) - first_key, last_key_of(p, query + 8) - first_key};
+  const int last_column[2] = {last_key_of(p, batch, query) - first_key,
+      last_key_of(p, batch, query + 8) - first_key};
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     if (i / 4 * 8 + i % 2 > last_column[i / 2 % 2]) s[i] = kMinusInfinity;
@@ -807,7 +808,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
     // Blocks come from the last one back: first those after all that these queries see, at the end those before them.
     const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
-    const SeenBlocks seen(p, tile.first_query + warpgroup * kWarpgroupRows);
+    const SeenBlocks seen(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
     const int after = min(max(newest - seen.last, 0), entry.count);
     const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - after);
     const int count = entry.count - after - before;
@@ -821,7 +822,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       keep_in_place(s);
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (newest_seen >= seen.whole_before) hide_after(s, p, newest_seen, tile.first_query + first_row);
+      if (newest_seen >= seen.whole_before) hide_after(s, p, tile.batch, newest_seen, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
@@ -837,7 +838,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         const int block = newest_seen - i;
-        if (block >= seen.whole_before) hide_after(s, p, block, tile.first_query + first_row);
+        if (block >= seen.whole_before) hide_after(s, p, tile.batch, block, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);

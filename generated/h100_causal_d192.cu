@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f6709631b292c831804368202a9cf2243bdcdf02dbbd3d6cd1e12a8af1efa014
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1493f359ca760bbe8fa0868f23c737c79af4e4915a8fe2966e46a4ee2f1f0678
+// seal: sha256 6db5744a7e6360c532ad1f269a202b5888da2055bbbf7a95f929deee3a88587a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -373,7 +373,9 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // One tile of work: kTileM queries of one head.
 struct Tile {
@@ -616,7 +618,8 @@ struct StepSlots {
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+    int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -629,7 +632,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
       const int my_query = query + j / 2 % 2 * 8;
       // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
       // constants then.
-      const bool in_pattern = visible(p, my_query - first_key, column);
+      const bool in_pattern = visible(p, batch, my_query - first_key, column);
       seen &= in_pattern;
       if (!seen) s[i] = kMinusInfinity;
     }
@@ -821,7 +824,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
@@ -839,7 +842,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 05fd734c8b1bcc8dc9f9a3b4b5280a066357439d0e8f51e6a49c09773f9adb4c
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1c8b6820cf757b9f414f598d8f9771455941d9d812deebe306983fdd2fe6105a
+// seal: sha256 5d45485031cd44ba0b5881d4e9d429a395482f0d51dd1452a1b075580f65c082
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -399,7 +399,9 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // One tile of work: kTileM queries of one head.
 struct Tile {
@@ -646,7 +648,8 @@ struct StepSlots {
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+    int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -659,7 +662,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
       const int my_query = query + j / 2 % 2 * 8;
       // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
       // constants then.
-      const bool in_pattern = visible(p, my_query - first_key, column);
+      const bool in_pattern = visible(p, batch, my_query - first_key, column);
       seen &= in_pattern;
       if (!seen) s[i] = kMinusInfinity;
     }
@@ -851,7 +854,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
@@ -869,7 +872,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bcdee6100fcf2bd0f33b5c5ea12a722ec711fb47d4709b0fb3d744e0b3c118e1
+// seal: sha256 3b6dc2d3e65640fd83a36e3d31a81b4cc41f6f32c0cfd6541fb2d2a0639e46d4
 
 // Attention forward for sm_90a: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -368,7 +368,9 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // One tile of work: kTileM queries of one head.
 struct Tile {
@@ -619,7 +621,8 @@ struct StepSlots {
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+    int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -632,7 +635,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
       const int my_query = query + j / 2 % 2 * 8;
       // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
       // constants then.
-      const bool in_pattern = visible(p, my_query - first_key, column);
+      const bool in_pattern = visible(p, batch, my_query - first_key, column);
       seen &= in_pattern;
       if (!seen) s[i] = kMinusInfinity;
     }
@@ -817,7 +820,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
       cap_scores(s, p.scale_log2);
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, kCappedScale);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, kCappedScale);
@@ -834,7 +837,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
         cap_scores(s, p.scale_log2);
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, kCappedScale);
         const bool raises = exceeds(step_max, row_max);

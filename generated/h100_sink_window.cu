@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: abb720fabc9a4fd0f13e9fd8df0819b1182683a0e49391701c740e3d118c4d11
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/sink_window.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 461a055f422ffc1e8d6d2c33533646cac437cf6988a9aafea67275aa59d01643
+// seal: sha256 5acaeeb9bb3c9a20a5ace50939f9bc41262014bdb3a4e784811cf5def04a11bc
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -382,7 +382,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
 }
@@ -612,7 +612,8 @@ struct StepSlots {
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+    int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -623,7 +624,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
       bool seen = column < keys;
       const int my_query = query + j / 2 % 2 * 8;
-      const bool in_pattern = visible(p, my_query, first_key + column);
+      const bool in_pattern = visible(p, batch, my_query, first_key + column);
       seen &= in_pattern;
       if (!seen) s[i] = kMinusInfinity;
     }
@@ -814,7 +815,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
@@ -832,7 +833,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);

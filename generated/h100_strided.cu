@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7ba1ac5fdc7083d4a5843e384c1531ef50133bee95202f8f6f31fd3c5b563b2c
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/strided.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d4a2e6307358edcdcee9feafe4378b05be17407bdb2fb532219e508fb2e3cfb9
+// seal: sha256 78c65eceae396bf6f119b213d5dc9fad8c5f7e6a78c3238e2eae15cb54d529de
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -407,7 +407,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int position = query + p.kv_len - p.q_len;
   return (key <= position) & ((key >= band_begin(position)) | (key % kPeriod < kBlock));
 }
@@ -650,7 +650,8 @@ struct StepSlots {
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+    int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -661,7 +662,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
       bool seen = column < keys;
       const int my_query = query + j / 2 % 2 * 8;
-      const bool in_pattern = visible(p, my_query, first_key + column);
+      const bool in_pattern = visible(p, batch, my_query, first_key + column);
       seen &= in_pattern;
       if (!seen) s[i] = kMinusInfinity;
     }
@@ -852,7 +853,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
@@ -870,7 +871,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);

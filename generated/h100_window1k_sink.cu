@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"split_tail":true,"stages":2,"tile":{"m":192,"n":128}}
 // spec hash: b85ee31797dc01b96cf7a7d40d118fa3de843eb765e1ac5095a6ac4c891842bb
 // templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7a57810ea65d249b501e98da5ef4aa6da0f08816b268d74615c96762db37184f
+// seal: sha256 e8aaf2ce63196c77da12ca2aadf9a1d8543951a673a98207b4052fb1e5f7467d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 // Each row's sum has one more term, exp(sink of its head), for which there is no value.
@@ -423,7 +423,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
@@ -685,7 +685,8 @@ struct StepSlots {
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots, int query) {
+__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+    int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
@@ -698,7 +699,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params&
       const int my_query = query + j / 2 % 2 * 8;
       // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
       // constants then.
-      const bool in_pattern = visible(p, my_query - first_key, column);
+      const bool in_pattern = visible(p, batch, my_query - first_key, column);
       seen &= in_pattern;
       if (!seen) s[i] = kMinusInfinity;
     }
@@ -956,7 +957,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
       k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
@@ -974,7 +975,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         keep_in_place(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
         k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.first_query + first_row);
+        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds(step_max, row_max);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
 // templates: attention/patterns/block_lists.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 624191e5c62263d4106576fc5ac89df65d17aa203346afdc2e31aa57f896ec74
+// seal: sha256 9c9f5cac3a059052ca1177c7330dd49fa2ed8dc2cf1e42c3e29bdc51f7102d2a
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -249,7 +249,7 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return i / kBlockSteps < partial; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + p.kv_len - p.q_len;
 }
 
@@ -373,7 +373,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int first_query) {
+    int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -384,7 +384,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -551,7 +551,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_block_lists_d256(co
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     multiply_scores(s, q_lane, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
+    if (step.hide_some(p)) {
+      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+    }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 21b60ab06d764c3c977b6d88fd45b37cfca07e9ec0218d63f8483ef41fff7b9a
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 786b13d3011fa23b67ed828e23ea4e36c1a4d8dfe876062e035bb13b0702f5fd
+// seal: sha256 fee66962f670a8a95578772c5fb4b6b50a2c04c6668b10680c4befd16fdf8220
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -200,7 +200,9 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
 // later, they have the most key blocks, and tiles that take long should not begin last.
@@ -317,7 +319,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int first_query) {
+    int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -328,7 +330,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -505,7 +507,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal(const __grid
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     multiply_scores(s, q, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
+    if (step.hide_some(p)) {
+      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+    }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();

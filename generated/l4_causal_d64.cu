@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c3b9f5781222cae058d7f8c5653af51b89c7f90f85c1e14cee86b6e1966ad2f9
+// seal: sha256 f6825b618794d8ce6914d3f6a84a0f674b8e5a1d21d80882c90dfa61b5e0401b
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -199,7 +199,9 @@ struct KeyBlocks {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
 // later, they have the most key blocks, and tiles that take long should not begin last.
@@ -316,7 +318,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int first_query) {
+    int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -327,7 +329,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -505,7 +507,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal_d64(const __
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
     multiply_scores(s, q, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
+    if (step.hide_some(p)) {
+      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+    }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     const uint32 v_lane = v_slot + lane_offset;
     multiply_output<0, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 2aa05754130318a28c5bb263657f1bb17b61090f4d2b2c86a9d59dff5e13f4d3
 // templates: attention/patterns/sink_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6a0789d827c418e092a5c8a3d9f5a20ea76058e136c4fe5439efc0dfdef7f70b
+// seal: sha256 94545d021130222d163173e3ad2e5655b1c98ccebb6e18addcbf2c760133df29
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -211,7 +211,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
 }
@@ -336,7 +336,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int first_query) {
+    int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -347,7 +347,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -510,7 +510,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_sink_window_d96(con
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     multiply_scores(s, q_lane, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
+    if (step.hide_some(p)) {
+      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+    }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();

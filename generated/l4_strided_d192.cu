@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
 // templates: attention/patterns/strided.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ebaf68e3a64594e4fd709fbe8bbe5d2aee8a6fff70de7a6145b39bc0f8986e9f
+// seal: sha256 071246000108e1b67c733d0abefde25c70c59d5cea90c43840642e77a2e8b4b6
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -235,7 +235,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int position = query + p.kv_len - p.q_len;
   return (key <= position) & ((key >= band_begin(position)) | (key % kPeriod < kBlock));
 }
@@ -355,7 +355,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int first_query) {
+    int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -366,7 +366,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -543,7 +543,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_strided_d192(const 
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     multiply_scores(s, q, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
+    if (step.hide_some(p)) {
+      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+    }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();

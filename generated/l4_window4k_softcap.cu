@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":4095,"right":0},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 269bd448bb2b535497b123d1e124603144665228849e49f70f43382e8d22791f
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 11c9bc60489893023b9730a7b0537b4aff9ee9191ba14de6c0b5a7f9a2014f41
+// seal: sha256 c6de517ea4e620fb71fff43d2dda0503b932764096fe9c4ae7664e534e5ddf51
 
 // Attention forward for sm_89: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -217,7 +217,7 @@ struct KeyBlocks {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
@@ -356,7 +356,7 @@ __device__ __forceinline__ void cap_scores(float (&s)[kRowTiles][kTileN / 8][4],
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int first_query) {
+    int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -367,7 +367,7 @@ __device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, query, key));
+        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -532,7 +532,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_window4k_softcap(co
     k_slot = slot_after(v_slot);
     multiply_scores(s, q_lane, k_slot);
     cap_scores(s, p.scale_log2);
-    if (step.hide_some(p)) hide_pairs(s, p, step, Tile(p, ctaid_x()).first_query + warp_row + lane / 4);
+    if (step.hide_some(p)) {
+      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+    }
     raise_row_max(o, row_sum, row_max, s, kCappedScale);
     cp_async_wait<kAhead - 1>();
     __syncthreads();

@@ -68,12 +68,13 @@ def _sharing_attention(choose: Choose) -> dict[str, Any]:
 
 
 def _pattern(choose: Choose) -> dict[str, Any]:
-    kind = choose(("dense", "causal", "sliding_window", "sink_window", "strided", "topk", "block_lists"))
+    kind = choose(("dense", "causal", "prefix_lm", "sliding_window", "sink_window", "strided", "topk", "block_lists"))
     block = {"q": choose((1, 4, 16, 32, 64, 64, 128, 128)), "kv": choose((16, 32, 64, 64, 128, 128))}
     window = {"left": choose((5, 200, 1023)), "right": choose((0, 9, 300))}
     fields: dict[str, dict[str, Any]] = {
         "dense": {},
         "causal": {"align": choose(("bottom_right", "top_left"))},
+        "prefix_lm": {},
         "sliding_window": window,
         "sink_window": {"sink": choose((4, 100)), **window},
         "strided": {

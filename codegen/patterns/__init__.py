@@ -8,9 +8,9 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from codegen.patterns.base import Block, IndexTensor, PatternBase
+from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
-__all__ = ["PATTERNS", "Block", "IndexTensor", "PatternBase", "pattern_union"]
+__all__ = ["NO_VALUES", "PATTERNS", "Block", "IndexTensor", "PatternBase", "pattern_union"]
 
 
 def _discover() -> dict[str, type[PatternBase]]:

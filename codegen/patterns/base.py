@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -39,11 +41,12 @@ class IndexTensor:
 
     Attributes:
         name: the argument's name, also the kernel parameter's.
-        dims: symbolic sizes. ``batch`` and ``heads`` may be 1 (broadcast); ``query_blocks`` and an integer are
-            exact; ``any`` is free (read from the tensor).
+        dims: symbolic sizes: of lists and their counts (batch, heads, query_blocks) and the entries of a list, of a
+            tensor with one value for each batch (batch). ``batch`` and ``heads`` may be 1 (broadcast);
+            ``query_blocks`` and an integer are exact; ``any`` is free (read from the tensor).
         doc: one line for the generated source and for error messages.
-        upper: exclusive upper bound of a legal value: ``key_blocks``, ``query_blocks``, or the name of the index tensor
-            whose last dimension it counts.
+        upper: what a legal value is less than, ``key_blocks`` or ``query_blocks``, or what it counts and may be equal
+            to: ``kv_len`` or the name of the index tensor whose last dimension that is.
         optional: whether the caller may leave it out (then its pair must be left out too).
     """
 
@@ -52,6 +55,15 @@ class IndexTensor:
     doc: str
     upper: str
     optional: bool = False
+
+    @property
+    def per_batch(self) -> bool:
+        """Whether there is one value for each batch, and no list."""
+        return self.dims == ("batch",)
+
+
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+"""What ``visible`` is given for patterns whose index tensors are all lists."""
 
 
 class PatternBase(Frozen):
@@ -76,7 +88,7 @@ class PatternBase(Frozen):
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
-        """Tensors the caller passes beside q, k, v, in call order."""
+        """Tensors the caller passes beside q, k, v, in call order: lists if ``fixed_block`` says of which blocks."""
         return ()
 
     @property
@@ -134,14 +146,26 @@ class PatternBase(Frozen):
         """
         raise NotImplementedError
 
-    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k`` inside a listed block.
 
         Written with operators only, so that it works on integers and on broadcast tensors alike: it is the
         definition that the kernels are checked against.
+
+        Args:
+            q: number of the query.
+            k: number of the key.
+            q_len: queries of a head.
+            kv_len: keys of a head.
+            values: the batch's values of the index tensors that have one for each batch, by name.
         """
-        del q, q_len
+        del q, q_len, values
         return (k >= 0) & (k < kv_len)
+
+    def values_of(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """Return those of the index tensors, given in call order, that have one value for each batch, by name."""
+        given = zip(self.index_tensors, tensors, strict=False)
+        return {which.name: tensor for which, tensor in given if which.per_batch}
 
     def constants(self) -> dict[str, tuple[int, str]]:
         """Named values of the pattern for the top of the source: name -> (value, comment)."""

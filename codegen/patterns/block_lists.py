@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import Block, IndexTensor, PatternBase
+from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
 
 class BlockLists(PatternBase):
@@ -57,9 +58,9 @@ class BlockLists(PatternBase):
         """Rows differ in length."""
         return True
 
-    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k`` of a partial block."""
-        inside = super().visible(q, k, q_len, kv_len)
+        inside = super().visible(q, k, q_len, kv_len, values)
         return inside & (k <= q + (kv_len - q_len)) if self.mask == "causal" else inside
 
     def describe(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import PatternBase
+from codegen.patterns.base import NO_VALUES, PatternBase
 
 
 class Causal(PatternBase):
@@ -45,10 +46,10 @@ class Causal(PatternBase):
         """The first queries see fewest keys."""
         return True
 
-    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         shift = kv_len - q_len if self.align == "bottom_right" else 0
-        return super().visible(q, k, q_len, kv_len) & (k <= q + shift)
+        return super().visible(q, k, q_len, kv_len, values) & (k <= q + shift)
 
     def describe(self) -> str:
         """Return the pattern in words."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import PatternBase
+from codegen.patterns.base import NO_VALUES, PatternBase
 
 
 class SinkWindow(PatternBase):
@@ -31,10 +32,10 @@ class SinkWindow(PatternBase):
         """Windows of the first queries begin before the first key."""
         return True
 
-    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)
-        inside = super().visible(q, k, q_len, kv_len) & (k <= centre + self.right)
+        inside = super().visible(q, k, q_len, kv_len, values) & (k <= centre + self.right)
         return inside & ((k < self.sink) | (k >= centre - self.left))
 
     def constants(self) -> dict[str, tuple[int, str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import PatternBase
+from codegen.patterns.base import NO_VALUES, PatternBase
 
 
 class SlidingWindow(PatternBase):
@@ -43,10 +44,10 @@ class SlidingWindow(PatternBase):
         """Windows of the first queries begin before the first key."""
         return True
 
-    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)
-        return super().visible(q, k, q_len, kv_len) & (k >= centre - self.left) & (k <= centre + self.right)
+        return super().visible(q, k, q_len, kv_len, values) & (k >= centre - self.left) & (k <= centre + self.right)
 
     def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the most steps that the windows of neighbouring queries touch."""

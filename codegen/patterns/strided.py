@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import Integral, PatternBase
+from codegen.patterns.base import NO_VALUES, Integral, PatternBase
 
 
 class Strided(PatternBase):
@@ -43,11 +44,11 @@ class Strided(PatternBase):
         """Late queries see more stripes."""
         return self.causal
 
-    def visible(self, q: Any, k: Any, q_len: int, kv_len: int) -> Any:
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         position = q + (kv_len - q_len)
         before = position // self.block - k // self.block
-        inside = super().visible(q, k, q_len, kv_len)
+        inside = super().visible(q, k, q_len, kv_len, values)
         stripe = k // self.block % self.stride == 0
         if self.causal:
             return inside & (k <= position) & ((before <= self.local) | stripe)

@@ -57,13 +57,14 @@ def index_params(spec: AttentionSpec) -> list[Param]:
     """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
     params = []
     owner = "pack" if spec.packed_heads > 1 else "head"
+    docs = (
+        ("batch", "elements from one batch to the next (0: shared)"),
+        ("head", f"elements from one {owner} to the next (0: shared)"),
+        ("row", "elements from one query block to the next"),
+    )
     for tensor in spec.index_tensors:
-        params += [
-            pointer(tensor.name, "int", tensor.doc),
-            i64(f"{tensor.name}_batch_stride", "elements from one batch to the next (0: shared)"),
-            i64(f"{tensor.name}_head_stride", f"elements from one {owner} to the next (0: shared)"),
-            i64(f"{tensor.name}_row_stride", "elements from one query block to the next"),
-        ]
+        params.append(pointer(tensor.name, "int", tensor.doc))
+        params += [i64(f"{tensor.name}_{axis}_stride", doc) for axis, doc in docs[: len(tensor.dims)]]
         if "any" in tensor.dims:
             params.append(i32(f"{tensor.name}_length", "entries of a list"))
     if needs_query_blocks(spec):
@@ -76,7 +77,7 @@ def needs_query_blocks(spec: AttentionSpec) -> bool:
 
     A tile for sm_90a may have several, the last of which are not there. A tile of the other kernels has one.
     """
-    return bool(spec.pattern.index_tensors) and (spec.arch == "sm_90a" or spec.pattern.kind != "topk")
+    return spec.pattern.fixed_block is not None and (spec.arch == "sm_90a" or spec.pattern.kind != "topk")
 
 
 def list_constants(block: Block, block_steps: int) -> list[Constant]:

@@ -71,7 +71,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # multiplied in one go are worked out first: fewer votes, and longer runs of products.
     in_one_go = n if paired else n // 2
     group_keys = in_one_go if d <= NARROW_HEAD and in_one_go % GROUP_KEYS == 0 else GROUP_KEYS
-    listed = bool(pattern.index_tensors)
+    listed = block is not None
     row_bytes = d * dtype.bytes
     # A row is a whole number of lines: all banks, or half of them.
     line_bytes = BANK_BYTES if row_bytes % BANK_BYTES == 0 else BANK_BYTES // 2
@@ -250,10 +250,9 @@ def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> li
     """Return what the walk over key blocks needs, with so many K and V tiles in flight."""
     pattern, block = spec.pattern, spec.pattern.fixed_block
     found = []
-    if pattern.index_tensors:
+    if block is not None:
         doc = "steps whose K has been asked for, from the current one on"
         found.append(Constant("kStepsAhead", (ahead + 1) // 2, doc))
-    if block is not None:
         found += block_constants(block, tile_queries, spec.tile.n)
     return [*found, *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items())]
 

@@ -100,7 +100,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
         for count in (heads, packs, packs)
     )
-    indices = () if positional else pattern_lists(spec, packs, length)
+    indices = pattern_values(spec, 1, length) if positional else pattern_lists(spec, packs, length)
     lists = (kernel.prepare(indices[0], length),) if spec.query_grouping == "given" else indices  # once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
@@ -129,6 +129,15 @@ def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str
     return pattern.stem()
 
 
+def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a pattern that have one value for each batch: half of what they count."""
+    return tuple(
+        torch.full((batch,), {"kv_len": length}[tensor.upper] // 2, dtype=torch.int32, device="cuda")
+        for tensor in spec.pattern.index_tensors
+        if tensor.per_batch
+    )
+
+
 def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
     """Return random lists of a pattern that has some: different blocks for each head."""
     block = spec.pattern.fixed_block
@@ -150,14 +159,17 @@ def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.T
 def pairs_of_head(
     spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...] = (), device: str = "cuda"
 ) -> int:
-    """Count the pairs that a head of ``length`` queries and keys sees, through its lists where the pattern has some."""
+    """Count the pairs that a head of ``length`` queries and keys sees, of the first batch: through its lists where the
+    pattern has some."""
     block = spec.pattern.fixed_block
     if block is None:
         pairs = 0
         key = torch.arange(length, device=device)[None]
+        values = {name: tensor[0] for name, tensor in spec.pattern.values_of(indices).items()}
         for first in range(0, length, 1024):
             query = torch.arange(first, min(first + 1024, length), device=device)[:, None]
-            pairs += int(spec.pattern.visible(query, key, length, length).expand(query.shape[0], length).sum())
+            seen = spec.pattern.visible(query, key, length, length, values)
+            pairs += int(seen.expand(query.shape[0], length).sum())
         return pairs
     rows = length // block.q
     if isinstance(spec.pattern, TopK):
@@ -187,13 +199,15 @@ def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.T
 
 def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> BlockMask:
     """Return FlexAttention's mask of the same pairs."""
+    tensors = spec.pattern.values_of(indices)
+    batch = max((len(tensor) for tensor in tensors.values()), default=None)
 
     def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
-        return spec.pattern.visible(query, key, length, length)
+        return spec.pattern.visible(query, key, length, length, {name: t[b] for name, t in tensors.items()})
 
     block = spec.pattern.fixed_block
     if block is None:
-        return create_block_mask(sees, None, None, length, length, device="cuda")
+        return create_block_mask(sees, batch, None, length, length, device="cuda")
     columns = length // block.kv
     indices = tuple(tensor.repeat_interleave(spec.packed_heads, 1) for tensor in indices)
 

@@ -115,10 +115,11 @@ class AttentionKernel:
                 leaves k out; for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+                A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
                 Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
-                spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has each
-                query block once: those of a tile are neighbours in it. The result of a query block that it leaves out
-                is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
+                spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
+                each query block once: those of a tile are neighbours in it. The result of a query block that it leaves
+                out is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
             named_indices: index tensors by name.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
@@ -282,10 +283,10 @@ class AttentionKernel:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        of_batches, of_heads = indices[0].shape[:2] if indices and indices[0] is not None else (0, 0)
+        batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else indices[0].shape[:2]
         slots = 0 if self._plan.split is None else self._loaded.slots(q.device.index)
         length = 0 if self._plan.split is None else int(index_values.get("kv_indices_length", 0))
-        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, of_batches, of_heads, length)
+        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, batches, list_heads, length)
         args = self._plan.problem(shape, slots)
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
@@ -341,7 +342,7 @@ class AttentionKernel:
         return values
 
     def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:
-        names = [f"{spec.name}_{axis}_stride" for axis in ("batch", "head", "row")]
+        names = [f"{spec.name}_{axis}_stride" for axis in ("batch", "head", "row")[: len(spec.dims)]]
         length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
         if tensor is None:
             return {**dict.fromkeys(names, 0), **length}
@@ -360,7 +361,7 @@ class AttentionKernel:
         strides = [
             0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
         ]
-        return {**dict(zip(names, [*strides, tensor.stride(2)], strict=True)), **length}
+        return {**dict(zip(names, (*strides, *tensor.stride()[2:3]), strict=True)), **length}
 
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
@@ -376,21 +377,28 @@ class AttentionKernel:
         block = self.spec.pattern.fixed_block
         return 0 if block is None else -(-q.shape[2] // block.q)
 
+    def _upper(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
+        """Return what the values of an index tensor, one of those ``given``, are less than."""
+        if spec.upper == "kv_len":
+            return k.shape[2] + 1
+        if spec.upper == "query_blocks":
+            return self._query_blocks(q)
+        if spec.upper == "key_blocks":
+            block = self.spec.pattern.fixed_block
+            assert block is not None
+            return -(-k.shape[2] // block.kv)
+        return given[spec.upper].shape[3] + 1
+
     def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
         """Check the values of the index tensors (synchronises)."""
-        block = self.spec.pattern.fixed_block
         given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
         for spec in self._indices:
             tensor = given.get(spec.name)
-            if tensor is None or block is None:
+            if tensor is None:
                 continue
             used = torch.ones_like(tensor, dtype=torch.bool)
-            upper = -(-k.shape[2] // block.kv)
-            if spec.upper == "query_blocks":
-                upper = self._query_blocks(q)
-            elif spec.upper != "key_blocks":
-                upper = given[spec.upper].shape[3] + 1
-            else:
+            upper = self._upper(spec, q, k, given)
+            if spec.upper == "key_blocks":
                 counter = next((t.name for t in self._indices if t.upper == spec.name), None)
                 if counter is not None:
                     places = torch.arange(tensor.shape[3], device=tensor.device)

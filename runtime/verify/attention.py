@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from codegen.patterns import IndexTensor
 from codegen.patterns.topk import TopK
 from codegen.spec import AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -24,10 +25,12 @@ class Case:
     Attributes:
         name: unique; also the seed.
         lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
-            replacement), ``out_of_range`` (some entries name no block), ``padded`` (different blocks, then entries
-            that name none where a list is longer than there are blocks; otherwise such a list repeats some).
-        counts: lengths of block_lists rows: ``random`` (0 to all), ``empty`` (all 0), ``full`` (all), ``mixed`` (each
-            row 0 or all; of topk, about half the rows then name no block).
+            replacement), ``out_of_range`` (some entries name no block; of tensors with one value for each batch, some
+            values are too small or too large), ``padded`` (different blocks, then entries that name none where a list
+            is longer than there are blocks; otherwise such a list repeats some).
+        counts: lengths of block_lists rows, and values of tensors with one for each batch: ``random`` (0 to all),
+            ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; of topk, about half the rows then name no
+            block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn).
         heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
         overlap: of topk, the share of its entries that every second list has in common with the one before, in
@@ -177,12 +180,21 @@ ORDER_QUERIES_CASES = (
     Case("two_windows", heads=4, kv_heads=2, q_len=18_700, kv_len=700, lists="repeated"),
 )
 
+# Of tensors with one value for each batch: several in one call, with more keys than queries and with fewer.
+PER_BATCH_CASES = (
+    Case("edges_of_batches", batch=5, heads=2, kv_heads=1, q_len=700, kv_len=700, counts="edges"),
+    Case("edges_and_few_queries", batch=5, heads=2, kv_heads=2, q_len=70, kv_len=1111, counts="edges", layout="bshd"),
+    Case("edges_and_few_keys", batch=5, heads=2, kv_heads=2, q_len=900, kv_len=333, counts="edges"),
+    Case("values_out_of_range", batch=9, heads=1, kv_heads=1, q_len=400, kv_len=500, lists="out_of_range"),
+)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
     cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
+    cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
     return tuple(fitted(case, spec) for case in cases)
 
@@ -259,7 +271,7 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     k, v = (tensor(stored, case.kv_heads, case.kv_len) for _ in range(2))
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
-    lists = _make_lists(spec, case, device, source)
+    lists = (*_make_lists(spec, case, device, source), *_make_values(spec, case, device, source))
     if spec.query_grouping == "given":
         lists = (*lists, _make_order(spec, case, lists[0], source))
     return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
@@ -357,6 +369,30 @@ def _make_lists(
     return count(half), partial[..., :half].contiguous(), count(full.shape[3]), full
 
 
+def _make_values(
+    spec: AttentionSpec, case: Case, device: torch.device, source: torch.Generator
+) -> tuple[torch.Tensor, ...]:
+    """Draw the index tensors that have one value for each batch: from none to all of what they count."""
+
+    def draw(tensor: IndexTensor) -> torch.Tensor:
+        batch, most = 1 if case.shared_lists else case.batch, {"kv_len": case.kv_len}[tensor.upper]
+        places = torch.arange(batch, device=device)
+        edges = torch.tensor([0, 1, most // 2 | 1, most - 1, most], device=device)
+        drawn = {
+            "random": lambda: torch.randint(0, most + 1, (batch,), generator=source, device=device),
+            "empty": lambda: torch.zeros_like(places),
+            "full": lambda: torch.full_like(places, most),
+            "mixed": lambda: torch.randint(0, 2, (batch,), generator=source, device=device) * most,
+            "edges": lambda: edges[places % len(edges)],
+        }[case.counts]()
+        if case.lists == "out_of_range":
+            wild = torch.tensor([-1, most + 3, -(2**31), 2**31 - 1], device=device)
+            drawn = torch.where(places % 2 == 0, wild[places // 2 % len(wild)], drawn)
+        return drawn.to(torch.int32)
+
+    return tuple(draw(tensor) for tensor in spec.pattern.index_tensors if tensor.per_batch)
+
+
 def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, source: torch.Generator) -> torch.Tensor:
     """Return the order that is found for lists that overlap, and any for others."""
     block = spec.pattern.fixed_block
@@ -372,7 +408,8 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
     q_len, kv_len = case.q_len, case.kv_len
     query = torch.arange(q_len, device=device)[:, None]
     key = torch.arange(kv_len, device=device)[None, :]
-    seen: torch.Tensor = spec.pattern.visible(query, key, q_len, kv_len)
+    values = {name: t[:, None, None, None] for name, t in spec.pattern.values_of(inputs.indices).items()}
+    seen: torch.Tensor = spec.pattern.visible(query, key, q_len, kv_len, values)
     block = spec.pattern.fixed_block
     if block is None:
         return seen.double().expand(case.batch, case.heads, q_len, kv_len)

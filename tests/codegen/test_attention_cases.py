@@ -151,6 +151,39 @@ def test_empty_rows_are_mixed_with_full_ones(name: str) -> None:
     assert (rows == rows.max()).any()
 
 
+def values_of_batches(case: attention.Case) -> list[int]:
+    """The values that a case draws for the prefixes of its batches."""
+    (values,) = attention.make_inputs(spec_of("h100_prefix_lm"), case, CPU).indices
+    assert values is not None and values.dtype == torch.int32
+    return values.tolist()
+
+
+def test_values_of_batches_are_at_every_edge() -> None:
+    with_values = attention.cases_of(spec_of("h100_prefix_lm"))
+    assert set(attention.PER_BATCH_CASES) <= set(with_values)
+    assert not set(attention.PER_BATCH_CASES) & set(attention.cases_of(spec_of("h100_causal")))
+    found = {case.name: values_of_batches(replace(case, q_len=5)) for case in with_values}
+    assert found["edges_of_batches"] == [0, 1, 351, 699, 700]
+    assert found["edges_and_few_keys"] == [0, 1, 167, 332, 333]
+    inside = found["edges_of_batches"][2], found["edges_and_few_queries"][2]
+    assert all(step - 2 > value % step > 1 for value in inside for step in (64, 80))  # in the middle of a step
+    out = found["values_out_of_range"]
+    assert out[::2] == [-1, 503, -(2**31), 2**31 - 1, -1] and all(0 <= value <= 500 for value in out[1::2])
+    assert found["empty_rows"] == [0] and found["full_rows"] == [512] and found["shared_lists"] != [0]
+    assert len(found["shared_lists"]) == 1 < len(found["plain"])
+
+
+@pytest.mark.parametrize("case", attention.PER_BATCH_CASES, ids=lambda case: case.name)
+def test_the_oracle_sees_the_prefix_of_each_batch(case: attention.Case) -> None:
+    spec = spec_of("h100_prefix_lm")
+    inputs = attention.make_inputs(spec, case, CPU)
+    weight = attention.multiplicity(spec, case, inputs)
+    assert weight.shape == (case.batch, case.heads, case.q_len, case.kv_len)
+    for batch, value in enumerate(values_of_batches(case)):
+        first = max(0, min(value, case.kv_len), min(1 + case.kv_len - case.q_len, case.kv_len))
+        assert weight[batch, -1, 0].tolist() == [1.0] * first + [0.0] * (case.kv_len - first)
+
+
 def test_padded_lists_name_each_block_at_most_once() -> None:
     spec = spec_of("h100_topk64")
     case = replace(BY_NAME["plain"], lists="padded", q_len=300, kv_len=300)

@@ -87,10 +87,13 @@ def field(kernel: attention.AttentionKernel, block: bytes, name: str) -> Any:
     return struct.unpack("<16Q" if layout.types[name] == "tensor_map" else code, block[offset : offset + size])
 
 
-@pytest.mark.parametrize("name", ["h100_dense", "h100_topk32", "h100_block_lists", "l4_causal", "l4_topk32"])
+@pytest.mark.parametrize(
+    "name",
+    ["h100_dense", "h100_topk32", "h100_block_lists", "h100_prefix_lm", "l4_causal", "l4_prefix_lm", "l4_topk32"],
+)
 def test_each_launch_has_the_numbers_and_addresses_of_its_call(kernel: Any, name: str) -> None:
     call, driver = kernel(name)
-    shapes = {"kv_indices": (1, 2, -1, 32), "kv_num_blocks": (1, 2, -1)}
+    shapes = {"kv_indices": (1, 2, -1, 32), "kv_num_blocks": (1, 2, -1), "prefix_len": (1,)}
     rows = 256 // call.spec.pattern.fixed_block.q if call.spec.pattern.fixed_block else 0
     kept = []
     for _ in range(3):
@@ -439,6 +442,43 @@ def test_lists_may_be_shared_and_lie_anywhere(kernel: Any) -> None:
         call(q, k, v, given)
         names = [f"kv_indices_{axis}_stride" for axis in ("batch", "head", "row")]
         assert tuple(field(call, driver.launches[-1][2], name)[0] for name in names) == strides
+
+
+def prefixed(prefix_len: Any) -> dict[str, Any]:
+    """Arguments of l4_prefix_lm with three batches of 300 keys."""
+    q, k, v = (torch.zeros(3, 2, length, 128).half() for length in (256, 300, 300))
+    return {"q": q, "k": k, "v": v, "prefix_len": prefix_len}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, r"prefix_len: is missing: int32 \(batch 1 or 3\)"),
+        (7, r"prefix_len: is int, expected a torch\.Tensor"),
+        (torch.zeros(3, dtype=torch.int32, device="meta"), "prefix_len: is on meta, q is on cpu"),
+        (torch.zeros(3, dtype=torch.int64), r"prefix_len: is torch\.int64, expected torch\.int32"),
+        (torch.zeros(2, dtype=torch.int32), r"prefix_len: has shape \(2,\), expected \(batch 1 or 3\)"),
+        (torch.zeros(3, 1, dtype=torch.int32), r"prefix_len: has shape \(3, 1\), expected \(batch 1 or 3\)"),
+        (torch.tensor([0, 301, 5], dtype=torch.int32), r"prefix_len: is 301 at \(1,\), allowed: 0 to 300"),
+        (torch.tensor([-1], dtype=torch.int32), r"prefix_len: is -1 at \(0,\), allowed: 0 to 300"),
+    ],
+)
+def test_what_is_wrong_with_the_value_of_each_batch(kernel: Any, given: Any, message: str) -> None:
+    call, driver = kernel("l4_prefix_lm")
+    with pytest.raises(ArgumentError, match=message):
+        call(**prefixed(given), validate=True)
+    assert not driver.launches
+
+
+@pytest.mark.parametrize("name", ["l4_prefix_lm", "h100_prefix_lm"])
+def test_the_value_of_each_batch_may_be_shared_and_lie_anywhere(kernel: Any, name: str) -> None:
+    call, driver = kernel(name)
+    lengths = torch.tensor([0, 9, 1, 9, 300, 9], dtype=torch.int32)
+    for given, stride in ((lengths[:3], 1), (lengths[::2], 2), (lengths[4:5], 0), (lengths[:1].expand(3), 0)):
+        call(**prefixed(given), validate=True)
+        launched = driver.launches[-1][2]
+        assert field(call, launched, "prefix_len") == (given.data_ptr(),)
+        assert field(call, launched, "prefix_len_batch_stride") == (stride,)
 
 
 @pytest.mark.parametrize("name", ["l4_causal", "h100_causal"])

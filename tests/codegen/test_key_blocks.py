@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_values import declarations, problems
 
 from codegen.library import find_spec, shipped_specs
-from codegen.patterns import PatternBase
+from codegen.patterns import PATTERNS, PatternBase
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import environment, render_plan
@@ -38,7 +39,7 @@ LENGTHS = [
     *[(70, 701), (130, 640), (9, 3000), (300, 40), (700, 129), (260, 1)],
 ]
 SHIPPED = [named.spec.pattern for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
-POSITIONAL = list(dict.fromkeys(pattern for pattern in SHIPPED if not pattern.index_tensors))
+POSITIONAL = list(dict.fromkeys(pattern for pattern in SHIPPED if pattern.fixed_block is None))
 VARIANTS: list[dict[str, Any]] = [
     {"kind": "causal", "align": "top_left"},
     {"kind": "sliding_window", "left": 0, "right": 0},
@@ -66,8 +67,7 @@ PROGRAM = """\
 #define __forceinline__ inline
 using std::max;
 using std::min;
-struct Params { int q_len, kv_len; };
-struct Step { int block; bool masked; };
+%(declarations)sstruct Step { int block; bool masked; };
 struct Kernel {
   void (*list)(const Params&, int first, int begin, int number, std::vector<Step>&);  // number -1: all of them
   bool (*visible)(const Params&, int query, int key);
@@ -109,8 +109,9 @@ void print_tiles(const Kernel& kernel, const Params& p) {
 }
 
 int main(int count, char** words) {
-  for (int i = 2; i < count; i += 2) {
-    print_tiles(kKernels[std::atoi(words[1])], {std::atoi(words[i]), std::atoi(words[i + 1])});
+  for (int i = 2; i < count; i += 3) {
+    const Params p = params_of(std::atoi(words[i]), std::atoi(words[i + 1]), std::atoi(words[i + 2]));
+    print_tiles(kKernels[std::atoi(words[1])], p);
   }
 }
 """
@@ -119,7 +120,7 @@ namespace kernel_%(index)d {
 %(constants)s
 %(pattern)s
 void list(const Params& p, int first, int begin, int number, std::vector<Step>& steps) {
-  KeyBlocks blocks(p, 0, 0, first);
+  KeyBlocks blocks(p, kBatch, 0, first);
 %(restriction)s
   for (int i = 0; i < blocks.count; ++i) {
     const int block = blocks.at(i);
@@ -150,8 +151,8 @@ PLANS = [
     if fits(fields, tile[2])
 ] + [
     plan_of(fields, "sm_90a", *tile, packed_heads=1, key_parts=2)
-    for fields in [{"kind": "dense"}, {"kind": "causal"}, *VARIANTS]
-    if fields["kind"] in ("dense", "causal", "sliding_window")
+    for fields in [{"kind": "dense"}, {"kind": "causal"}, {"kind": "prefix_lm"}, *VARIANTS]
+    if PATTERNS[fields["kind"]].divides
     for tile in ((64, 64), (128, 64), (64, 128))
 ]
 
@@ -167,7 +168,7 @@ def kernel(index: int, plan: Plan) -> str:
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "masked": "blocks.masked(i, block)" if masks else "false",
-        "visible": "visible(p, query, key)" if masks else "true",
+        "visible": "visible(p, kBatch, query, key)" if masks else "true",
         "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.flags.restricts else "",
         "restricts": "true" if plan.flags.restricts else "false",
     }
@@ -185,7 +186,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("key_blocks")
     kernels = "".join(map(kernel, range(len(PLANS)), PLANS))
     names = ", ".join(f"kernel_{index}::kernel" for index in range(len(PLANS)))
-    source = PROGRAM % {"kernels": kernels, "names": names, "widest": WIDEST}
+    source = PROGRAM % {
+        "kernels": kernels,
+        "names": names,
+        "widest": WIDEST,
+        "declarations": declarations(map(pattern_of, PLANS)),
+    }
     (folder / "main.cpp").write_text(source, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=folder, check=True)
@@ -193,9 +199,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def definition(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
+def definition(pattern: PatternBase, q_len: int, kv_len: int, value: int) -> list[str]:
     """The visible pairs as text, one line a query."""
-    return ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len))] for k in range(kv_len)) for q in range(q_len)]
+    values = pattern.values_of([value])
+    return [
+        "".join(".x"[bool(pattern.visible(q, k, q_len, kv_len, values))] for k in range(kv_len)) for q in range(q_len)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,15 +221,15 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
     pattern = pattern_of(plan)
     values = {constant.name: int(constant.value) for constant in plan.constants}
     tile_rows, tile_keys = values["kStreamRows"], values["kTileN"]
-    words = [str(length) for pair in LENGTHS for length in pair]
+    words = [str(number) for problem in problems(pattern, LENGTHS) for number in problem]
     lines = iter(
         subprocess.run([program, str(index), *words], check=True, capture_output=True, text=True).stdout.splitlines()
     )
 
-    for q_len, kv_len in LENGTHS:
-        expected = definition(pattern, q_len, kv_len)
+    for q_len, kv_len, value in problems(pattern, LENGTHS):
+        expected = definition(pattern, q_len, kv_len, value)
         for first in range(0, q_len + tile_rows, tile_rows):
-            where = f"q_len {q_len}, kv_len {kv_len}, queries from {first}"
+            where = f"q_len {q_len}, kv_len {kv_len}, value {value}, queries from {first}"
             rows = expected[first : first + tile_rows]
             listed = next(lines).split()
             if plan.flags.restricts:

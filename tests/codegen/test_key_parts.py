@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_values import declarations, problems
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
@@ -75,8 +76,7 @@ PROGRAM = """\
 #define __forceinline__ inline
 using std::max;
 using std::min;
-struct Params { int q_len, kv_len; };
-struct Piece {};
+%(declarations)sstruct Piece {};
 struct Tile { int batch, head, first_query; };
 %(constants)s
 %(pattern)s
@@ -84,15 +84,15 @@ struct Tile { int batch, head, first_query; };
 // For every tile a line with the blocks of all streams, behind the number of them that the first one has, and one with
 // those of the whole tile.
 int main(int, char** words) {
-  const Params p{std::atoi(words[1]), std::atoi(words[2])};
+  const Params p = params_of(std::atoi(words[1]), std::atoi(words[2]), std::atoi(words[3]));
   for (int first = 0; first < p.q_len; first += kTileM) {
-    std::printf("%%d", key_blocks_of(p, {}, {0, 0, first}, 0).count);
+    std::printf("%%d", key_blocks_of(p, {}, {kBatch, 0, first}, 0).count);
     for (int stream = 0; stream < kStreams; ++stream) {
-      KeyBlocks blocks = key_blocks_of(p, {}, {0, 0, first}, stream);
+      KeyBlocks blocks = key_blocks_of(p, {}, {kBatch, 0, first}, stream);
       for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
     }
     std::puts("");
-    KeyBlocks blocks(p, 0, 0, first);
+    KeyBlocks blocks(p, kBatch, 0, first);
     std::printf("%%d", (blocks.count + 1) / 2);
     for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
     std::puts("");
@@ -102,16 +102,24 @@ int main(int, char** words) {
 
 
 @pytest.mark.parametrize(
-    "pattern", [{"kind": "dense"}, {"kind": "causal"}, {"kind": "sliding_window", "left": 300, "right": 20}]
+    "pattern",
+    [
+        {"kind": "dense"},
+        {"kind": "causal"},
+        {"kind": "prefix_lm"},
+        {"kind": "sliding_window", "left": 300, "right": 20},
+    ],
 )
 def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) -> None:
     """The kernel's own division, run on the host: the first half of the steps, rounded up, and then the others."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     named = find_spec({**PARTS, "pattern": pattern})
+    assert isinstance(named.spec, AttentionSpec)
     source = render(named)
     begin, parts_begin = source.index("// Pattern: "), source.index("// The key blocks of one stream")
     program = PROGRAM % {
+        "declarations": declarations([named.spec.pattern]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
         "pattern": source[begin : source.index("// One tile of work", begin)],
         "key_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],
@@ -119,8 +127,9 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) ->
     (tmp_path / "main.cpp").write_text(program, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     counts = set()
-    for q_len, kv_len in ((1, 1), (64, 64), (65, 129), (700, 700), (300, 1000), (1000, 40), (5, 2000)):
-        run = subprocess.run([tmp_path / "main", str(q_len), str(kv_len)], check=True, capture_output=True, text=True)
+    lengths = ((1, 1), (64, 64), (65, 129), (700, 700), (300, 1000), (1000, 40), (5, 2000))
+    for problem in problems(named.spec.pattern, lengths):
+        run = subprocess.run([tmp_path / "main", *map(str, problem)], check=True, capture_output=True, text=True)
         lines = run.stdout.splitlines()
         assert lines[::2] == lines[1::2]
         counts |= {len(line.split()) - 1 for line in lines}

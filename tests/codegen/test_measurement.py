@@ -189,6 +189,7 @@ def test_repeated_blocks_are_counted() -> None:
     "name",
     [
         *("h100_topk32", "h100_topk32_gqa8_b64", "h100_topk32_b64_ordered", "h100_causal", "h100_window2k"),
+        "h100_prefix_lm",
         BLOCK_LISTS,
     ],
 )
@@ -210,7 +211,9 @@ def test_work_of_attention_counts_the_pairs_that_are_seen(name: str, monkeypatch
     position, block = torch.arange(length), spec.pattern.fixed_block
     pairs = 0
     if block is None:
-        seen = spec.pattern.visible(position[:, None], position[None], length, length)
+        values = spec.pattern.values_of(indices)
+        seen = spec.pattern.visible(position[:, None], position[None], length, length, values)
+        assert all(0 < int(value) < length for value in values.values())
         pairs = heads * int(seen.sum())
     elif spec.pattern.kind == "topk":
         assert indices[0].shape == (1, packs, length // block.q, 32)
@@ -280,18 +283,26 @@ def test_sdpa_stands_beside_what_it_computes_alone(monkeypatch: pytest.MonkeyPat
     assert measurement.sdpa_calls(attention_spec("dense", pattern=window), q, k, v) == {}
 
 
-@pytest.mark.parametrize("name", ["h100_topk32_gqa8_b64", BLOCK_LISTS, "h100_window2k"])
+@pytest.mark.parametrize("name", ["h100_topk32_gqa8_b64", BLOCK_LISTS, "h100_window2k", "h100_prefix_lm"])
 @pytest.mark.usefixtures("on_cpu")
 def test_flex_is_given_the_same_pairs(name: str) -> None:
     spec: Any = find_spec(name).spec
     heads, length = 8, 4096
     packs, block = heads // spec.packed_heads, spec.pattern.fixed_block
     indices = () if block is None else measurement.pattern_lists(spec, packs, length)
+    if spec.pattern.kind == "prefix_lm":
+        indices = (torch.tensor([700, 0, 2000], dtype=torch.int32),)
     mask = measurement.flex_mask(spec, length, indices)
     position = torch.arange(length)
-    visible = spec.pattern.visible(position[:, None], position[None], length, length).expand(length, length)
+
+    def visible_to(batch: int) -> Any:
+        values = {name: tensor[batch] for name, tensor in spec.pattern.values_of(indices).items()}
+        return spec.pattern.visible(position[:, None], position[None], length, length, values).expand(length, length)
+
     if block is None:
-        assert torch.equal(mask.mask_mod(0, 0, position[:, None], position[None]), visible)
+        for batch in range(mask.shape[0]):
+            assert torch.equal(mask.mask_mod(batch, 0, position[:, None], position[None]), visible_to(batch))
+        assert mask.shape[0] == (len(indices[0]) if indices else 1)
         return
     size, rows = (block.q, block.kv), length // block.q
     assert size == mask.BLOCK_SIZE and mask.full_kv_indices.shape == (1, heads, rows, length // block.kv)

@@ -21,9 +21,12 @@ def example(kind: str, **changes: Any) -> PatternBase:
     return PATTERNS[kind].model_validate({**EXAMPLES[kind], **changes})
 
 
-def rows(pattern: PatternBase, q_len: int, kv_len: int) -> list[str]:
-    """The visible pairs as text, one line a query."""
-    return ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len))] for k in range(kv_len)) for q in range(q_len)]
+def rows(pattern: PatternBase, q_len: int, kv_len: int, value: int = 2) -> list[str]:
+    """The visible pairs as text, one line a query, of a batch with this value."""
+    values = pattern.values_of([value])
+    return [
+        "".join(".x"[bool(pattern.visible(q, k, q_len, kv_len, values))] for k in range(kv_len)) for q in range(q_len)
+    ]
 
 
 def test_every_pattern_has_a_module_a_template_and_a_shipped_spec() -> None:
@@ -51,11 +54,15 @@ def test_template_exists_and_keeps_the_contract(kind: str) -> None:
 def test_index_tensors(kind: str) -> None:
     pattern = example(kind)
     names = {tensor.name for tensor in pattern.index_tensors}
-    assert bool(names) == (pattern.fixed_block is not None)
-    for tensor in pattern.index_tensors:
+    lists = [tensor for tensor in pattern.index_tensors if not tensor.per_batch]
+    assert bool(lists) == (pattern.fixed_block is not None)
+    assert list(pattern.index_tensors[: len(lists)]) == lists
+    for tensor in lists:
         assert tensor.dims[:3] == ("batch", "heads", "query_blocks")
         assert tensor.upper == "key_blocks" or tensor.upper in names
-        assert tensor.doc
+    for tensor in pattern.index_tensors[len(lists) :]:
+        assert tensor.upper == "kv_len" and not tensor.optional
+    assert all(tensor.doc for tensor in pattern.index_tensors)
 
 
 @pytest.mark.parametrize("kind", PATTERNS)
@@ -69,7 +76,8 @@ def test_names_and_words(kind: str) -> None:
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_no_pair_outside_the_keys(kind: str) -> None:
     pattern = example(kind)
-    assert not any(pattern.visible(q, k, 4, 4) for q in range(4) for k in (-1, 4, 9))
+    values = pattern.values_of([7])
+    assert not any(pattern.visible(q, k, 4, 4, values) for q in range(4) for k in (-1, 4, 9))
 
 
 @pytest.mark.parametrize("kind", PATTERNS)
@@ -83,6 +91,15 @@ def test_causal_corners() -> None:
     assert rows(example("causal"), 2, 4) == ["xxx.", "xxxx"]
     assert rows(example("causal"), 4, 2) == ["..", "..", "x.", "xx"]
     assert rows(example("causal", align="top_left"), 2, 4) == ["x...", "xx.."]
+
+
+def test_prefix() -> None:
+    pattern = example("prefix_lm")
+    assert rows(pattern, 4, 4, 0) == rows(example("causal"), 4, 4) == rows(pattern, 4, 4, 1)
+    assert rows(pattern, 4, 4, 3) == ["xxx.", "xxx.", "xxx.", "xxxx"]
+    assert rows(pattern, 2, 4, 4) == rows(pattern, 2, 4, 9) == ["xxxx", "xxxx"]
+    assert rows(pattern, 4, 2, 0) == rows(pattern, 4, 2, -1) == ["..", "..", "x.", "xx"]  # rows without keys
+    assert rows(pattern, 4, 2, 1) == ["x.", "x.", "x.", "xx"]
 
 
 def test_window() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_values import declarations, problems
 
 from codegen.library import find_spec
+from codegen.patterns import PatternBase
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import environment, render_plan
@@ -18,7 +20,10 @@ from codegen.spec import AttentionSpec
 
 ROWS = 64  # of a warpgroup
 CAUSAL = {"kind": "causal"}
+PREFIX = {"kind": "prefix_lm"}
 CASES: list[tuple[dict[str, Any], int, int]] = [
+    (PREFIX, 192, 80),
+    (PREFIX, 256, 64),
     (CAUSAL, 192, 80),
     (CAUSAL, 192, 128),
     (CAUSAL, 256, 64),
@@ -47,19 +52,18 @@ PROGRAM = """\
 #define __forceinline__ inline
 using std::max;
 using std::min;
-struct Params { int q_len, kv_len; };
-struct { int x; } threadIdx;
+%(declarations)sstruct { int x; } threadIdx;
 constexpr float kMinusInfinity = -1.0f;
 %(constants)s
 constexpr int kWarpgroupRows = 64;
 %(pattern)s
 %(seen)s
 struct Entry { int piece, count; };
-struct Tile { int first_query; };
+struct Tile { int batch, first_query; };
 int begin = 0, number = -1;  // the part of the tile; -1: all of it
 
 KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
-  KeyBlocks blocks(p, 0, 0, tile.first_query);
+  KeyBlocks blocks(p, tile.batch, 0, tile.first_query);
 %(restriction)s
   return blocks;
 }
@@ -67,10 +71,10 @@ KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
 // For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then one
 // for each of its rows: the first key that is left of each block, the last one, and how many.
 int main(int words, char** word) {
-  const Params p{std::atoi(word[1]), std::atoi(word[2])};
+  const Params p = params_of(std::atoi(word[1]), std::atoi(word[2]), std::atoi(word[5]));
   const int width = std::atoi(word[3]);
   for (int first = std::atoi(word[4]); first < p.q_len; first += %(m)d) {
-    const Tile tile{first};
+    const Tile tile{kBatch, first};
     for (int warpgroup = 0; warpgroup < %(m)d / kWarpgroupRows; ++warpgroup) {
       std::string worked, rows[kWarpgroupRows];
       number = -1;
@@ -113,7 +117,7 @@ int main(int words, char** word) {
       for (const std::string& row : rows) std::puts(row.c_str());
     }
   }
-  return words != 5;
+  return words != 6;
 }
 """
 
@@ -121,6 +125,11 @@ int main(int words, char** word) {
 def plan_of(pattern: dict[str, Any], m: int, n: int, schedule: str = "cooperative") -> Plan:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "schedule": schedule}
     return plan_for(find_spec({**fields, "stages": 2, "tile": {"m": m, "n": n}}))
+
+
+def pattern_of(plan: Plan) -> PatternBase:
+    assert isinstance(plan.spec, AttentionSpec)
+    return plan.spec.pattern
 
 
 def build(plan: Plan, folder: Path) -> Path:
@@ -136,6 +145,7 @@ def build(plan: Plan, folder: Path) -> Path:
     first = re.sub(r"\bblock\b", "newest_seen", masked[2]).replace("\n        ", "\n      ")
     assert f"k_position.advance();{first}\n      take_step_max(" in source
     text = PROGRAM % {
+        "declarations": declarations([pattern_of(plan)]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.split else "",
@@ -167,17 +177,18 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     plan = plan_of(pattern, m, n)
-    assert isinstance(plan.spec, AttentionSpec)
+    definition = pattern_of(plan)
     program = build(plan, tmp_path)
-    for q_len, kv_len in LENGTHS:
-        # In causal attention whole warpgroups may lie before query 0.
+    for q_len, kv_len, value in problems(definition, LENGTHS):
+        # Where surplus rows come first, whole warpgroups may lie before query 0.
         before = -(-q_len // m) * m - q_len
-        start = -(before // ROWS * ROWS) if pattern["kind"] == "causal" else 0
+        start = -(before // ROWS * ROWS) if definition.surplus_first else 0
+        values = definition.values_of([value])
         visible = [
-            [key for key in range(kv_len) if plan.spec.pattern.visible(i, key, q_len, kv_len)] for i in range(q_len)
+            [key for key in range(kv_len) if definition.visible(i, key, q_len, kv_len, values)] for i in range(q_len)
         ]
         for width in (-1, 2) if plan.split else (-1,):
-            words = [str(word) for word in (q_len, kv_len, width, start)]
+            words = [str(word) for word in (q_len, kv_len, width, start, value)]
             output = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout
             lines = iter(output.splitlines())
             for first in range(start, q_len, m):
@@ -186,7 +197,7 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
                     queries = range(max(query, 0), min(query + ROWS, q_len))
                     rows = [[int(word) for word in next(lines).split()] for _ in range(ROWS)]
                     seen = {i: visible[i] for i in queries}
-                    where = f"q_len {q_len}, kv_len {kv_len}, width {width}, queries from {query}"
+                    where = f"q_len {q_len}, kv_len {kv_len}, value {value}, width {width}, queries from {query}"
                     assert set(asked) == {key // n for keys in seen.values() for key in keys}, where
                     for i, keys in seen.items():
                         assert rows[i - query] == runs_in(keys, n), f"{where}, query {i}"

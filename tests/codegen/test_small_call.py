@@ -43,9 +43,11 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         assert q.shape[1] % (k.shape[1] * spec.packed_heads) == 0 and k.shape == v.shape
         required = [tensor for tensor in spec.index_tensors if not tensor.optional]
         assert len(indices) == len(required) and (set(more) == {"sink"}) == spec.sink
+        heads = q.shape[1] // spec.packed_heads
         assert all(
-            tensor.dtype == torch.int32 and tensor.shape[1] in (1, q.shape[1] // spec.packed_heads)
-            for tensor in indices
+            tensor.dtype == torch.int32
+            and (tensor.shape == q.shape[:1] if which.per_batch else tensor.shape[1] in (1, heads))
+            for which, tensor in zip(required, indices, strict=True)
         )
         return
     if spec.op == "tile_copy":

@@ -35,7 +35,8 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
     """The keys of one row, one entry each time a key counts."""
     batch, head, query = where
     keys = range(lengths[1])
-    shown = [key for key in keys if bool(spec.pattern.visible(query, key, *lengths))]
+    values = {name: t[0 if len(t) == 1 else batch] for name, t in spec.pattern.values_of(inputs.indices).items()}
+    shown = [key for key in keys if bool(spec.pattern.visible(query, key, *lengths, values))]
     block = spec.pattern.fixed_block
     if block is None:
         return shown
@@ -63,6 +64,8 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
         (spec_of(TOPK, packed_heads=4, sink=True), "out_of_range"),
         (spec_of(LISTS, packed_heads=4, softcap=2), "random"),
         (spec_of({"kind": "causal"}, softcap=1.5, sink=True), "random"),
+        (spec_of({"kind": "prefix_lm"}, softcap=1.5), "random"),
+        (spec_of({"kind": "prefix_lm"}), "out_of_range"),
         (spec_of({"kind": "sliding_window", "left": 3, "right": 0}, sink=True, packed_heads=2), "random"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.pattern.kind,

@@ -65,8 +65,9 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
     more = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
     block = spec.pattern.fixed_block
-    if block is None:
-        return [q, k, v], more
+    if block is None:  # one value for each batch, if there are tensors
+        values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.index_tensors)
+        return [q, k, v, *(tensor.to(device) for tensor in values)], more
     lists, rows, columns = packs if spec.packed_heads > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":
         shape = (1, lists, rows, spec.pattern.k or 9)  # type: ignore[attr-defined]

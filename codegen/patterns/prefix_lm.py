@@ -1,0 +1,53 @@
+"""Queries see a prefix of the keys, and those up to their own position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from codegen.patterns.base import NO_VALUES, IndexTensor, PatternBase
+
+
+class PrefixLM(PatternBase):
+    """Query i of batch b sees key j if j < prefix_len[b] or j <= i + kv_len - q_len."""
+
+    divides: ClassVar[bool] = True
+    kind: Literal["prefix_lm"]
+
+    @property
+    def index_tensors(self) -> tuple[IndexTensor, ...]:
+        """The lengths of the prefixes."""
+        return (IndexTensor("prefix_len", ("batch",), "keys that every query of a batch sees", upper="kv_len"),)
+
+    @property
+    def masks_pairs(self) -> bool:
+        """Blocks on the diagonal are partly visible; so is the last one of the prefix."""
+        return True
+
+    @property
+    def banded(self) -> bool:
+        """Keys begin with the first one, and end no earlier from query to query."""
+        return True
+
+    @property
+    def uneven(self) -> bool:
+        """Queries behind the prefix differ in length."""
+        return True
+
+    @property
+    def surplus_first(self) -> bool:
+        """The first queries see fewest keys."""
+        return True
+
+    def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
+        """Return whether query ``q`` sees key ``k``."""
+        inside = super().visible(q, k, q_len, kv_len, values)
+        return inside & ((k < values["prefix_len"]) | (k <= q + (kv_len - q_len)))
+
+    def describe(self) -> str:
+        """Return the pattern in words."""
+        return "query i sees the keys of its batch's prefix and those up to i (positions aligned at the end)"
+
+    def stem(self) -> str:
+        """Return a short name."""
+        return "prefix_lm"

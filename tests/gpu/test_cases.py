@@ -147,7 +147,7 @@ UNSHIPPED = json.loads((TESTS / "unshipped_attention.json").read_text(encoding="
 def test_unshipped_tiles(fields: dict[str, Any]) -> None:
     named, device = find_spec(fields), torch.device("cuda", 0)
     skip_if_newer_than_the_device(named)
-    kernel = load_kernel(fields)
+    kernel = load_kernel(fields, forward_compatible=True)
     assert isinstance(kernel, AttentionKernel) and isinstance(named.spec, AttentionSpec)
     shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
     outcomes = [attention.run_case(kernel, case, device) for case in (*attention.cases_of(named.spec), *shapes)]

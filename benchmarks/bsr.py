@@ -22,7 +22,7 @@ import argparse
 import itertools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +64,7 @@ class Row:
     Attributes:
         name: what --rows takes.
         kernel: a shipped spec, and
+        changes: fields in which this row's spec differs from it;
         block: rows of its blocks, and their columns, unless
         block_columns: says otherwise.
         columns: of B; K of a sampled product.
@@ -98,6 +99,7 @@ class Row:
     packed: bool = False
     height: int = SIZE
     quick: bool = False
+    changes: Fields = field(default_factory=dict)
 
 
 def spmm(block: int) -> str:
@@ -171,19 +173,24 @@ CROSSOVER_ROWS = tuple(
 RECTANGULAR_ROWS = tuple(
     Row(
         f"spmm_b{block}x{columns}",
-        *(f"h100_bsr_spmm_b{block}x{columns}", block, 8192, ("cublas", "torch", "triton")),
+        *(kernel, block, 8192, ("cublas", "torch", "triton")),
         groups=("rectangular",),
         block_columns=columns,
+        changes={"block": {"rows": block, "cols": columns}},
     )
-    for block, columns in ((64, 128), (128, 64))
+    for block, columns, kernel in ((64, 128, "h100_bsr_spmm_b64x128"), (128, 64, spmm(128)))
 )
 COLUMN_MAJOR_ROWS = tuple(
     Row(
         f"spmm_b{block}_column_major",
-        *(f"{spmm(block)}_column_major", block, 8192, ("copied", *SPMM_PEERS)),
+        *(kernel, block, 8192, ("copied", *SPMM_PEERS)),
         groups=("column_major",),
+        changes={"b_layout": "column_major"},
     )
-    for block in (128, 64, 32, 16)
+    for block, kernel in (
+        *((block, f"{spmm(block)}_column_major") for block in (128, 64)),
+        *((block, spmm(block)) for block in (32, 16)),
+    )
 )
 # So few tiles that most SMs have none, unless rows are cut; and a list of 64 blocks for each of them.
 FEW_ROWS = tuple(
@@ -275,10 +282,10 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
 
 def spec_of(row: Row) -> Spec:
     """Return the spec of a row's kernel."""
-    spec = find_spec(row.kernel).spec
-    if row.balanced == getattr(spec, "balanced", False):
-        return spec
-    return parse_spec({**json.loads(spec.canonical_json()), "balanced": row.balanced})
+    fields = {**json.loads(find_spec(row.kernel).spec.canonical_json()), **row.changes}
+    if row.balanced != fields.get("balanced", False):
+        fields["balanced"] = row.balanced
+    return parse_spec(fields)
 
 
 def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:

@@ -34,7 +34,7 @@ from runtime.compile.compiler import OPTIONS, run_nvrtc
 from runtime.compile.inspection import disassemble
 
 PAGE = ROOT / "docs" / "ada.md"
-KERNELS = ("l4_dense", "l4_dense_wide", "l4_causal", "l4_dense_d64", "l4_topk32", "l4_topk32_d64")
+KERNELS = ("l4_dense", "l4_causal", "l4_dense_d64", "l4_topk32", "l4_topk32_d64")
 # Kind -> its opcodes, without what follows the first point. An opcode of no kind is an error.
 KINDS = {
     "HMMA": "HMMA",
@@ -44,7 +44,7 @@ KINDS = {
     "FADD, FMUL, FFMA": "FADD FMUL FFMA",
     "F2FP": "F2FP",
     "SHFL, VOTE": "SHFL VOTE",
-    "integers, moves, predicates": "CS2R FSEL FSETP IABS IADD3 IMAD IMNMX ISETP LEA LOP3 MOV PLOP3 PRMT R2UR S2R"
+    "integers, moves, predicates": "CS2R FSEL FSETP I2FP IABS IADD3 IMAD IMNMX ISETP LEA LOP3 MOV PLOP3 PRMT R2UR S2R"
     " SEL SHF UIADD3 UIMAD UISETP ULDC ULEA ULOP3 UMOV USEL USHF",
     "control": "BAR BRA BSSY BSYNC CALL DEPBAR LDGDEPBAR NOP WARPSYNC",
     "memory": "LDG LDGSTS LDS STG STS",

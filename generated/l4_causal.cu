@@ -1,10 +1,10 @@
 // Generated from specs/l4_causal.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_causal.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
-// spec hash: 21b60ab06d764c3c977b6d88fd45b37cfca07e9ec0218d63f8483ef41fff7b9a
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
+// spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
 // templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fee66962f670a8a95578772c5fb4b6b50a2c04c6668b10680c4befd16fdf8220
+// seal: sha256 8824fb9adee984d41f216964dc304e391c7aa7ffc26771a11edee075be8c1009
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -14,18 +14,17 @@
 //
 // Pipeline
 //   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 2 tiles in flight: whole steps.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last and stays in registers. O leaves through the
-//   ring.
+//   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with the step before, whose two slots then take the next tiles
+//   Q comes in with the first tile and stays in shared memory. O leaves through its place.
 //   Within a step, a group of keys is exponentiated while the tensor cores multiply the one before.
 //
 // Symbols
 //   step        kTileN keys: one key block
 //   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
-//   q           kWarpRows queries as A operands
+//   q           kWarpRows queries, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
@@ -37,13 +36,13 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 64;  // queries of a thread block
-constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 3;  // slots of the ring
-constexpr int kAhead = 2;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // queries of a tile, over one range of keys
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kTileM = 128;  // queries of a thread block
+constexpr int kTileN = 48;  // keys of one step
+constexpr int kStages = 4;  // slots of the ring
+constexpr int kAhead = 2;  // K and V tiles in flight while the two of a step are read
+constexpr int kStreamRows = 128;  // queries of a tile, over one range of keys
+constexpr int kWarpRows = 32;  // rows of a warp
+constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
 constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
@@ -51,16 +50,15 @@ constexpr int kRowLines = 2;  // lines of a row
 constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
-constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
+constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kLoadKeys = 48;  // keys of one load
 constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
-constexpr int kHalfStep = 2;  // half a step, in groups
 
-// Dynamic shared memory: 49152 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each K or V of one step
-constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slot that is filled last
-constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
+// Dynamic shared memory: 81920 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 32768 bytes: Q tile
+constexpr int kRingOffset = 32768;  // 49152 bytes: 4 slots, each K or V of one step
+constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
 static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
@@ -69,8 +67,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
-// Grid: one thread block for each tile, 2 at a time on an SM.
+// Launch: 128 threads a block, 81920 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -289,9 +287,9 @@ struct Step {
 };
 
 // s = Q K^T for this warp's rows and one step.
-__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4],
-    const uint32 (&q)[kRowTiles][kHeadDim / 16][4], uint32 k_tile) {
+__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
   const int lane = threadIdx.x % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -304,14 +302,19 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
   }
 #pragma unroll
   for (int slice = 0; slice < kHeadDim / 16; ++slice) {
+    uint32 q[kRowTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      ldmatrix_x4(q[tile], further_on(q_lane, slice * 2) + tile * 16 * kRowBytes);
+    }
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
       ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(s[tile][keys / 8], q[tile][slice], k[0], k[1]);
-        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile][slice], k[2], k[3]);
+        mma_m16n8k16(s[tile][keys / 8], q[tile], k[0], k[1]);
+        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile], k[2], k[3]);
       }
     }
   }
@@ -434,7 +437,7 @@ __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim /
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
@@ -472,23 +475,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal(const __grid
 
   // Start the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
-  cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
-
-  // Take this warp's rows of Q into registers. Its group is the oldest: all that may still run are the kAhead groups of
-  // K and V. The next __syncthreads comes before its place is filled.
-  cp_async_wait<kAhead>();
-  __syncthreads();
-  uint32 q[kRowTiles][kHeadDim / 16][4];
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
-#pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
-#pragma unroll
-    for (int slice = 0; slice < kHeadDim / 16; ++slice) {
-      ldmatrix_x4(q[t][slice], further_on(q_lane, slice * 2) + t * 16 * kRowBytes);
-    }
-  }
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
@@ -496,29 +485,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal(const __grid
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
 
-  // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
-  // next step, that of K between two halves of the output, when half of the scores have left their registers.
-  uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
+  // Walk over the steps. Once all warps are done with a step, its two slots are refilled.
+  uint32 k_slot = ring;
   for (int i = 0; i < blocks.count; ++i) {
     Step step;
     step.take(blocks, i);
-    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
+    cp_async_wait<kAhead - 2>();  // kAhead + 2 i groups of tiles are committed: only those after this step still run
     __syncthreads();
-    fetch(i * 2 + kAhead, v_slot);
-    k_slot = slot_after(v_slot);
-    multiply_scores(s, q, k_slot);
+    const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;
+    fetch(i * 2 + kAhead, refill);
+    fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
+    const uint32 v_slot = k_slot + kSlotBytes;
+    multiply_scores(s, q_lane, k_slot);
     if (step.hide_some(p)) {
       const Tile here(p, ctaid_x());  // worked out anew, as at the end
       hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
     }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
-    cp_async_wait<kAhead - 1>();
-    __syncthreads();
-    v_slot = slot_after(k_slot);
     const uint32 v_lane = v_slot + lane_offset;
-    multiply_output<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, v_lane);
-    fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    multiply_output<0, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    k_slot = slot_after(v_slot);
   }
 
   // Worked out anew: kept from the beginning it would take up registers throughout.
@@ -543,8 +529,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal(const __grid
     }
   }
 
-  // Stage this warp's rows of O in the ring, once no warp reads it any more.
-  __syncthreads();
+  // Stage this warp's rows of O where its rows of Q were, once its last lane has read those.
+  if (blocks.count == 0) {  // nobody has waited for Q
+    cp_async_wait<0>();
+    __syncthreads();
+  }
+  __syncwarp();
   unsigned char* staging = shared + kOOffset;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {

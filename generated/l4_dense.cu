@@ -1,10 +1,10 @@
 // Generated from specs/l4_dense.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_dense.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
-// spec hash: e4f95ce32c0d856f56206f5cf9c6c8755b9480952c2d026e830aa8e505a66251
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
+// spec hash: 317e7e696b51e5c6c590c1b3b865ae7ffffe28c0917d5023817bedc6f0f2f4c0
 // templates: attention/patterns/dense.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9e4021b45a18faffdc3ea54baca6feb1a30dcb6e565b874e9ca4bd8a98d15728
+// seal: sha256 24d0f259e4eb0c51d0e21f3da466f2f8b0b9900775a3adeab9ef115b40a46611
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -19,7 +19,7 @@
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
 //   Q comes in with the first tile and stays in shared memory. O leaves through its place.
-//   All keys that are multiplied in one go, half of a step, are exponentiated first.
+//   Within a step, a group of keys is exponentiated while the tensor cores multiply the one before.
 //
 // Symbols
 //   step        kTileN keys: one key block
@@ -37,7 +37,7 @@ using uint32 = unsigned int;
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // queries of a thread block
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
 constexpr int kStreamRows = 128;  // queries of a tile, over one range of keys
@@ -50,15 +50,15 @@ constexpr int kRowLines = 2;  // lines of a row
 constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
-constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
+constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
-constexpr int kHalfStep = 1;  // half a step, in groups
+constexpr int kHalfStep = 2;  // half a step, in groups
 
-// Dynamic shared memory: 49152 bytes. Byte offsets:
+// Dynamic shared memory: 65536 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile
-constexpr int kRingOffset = 32768;  // 16384 bytes: 2 slots, each K or V of one step
+constexpr int kRingOffset = 32768;  // 32768 bytes: 2 slots, each K or V of one step
 constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
 static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
@@ -68,8 +68,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
-// Grid: one thread block for each tile, 2 at a time on an SM.
+// Launch: 128 threads a block, 65536 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -139,6 +139,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+// mov %tid.x: number of this thread in its block; read anew each time, as above (PTX ISA, "%tid")
+__device__ __forceinline__ unsigned tid_x() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
 
@@ -218,8 +225,8 @@ __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
 // What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
-__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
-__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+__device__ __forceinline__ int copy_row() { return tid_x() / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return tid_x() % kLineChunks; }
 
 // Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
 // become zeros.
@@ -274,7 +281,7 @@ struct Step {
 __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
   // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
-  const int lane = threadIdx.x % 32;
+  const int lane = tid_x() % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -406,7 +413,7 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 }
 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
-// first. There is one group here.
+// on the way: a group is exponentiated beside the products of the one before.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
@@ -419,7 +426,7 @@ __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim /
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;

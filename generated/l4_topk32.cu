@@ -1,10 +1,10 @@
 // Generated from specs/l4_topk32.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_topk32.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
-// spec hash: d19b5b4dba58d96fa9fb8995f64346a9f7b9e978e58d550f40a5e521d24b70ba
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":32}
+// spec hash: ce958f431c9f641224021957d3be6eadd941a761542517db6343ac51850e1445
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 884944df04f259960b2ab96f5af57e227487ec3f164083e83556089d8c5828d2
+// seal: sha256 47e393ea1b0d8bec3159c8c56057ddf9dcdd9f2c877455f4da95f40d3799be8f
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -18,14 +18,13 @@
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
 //   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
 //   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last and stays in registers. O leaves through the
-//   ring.
+//   Q comes in with the first tile and stays in shared memory. O leaves through its place.
 //   Within a step, a group of keys is exponentiated while the tensor cores multiply the one before.
 //
 // Symbols
 //   step        kTileN keys: one key block
 //   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
-//   q           kWarpRows queries as A operands
+//   q           kWarpRows queries, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
@@ -39,17 +38,17 @@ using uint32 = unsigned int;
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 3;  // slots of the ring
-constexpr int kAhead = 2;  // K and V tiles in flight while one is read
+constexpr int kStages = 2;  // slots of the ring
+constexpr int kAhead = 1;  // K and V tiles in flight while one is read
 constexpr int kStreamRows = 64;  // queries of a tile: they share a list of key blocks
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
-constexpr int kThreads = 128;  // 4 warps
+constexpr int kWarpRows = 32;  // rows of a warp
+constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kThreads = 64;  // 2 warps
 constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
 constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
 constexpr int kRowLines = 2;  // lines of a row
 constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
-constexpr int kPassRows = 16;  // rows that all threads copy at a time
+constexpr int kPassRows = 8;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
@@ -62,9 +61,9 @@ constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step h
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each K or V of one step
-constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slot that is filled last
-constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
+constexpr int kQOffset = 0;  // 16384 bytes: Q tile
+constexpr int kRingOffset = 16384;  // 32768 bytes: 2 slots, each K or V of one step
+constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the place of Q
 
 static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
@@ -73,7 +72,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
+// Launch: 64 threads a block, 49152 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
@@ -148,6 +147,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+// mov %tid.x: number of this thread in its block; read anew each time, as above (PTX ISA, "%tid")
+__device__ __forceinline__ unsigned tid_x() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
 
@@ -246,8 +252,8 @@ __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
 // What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
-__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
-__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+__device__ __forceinline__ int copy_row() { return tid_x() / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return tid_x() % kLineChunks; }
 
 // Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
 // become zeros.
@@ -299,10 +305,10 @@ struct Step {
 };
 
 // s = Q K^T for this warp's rows and one step.
-__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4],
-    const uint32 (&q)[kRowTiles][kHeadDim / 16][4], uint32 k_tile) {
+__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
-  const int lane = threadIdx.x % 32;
+  // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
+  const int lane = tid_x() % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -314,14 +320,19 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
   }
 #pragma unroll
   for (int slice = 0; slice < kHeadDim / 16; ++slice) {
+    uint32 q[kRowTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      ldmatrix_x4(q[tile], further_on(q_lane, slice * 2) + tile * 16 * kRowBytes);
+    }
 #pragma unroll
     for (int keys = 0; keys < kTileN; keys += 16) {
       uint32 k[4];
       ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(s[tile][keys / 8], q[tile][slice], k[0], k[1]);
-        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile][slice], k[2], k[3]);
+        mma_m16n8k16(s[tile][keys / 8], q[tile], k[0], k[1]);
+        mma_m16n8k16(s[tile][keys / 8 + 1], q[tile], k[2], k[3]);
       }
     }
   }
@@ -485,23 +496,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32(const __grid
 
   // Start the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
-  cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
-
-  // Take this warp's rows of Q into registers. Its group is the oldest: all that may still run are the kAhead groups of
-  // K and V. The next __syncthreads comes before its place is filled.
-  cp_async_wait<kAhead>();
-  __syncthreads();
-  uint32 q[kRowTiles][kHeadDim / 16][4];
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
-#pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
-#pragma unroll
-    for (int slice = 0; slice < kHeadDim / 16; ++slice) {
-      ldmatrix_x4(q[t][slice], further_on(q_lane, slice * 2) + t * 16 * kRowBytes);
-    }
-  }
 
   // Clear the output and the softmax state.
   float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
@@ -518,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32(const __grid
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
-    multiply_scores(s, q, k_slot);
+    multiply_scores(s, q_lane, k_slot);
     if (step.hide_some(p)) hide_pairs(s, p, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
@@ -552,8 +549,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32(const __grid
     }
   }
 
-  // Stage this warp's rows of O in the ring, once no warp reads it any more.
-  __syncthreads();
+  // Stage this warp's rows of O where its rows of Q were, once its last lane has read those.
+  if (blocks.count == 0) {  // nobody has waited for Q
+    cp_async_wait<0>();
+    __syncthreads();
+  }
+  __syncwarp();
   unsigned char* staging = shared + kOOffset;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {

@@ -1,10 +1,10 @@
 // Generated from specs/l4_topk32_d64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_topk32_d64.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
-// spec hash: 0d38a6c5ba119f6e658dd4720efd74ac413bb0e0838bc0b0183723a3967e81de
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":6,"tile":{"m":64,"n":64},"warp_rows":32}
+// spec hash: 6661ba0dc2d98b0b306ed907e3a1341a4185c7b247b15cbe4464cdf58a3c08cd
 // templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f0c9aaf8b219e4e2f999121cb4081791b38c031d7e3a4ab315d8679ea2534c9f
+// seal: sha256 3d4202c42bdeea2fe1cbf3a8a773a569599ba474f6a31ec224314539a8db9874
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -39,30 +39,30 @@ using uint32 = unsigned int;
 constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of one step
-constexpr int kStages = 4;  // slots of the ring
-constexpr int kAhead = 2;  // K and V tiles in flight while the two of a step are read
+constexpr int kStages = 6;  // slots of the ring
+constexpr int kAhead = 4;  // K and V tiles in flight while the two of a step are read
 constexpr int kStreamRows = 64;  // queries of a tile: they share a list of key blocks
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
-constexpr int kThreads = 128;  // 4 warps
+constexpr int kWarpRows = 32;  // rows of a warp
+constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kThreads = 64;  // 2 warps
 constexpr int kRowBytes = 128;  // bytes of a row of Q, K, V, O
 constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
 constexpr int kRowLines = 1;  // lines of a row
 constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
-constexpr int kPassRows = 16;  // rows that all threads copy at a time
+constexpr int kPassRows = 8;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kGroupKeys = 64;  // keys whose weights are looked at together before they are multiplied
-constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
+constexpr int kStepsAhead = 2;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
-// Dynamic shared memory: 32768 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each K or V of one step
-constexpr int kQOffset = 16384;  // 8192 bytes: Q tile: in the slots that are filled last
+// Dynamic shared memory: 49152 bytes. Byte offsets:
+constexpr int kRingOffset = 0;  // 49152 bytes: 6 slots, each K or V of one step
+constexpr int kQOffset = 32768;  // 8192 bytes: Q tile: in the slots that are filled last
 constexpr int kOOffset = 0;  // 8192 bytes: O tile on its way out: in the ring once it is idle
 
 static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
@@ -72,8 +72,8 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 32768 bytes of dynamic shared memory.
-// Grid: one thread block for each tile, 3 at a time on an SM.
+// Launch: 64 threads a block, 49152 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -441,7 +441,7 @@ __device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim /
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_topk32_d64(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_d64(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;

@@ -13,7 +13,7 @@ from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
 
 HOPPER, ADA = "h100_causal", "l4_causal"
-ALL_ADA = "l4_causal or l4_causal_wide, which compute"
+ALL_ADA = "l4_causal, which computes"
 ALL_HOPPER = "h100_causal or h100_causal_few_tiles or h100_causal_short, which compute"
 
 
@@ -23,8 +23,8 @@ ALL_HOPPER = "h100_causal or h100_causal_few_tiles or h100_causal_short, which c
         (HOPPER, "sm_89", ALL_ADA),
         (ADA, "sm_90a", ALL_HOPPER),
         ("h100_bsr_spmm_b16_gathered", "sm_89", "l4_bsr_spmm_b16 or l4_bsr_spmm_wmma_b16, which compute"),
-        ("h100_topk32_b64_self_ordered", "sm_89", "l4_topk32 or l4_topk32_wide or l4_topk32_wmma, which compute"),
-        ("h100_topk32_b64_shared_long", "sm_89", "l4_topk32 or l4_topk32_wide or l4_topk32_wmma, which compute"),
+        ("h100_topk32_b64_self_ordered", "sm_89", "l4_topk32, which computes"),
+        ("h100_topk32_b64_shared_long", "sm_89", "l4_topk32, which computes"),
     ],
 )
 def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str, others: str) -> None:

@@ -197,7 +197,7 @@ def test_padded_lists_name_each_block_at_most_once() -> None:
 @pytest.mark.parametrize("case", attention.SHARE_KV_CASES, ids=lambda case: case.name)
 def test_every_second_list_has_entries_of_the_one_before(case: attention.Case) -> None:
     spec = spec_of("h100_topk32_b64_shared")
-    assert case in attention.cases_of(spec) and case not in attention.cases_of(spec_of("h100_topk32_b64"))
+    assert case in attention.cases_of(spec) and case not in attention.cases_of(spec_of("h100_topk32_d64_b64"))
     (lists,) = attention.make_inputs(spec, case, CPU).indices
     assert lists is not None and case.overlap is not None
     assert lists.shape == (case.batch, case.heads, -(-case.q_len // 64), 32)
@@ -284,7 +284,7 @@ def test_one_failure_among_many_is_named(failure: Outcome, says: str) -> None:
         ("h100_dense", ["MONOTONE_CASES"]),
         ("h100_window1k_sink", ["SINK_CASES", "MONOTONE_CASES"]),
         ("h100_topk32_b64_shared", ["MONOTONE_CASES", "SHARE_KV_CASES"]),
-        ("l4_topk32_wmma", []),
+        ("l4_dense_wmma", []),
     ],
 )
 def test_options_have_cases_of_their_own(name: str, more: list[str]) -> None:

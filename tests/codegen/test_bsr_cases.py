@@ -116,7 +116,7 @@ class Spgemm(Patterned):
 
 MODULES: dict[type[Product], Any] = {Spmm: bsr_spmm, Sddmm: bsr_sddmm, Spgemm: bsr_spgemm}
 KERNELS = [
-    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "128_accumulate", "16_column_major", "16_gathered")),
+    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "128_accumulate", "64_column_major", "16_gathered")),
     *((Spmm, f"h100_bsr_spmm_b128_{end}") for end in ("transposed", "bias_gelu")),
     *((Spmm, "h100_bsr_spmm_b64x128"), (Sddmm, "l4_bsr_sddmm_b32"), (Sddmm, "h100_bsr_sddmm_b16")),
     *((Spgemm, "h100_bsr_spgemm_b16"), (Spgemm, "h100_bsr_spgemm_b128_bsr")),
@@ -242,8 +242,8 @@ def test_inputs_of_a_product_are_what_the_case_says() -> None:
     columns = columns_of(calls_of(Spmm, name, block_columns=64, wild=True, row_counts="even")[0]["a"])
     assert 0.1 < sum(column == 64 + 5 for column in columns) / len(columns) < 0.3
     assert all(call["out"] is None for call in calls_of(Spmm, name, own_out=True))
-    narrow = calls_of(Spmm, "h100_bsr_spmm_b16_column_major", strided=True, n=24)[0]["b"]
-    assert narrow.shape == (96, 24) and narrow.stride() == (1, 96 + 64)
+    narrow = calls_of(Spmm, "h100_bsr_spmm_b64_column_major", strided=True, n=24)[0]["b"]
+    assert narrow.shape == (384, 24) and narrow.stride() == (1, 384 + 64)
 
 
 def test_what_is_added_is_not_read_with_beta_0() -> None:

@@ -246,10 +246,10 @@ def test_a_dimension_of_one_element_has_no_stride(kernel: Any) -> None:
 
 
 def test_tensor_maps_have_the_strides_of_views(kernel: Any) -> None:
-    call, _ = kernel("h100_topk64_b64_shared")
+    call, _ = kernel("h100_topk32_b64_shared")
     q = torch.zeros(2, 4, 320, 128).half()
     k = torch.zeros(2, 400, 2, 256).half()[..., :128].transpose(1, 2)
-    call(q, k, k[:, :1].expand(-1, 2, -1, -1), torch.zeros(2, 4, 5, 64, dtype=torch.int32))
+    call(q, k, k[:, :1].expand(-1, 2, -1, -1), torch.zeros(2, 4, 5, 32, dtype=torch.int32))
     (signature,) = call._signatures.values()
     (of_q, of_k, of_v) = (next(each for name, _, each in signature.maps if name == letter) for letter in "qkv")
     assert (of_q.dims, of_q.how.box) == ((128, 320, 4, 2), (64, 64, 1, 1))

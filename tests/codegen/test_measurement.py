@@ -110,7 +110,7 @@ def test_speed_is_work_over_time_and_a_dense_peer_does_more(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("b128", {}), ("b128_bias_gelu", {}), ("b128_transposed", {}), ("b128_accumulate", {}), ("b128x64", {})],
+    [("b128", {}), ("b128_bias_gelu", {}), ("b128_transposed", {}), ("b128_accumulate", {}), ("b64x128", {})],
 )
 @pytest.mark.usefixtures("on_cpu")
 def test_workload_of_bsr_times_dense(name: str, more: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from codegen.plans.attention_query_order import BLOCK_WINDOWS, WINDOW_TILES, ord
 from codegen.render import render
 from codegen.spec import parse_spec
 
-NAME = "h100_topk32_b64_self_ordered"
+NAME, PLAIN = "h100_topk32_b64_self_ordered", "h100_topk32_d64_b64"
 
 
 def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
@@ -23,8 +23,8 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (fields("h100_topk32_b64", query_grouping="search"), "query_grouping: is search; only tiles that share loads"),
-        (fields("h100_topk32_b64", query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
+        (fields(PLAIN, query_grouping="search"), "query_grouping: is search; only tiles that share loads"),
+        (fields(PLAIN, query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
         (fields(paced=True), "paced: is true; kernels with query_grouping search hand out tiles"),
     ],
 )

@@ -31,7 +31,7 @@ def fields(name: str, **changes: Any) -> dict[str, Any]:
         ("h100_dense", "paced: is true; dense on sm_90a has no kernel with it"),
         ("h100_block_lists", "paced: is true; block_lists on sm_90a has no kernel with it"),
         ("l4_topk32", "paced: is true; topk on sm_89 has no kernel with it"),
-        ("h100_topk32_b64", "paced: is true; with 2 lists, or parts of one, in a tile"),
+        ("h100_topk32_d64_b64", "paced: is true; with 4 lists, or parts of one, in a tile"),
     ],
 )
 def test_it_is_for_sorted_lists_of_one_length(name: str, refused: str) -> None:

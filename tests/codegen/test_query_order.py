@@ -130,7 +130,7 @@ def test_a_call_wants_an_order_that_fits() -> None:
 
 
 def test_it_needs_tiles_that_share() -> None:
-    fields = find_spec("h100_topk32_b64").spec.model_dump(mode="json", by_alias=True)
+    fields = find_spec("h100_topk32_d64_b64").spec.model_dump(mode="json", by_alias=True)
     with pytest.raises(SpecError) as caught:
         parse_spec({**fields, "query_grouping": "given"})
     assert caught.value.field == "query_grouping"

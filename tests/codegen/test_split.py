@@ -19,7 +19,7 @@ from codegen.plans import plan_for
 from codegen.render import render
 from codegen.split import INDEX_RANGE, PART_COST, Split
 
-NAME = "h100_topk32_b64"
+NAME = "h100_topk32_d64_b64"
 PROGRAM = """\
 #include <algorithm>
 

@@ -147,7 +147,7 @@ def test_places_of_many_tiles_do_not_overflow(program: ctypes.CDLL) -> None:
     ("name", "wanted"),
     [
         ("b128", 4),
-        ("b128x64", 4),
+        ("b64x128", 1),
         ("b128_balanced", 8),
         ("b64", 1),
         ("b64_balanced", 2),

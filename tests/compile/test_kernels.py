@@ -551,7 +551,7 @@ OTHER_ARCHS = [
     {**json.loads(find_spec(name).spec.canonical_json()), "arch": arch}
     for name in (
         "l4_topk32_d64",
-        "l4_topk32_wmma",
+        "l4_dense_wmma",
         "l4_bsr_spmm_wmma_b16",
         "l4_bsr_sddmm_b64",
         "l4_bsr_spgemm_wmma",
@@ -693,7 +693,7 @@ def test_a_record_of_what_is_not_compiled_is_found_out(tmp_path: Path, monkeypat
 def test_what_was_compiled_in_another_way_is_compiled_anew(
     change: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named, options = find_spec("l4_topk32_wmma"), copy.copy(request.config.option)
+    named, options = find_spec("l4_dense_wmma"), copy.copy(request.config.option)
     options.all_kernels, options.kernel_seed = False, 0
     record = {"key": key_of(named)}
     assert why_anew(named, record, options) in ("", "compiled (sample)")
@@ -735,7 +735,7 @@ def test_receipts_say_the_same(named: NamedSpec, known: dict[str, Record]) -> No
     assert {name: record[name] for name in same} == {name: cubin[name] for name in same}
 
 
-@pytest.mark.parametrize("name", ["l4_topk32", "l4_topk32_wmma", "l4_bsr_spmm_wmma_b16"])
+@pytest.mark.parametrize("name", ["l4_topk32", "l4_dense_wmma", "l4_bsr_spmm_wmma_b16"])
 def test_ada_kernels_compile_to_ptx_for_newer_devices(name: str) -> None:
     compiled = compile_spec(find_spec(name), "ptx")
     assert ".target sm_89" in compiled.code.decode().rstrip("\0")

@@ -279,7 +279,8 @@ def test_autograd_may_call_kernels_from_its_own_thread() -> None:
 
 @HOPPER
 def test_copies_of_b_by_rows_belong_to_their_launch() -> None:
-    kernel = load_kernel("h100_bsr_spmm_b32_column_major")
+    rows = find_spec("h100_bsr_spmm_b32").spec.model_dump(mode="json", by_alias=True)
+    kernel = load_kernel({**rows, "b_layout": "column_major"})
     a = bsr(512, 1024, 32)
     matrices = [torch.randn(1000, 1024, device="cuda", dtype=torch.float16).mT for _ in range(4)]
     expected = [load_kernel("h100_bsr_spmm_b32")(a, b.contiguous()) for b in matrices]
@@ -518,7 +519,9 @@ def test_packed_heads_compute_what_single_ones_do() -> None:
     arguments = tensors(q_len=200, heads=16)
     lists = torch.randint(0, 64, (2, 2, 4, 32), device="cuda", dtype=torch.int32)
     out, lse = load_kernel("h100_topk32_gqa8_b64")(**arguments | {"kv_indices": lists})
-    single, single_lse = load_kernel("h100_topk32_b64")(**arguments | {"kv_indices": lists.repeat_interleave(8, 1)})
+    pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}
+    plain = load_kernel({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": pattern})
+    single, single_lse = plain(**arguments | {"kv_indices": lists.repeat_interleave(8, 1)})
     torch.testing.assert_close(out, single, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(lse, single_lse)
 

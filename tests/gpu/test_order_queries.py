@@ -16,11 +16,12 @@ from runtime.driver import workspace  # noqa: E402
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
 )
-NAME = "h100_topk16_b64_self_ordered"
+PATTERN = {"kind": "topk", "k": 16, "block": {"q": 64, "kv": 64}}
 
 
 def fields(**more: Any) -> dict[str, Any]:
-    return {**find_spec(NAME).spec.model_dump(mode="json", by_alias=True), **more}
+    shipped = find_spec("h100_topk32_b64_self_ordered").spec.model_dump(mode="json", by_alias=True)
+    return {**shipped, "pattern": PATTERN, **more}
 
 
 def loads_of(rows: list[set[int]], order: list[int], tile_blocks: int) -> int:
@@ -100,7 +101,7 @@ def test_lists_that_share_much_are_found(kind: str) -> None:
     rows = torch.arange(96)
     starts = {"equal": rows * 0, "sliding": rows, "groups": rows % 32 * 16}[kind]  # groups: three far from one another
     lists = (starts[:, None] + torch.arange(16))[None, None]
-    load_kernel(NAME)(*problem(1, 96, 64 * 512, lists))
+    load_kernel(fields())(*problem(1, 96, 64 * 512, lists))
     in_order = lists[0, 0][found_order((1, 1, 96))[0, 0].cpu().long()]
     assert (
         loads_of([set(entries) for entries in in_order.tolist()], list(range(96)), 3)
@@ -111,8 +112,8 @@ def test_lists_that_share_much_are_found(kind: str) -> None:
 def test_an_order_changes_no_result_and_each_call_is_the_same() -> None:
     lists = torch.rand(1, 16, 100, 200).argsort(-1)[..., :16]
     inputs = problem(16, 100, 64 * 200, lists)
-    plain, plain_lse = load_kernel("h100_topk16_b64_shared")(*inputs)
-    kernel = load_kernel(NAME)
+    plain, plain_lse = load_kernel(fields(query_grouping="none"))(*inputs)
+    kernel = load_kernel(fields())
     outs = [torch.full_like(plain, float("nan")) for _ in range(20)]
     found = [kernel(*inputs, out=out)[1] for out in outs]
     assert (outs[0] - plain).abs().max() < 2e-3 and (found[0] - plain_lse).abs().max() < 1e-4
@@ -121,7 +122,7 @@ def test_an_order_changes_no_result_and_each_call_is_the_same() -> None:
 
 
 def test_lists_of_all_heads_are_put_in_order_once() -> None:
-    kernel = load_kernel(NAME)
+    kernel = load_kernel(fields())
     lists = torch.rand(1, 1, 100, 200).argsort(-1)[..., :16]
     q, k, v, shared = problem(16, 100, 64 * 200, lists)
     out, _ = kernel(q, k, v, shared)
@@ -131,7 +132,7 @@ def test_lists_of_all_heads_are_put_in_order_once() -> None:
 
 
 def test_a_graph_finds_the_order_anew() -> None:
-    kernel = load_kernel(NAME)
+    kernel = load_kernel(fields())
     q, k, v, lists = problem(16, 100, 64 * 200, torch.rand(1, 16, 100, 200).argsort(-1)[..., :16])
     kernel(q, k, v, lists)
     out, graph = torch.empty_like(q), torch.cuda.CUDAGraph()
@@ -145,7 +146,7 @@ def test_a_graph_finds_the_order_anew() -> None:
 
 
 def test_streams_have_orders_of_their_own() -> None:
-    kernel = load_kernel(NAME)
+    kernel = load_kernel(fields())
     problems = [problem(16, 100, 64 * 200, torch.rand(1, 16, 100, 200).argsort(-1)[..., :16]) for _ in range(3)]
     alone = [kernel(*inputs)[0] for inputs in problems]
     streams = [torch.cuda.Stream() for _ in problems]

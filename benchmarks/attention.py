@@ -106,10 +106,10 @@ def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
     pattern = {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}
     if head_dim == 64:  # smaller tiles of K and V: more rows share them, or more of them fit
         return fields(64, pattern, (256, 64), 4 if q == 128 else 2, **more)
-    if more.get("share_kv"):
+    if more.get("share_kv_loads"):
         return fields(128, pattern, (192, 64), 4, schedule="cooperative", **more)
     # A step of 128 keys: one block, or two of 64 where the rows of a tile have one list.
-    one_list = q == 128 or more.get("packed_heads", 1) > 1
+    one_list = q == 128 or more.get("pack_gqa", 1) > 1
     schedule = "ping_pong" if one_list else "cooperative"
     return fields(128, pattern, (128, 128 if one_list else 64), 2, schedule=schedule, **more)
 
@@ -125,11 +125,11 @@ EVERY_KEY = {
 SHORT_KEY = {  # enough tiles for every SM matter more than what they share
     (128, "dense"): fields(128, DENSE, (128, 128), 2),
     (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
-    (64, "dense"): fields(64, DENSE, (128, 64), 4, schedule="cooperative", key_parts=2),
+    (64, "dense"): fields(64, DENSE, (128, 64), 4, schedule="cooperative", kv_splits=2),
     (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
 }
 FEW_KEY = {  # few tiles of 128 queries for the SMs: twice as many of 64
-    (head_dim, kind): fields(head_dim, pattern, (64, 64), stages, schedule="cooperative", key_parts=2)
+    (head_dim, kind): fields(head_dim, pattern, (64, 64), stages, schedule="cooperative", kv_splits=2)
     for head_dim, stages in ((128, 2), (64, 4))
     for kind, pattern in (("dense", DENSE), ("causal", CAUSAL))
 }
@@ -149,15 +149,15 @@ def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Field
     if (heads, length) in FEW_TILES[tiles]:
         return FEW_KEY[tiles]
     if (heads, length) in ONE_ROUND.get(tiles, []):
-        return {**SHORT_KEY[tiles], "split_tail": False}
+        return {**SHORT_KEY[tiles], "stream_k_tail": False}
     return (EVERY_KEY if (heads, length) in MANY_TILES.get(tiles, []) else SHORT_KEY)[tiles]
 
 
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
-SELF_ORDERED = {"share_kv": True, "query_grouping": "search"}
-SHARED = topk(128, 32, 64, 64, share_kv=True)
-PACED = {"paced": True}  # the L2 does not hold K and V of a head of 128 K keys
-NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv
+SELF_ORDERED = {"share_kv_loads": True, "query_grouping": "search"}
+SHARED = topk(128, 32, 64, 64, share_kv_loads=True)
+L2_LOCKSTEP = {"l2_lockstep": True}  # the L2 does not hold K and V of a head of 128 K keys
+NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv_loads
 FLEX = ("flex", "flex_tuned")
 FLASHINFER = ("flashinfer", "flashinfer_cake")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", *FLASHINFER)
@@ -169,17 +169,17 @@ MAIN_ROWS = (
     Row("topk16", topk(128, 16, 128, 128), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
     Row("topk32", topk(128, 32, 128, 128), 16, 32768, LIST_PEERS, 720, groups=(*DATA, "k"), quick=True),
     Row("topk64", topk(128, 64, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
-    Row("topk32_128k", topk(128, 32, 128, 128, **PACED), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
+    Row("topk32_128k", topk(128, 32, 128, 128, **L2_LOCKSTEP), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
     Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
     Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
     Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
     Row("topk16_b64", topk(128, 16, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 580),
     Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, groups=DATA, quick=True),
     Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
-    Row("topk32_b64_128k", {**SHARED, **PACED}, 8, 131072, LIST_PEERS, 560),
+    Row("topk32_b64_128k", {**SHARED, **L2_LOCKSTEP}, 8, 131072, LIST_PEERS, 560),
     Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690, groups=DATA),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440, groups=DATA),
-    Row("gqa_topk32_b64", topk(128, 32, 64, 64, packed_heads=8), 64, 32768, LIST_PEERS, 650, groups=DATA, kv_heads=8),
+    Row("gqa_topk32_b64", topk(128, 32, 64, 64, pack_gqa=8), 64, 32768, LIST_PEERS, 650, groups=DATA, kv_heads=8),
     Row("window2k", WINDOW, 8, 32768, (*FLEX, "fa4"), 650, quick=True),
     Row("window2k_128k", WINDOW, 8, 131072, (*FLEX, "fa4"), 660),
     Row("dense", EVERY_KEY[128, "dense"], 16, 16384, DENSE_PEERS, 690, batch=2),
@@ -272,7 +272,7 @@ ADA_ROWS = (
     Row("ada_topk32_d64_b64", ada(64, listed(64), (64, 64), 6), 8, 32768, ADA_PEERS, 290, groups=("ada",)),
     Row(
         "ada_gqa_topk32_b64",
-        {**ada(128, listed(64), (128, 32), 2), "packed_heads": 8},
+        {**ada(128, listed(64), (128, 32), 2), "pack_gqa": 8},
         64,
         32768,
         ADA_PEERS,
@@ -317,7 +317,7 @@ def make_problem(row: Row, spec: AttentionSpec) -> Problem:
         lists = pattern_lists(spec, row.heads, row.length)
     elif spec.pattern.fixed_block is not None:
         drawn = drawn_lists(row, spec, kv_heads)
-        rows_of_lists = row.heads // getattr(spec, "packed_heads", 1)
+        rows_of_lists = row.heads // getattr(spec, "pack_gqa", 1)
         lists = (drawn.sort(-1).values.repeat_interleave(rows_of_lists // kv_heads, 1).contiguous(),)
     return Problem(spec, q, k, v, lists)
 

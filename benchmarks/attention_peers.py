@@ -59,7 +59,7 @@ class Problem:
 def not_shared(problem: Problem) -> dict[str, Call]:
     """Our kernel that loads K and V for each query block on its own."""
     fields = problem.spec.model_dump(
-        by_alias=True, exclude={"share_kv", "query_grouping", "paced", "split_tail", "stages"}
+        by_alias=True, exclude={"share_kv_loads", "query_grouping", "l2_lockstep", "stream_k_tail", "stages"}
     )
     kernel = load_kernel(parse_spec({**fields, "tile": {"m": 128, "n": problem.spec.tile.n}}))
     out = torch.empty_like(problem.q)

@@ -33,7 +33,7 @@ from records import (
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
-from codegen.receipts import MeasurementRecord, Receipt, Standing, receipt_path, source_sha256, state
+from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, receipt_path, source_sha256, state
 from codegen.render import render
 from codegen.spec import parse_spec
 
@@ -104,7 +104,7 @@ def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt
     """Return the receipts, by stem, that say that a GPU verified today's source."""
     found = {}
     for named in specs:
-        if state(named, render(named), folder).standing is Standing.OK:
+        if state(named, render(named), folder).standing is ReceiptStatus.OK:
             found[named.stem] = Receipt.read(receipt_path(named.stem, folder / named.subfolder))
     return found
 

@@ -10,7 +10,7 @@ from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.spec import Spec
 
-HOW = {
+TUNING_FIELDS = {
     "arch",
     "mma",
     "copy_",
@@ -18,24 +18,28 @@ HOW = {
     "stages",
     "tile",
     "warp_rows",
-    "split_tail",
-    "key_parts",
-    "share_kv",
-    "paced",
-    "blocks_per_sm",
+    "stream_k_tail",
+    "kv_splits",
+    "share_kv_loads",
+    "l2_lockstep",
+    "ctas_per_sm",
 }
 """Fields that say how a kernel computes; all others say what."""
 
 
-def advice(spec: Spec, arch: str) -> str:
+def suggest(spec: Spec, arch: str) -> str:
     """Return what to do on a device of another architecture, ``arch``, than a spec's.
 
     Names the shipped specs that compute the same there; without one, the spec that would, or why none can.
     """
-    serving = [named.stem for named in shipped_specs() if named.spec.arch == arch and what(named.spec) == what(spec)]
+    serving = [
+        named.stem
+        for named in shipped_specs()
+        if named.spec.arch == arch and problem_of(named.spec) == problem_of(spec)
+    ]
     if serving:
         return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"
-    fields = {"arch": arch, **what(spec)}
+    fields = {"arch": arch, **problem_of(spec)}
     try:
         plan_for(find_spec(fields))
     except SpecError as error:
@@ -43,18 +47,18 @@ def advice(spec: Spec, arch: str) -> str:
     return f"no shipped spec computes the same on {arch}, but this one does: {json.dumps(fields)}"
 
 
-def advice_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
+def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
     """Return :func:`advice` for a device by its compute capability."""
     for arch in ARCHS.values():
         if arch.compute_capability == compute_capability:
-            return advice(spec, arch.name)
+            return suggest(spec, arch.name)
     return f"there are kernels for {', '.join(ARCHS)}"
 
 
-def what(spec: Spec) -> dict[str, object]:
+def problem_of(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
     off = {name for name in spec.options if getattr(spec, name) == type(spec).model_fields[name].default}
     if getattr(spec, "query_grouping", None) == "search":  # only a given order is an argument
         off.add("query_grouping")
-    fields: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=HOW | off)
+    fields: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=TUNING_FIELDS | off)
     return fields

@@ -21,7 +21,7 @@ from codegen.explain import explain
 from codegen.files import write_if_changed
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
-from codegen.receipts import Standing, state
+from codegen.receipts import ReceiptStatus, state
 from codegen.render import render
 from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec, json_schema
 
@@ -131,7 +131,7 @@ def render_command(
         return
     for folder, group in by_folder.items():
         for path, changed in freshness.render_to(folder, group).items():
-            typer.echo(f"{'wrote' if changed else 'up to date'}  {freshness.shown(path)}")
+            typer.echo(f"{'wrote' if changed else 'up to date'}  {freshness.display_path(path)}")
 
 
 @app.command("check")
@@ -157,7 +157,7 @@ def list_command() -> None:
     table = Table(box=None, pad_edge=False, header_style="cyan")
     for title in ("spec", "operator", "arch", "type", "what", "tile", "how", "receipt"):
         table.add_column(title, overflow="fold", no_wrap=title == "spec")  # a name can be copied
-    colours = {Standing.OK: "green", Standing.FAILED: "red", Standing.UNREADABLE: "red"}
+    colours = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatus.UNREADABLE: "red"}
     for named in shipped_specs():
         spec = named.spec
         found = state(named, render(named))
@@ -214,7 +214,7 @@ def _print(table: RenderableType) -> None:
     console.print(table)
 
 
-BY_DEFAULT = ("split_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
+BY_DEFAULT = ("stream_k_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
 
 
 def _what(spec: Spec) -> str:
@@ -236,7 +236,7 @@ def _what(spec: Spec) -> str:
 def _report(problems: list[freshness.Problem]) -> None:
     """Print the problems and leave with exit code 1 if there are any."""
     for problem in problems:
-        typer.echo(f"{freshness.shown(problem.path)}: {problem.message}\n    run: {problem.mend}")
+        typer.echo(f"{freshness.display_path(problem.path)}: {problem.message}\n    run: {problem.fix}")
     if problems:
         typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
         raise typer.Exit(CHECK_FAILED)

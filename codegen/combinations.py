@@ -44,28 +44,36 @@ def check_options(spec: AttentionSpec) -> None:
     topk_on_hopper = (spec.arch, spec.pattern.kind) == ("sm_90a", "topk")
     if spec.arch == "sm_90a" and spec.warp_rows != 16:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
-    if spec.share_kv and not topk_on_hopper:
-        raise SpecError("share_kv", f"is true; {kind} {NO_KERNEL}")
+    if spec.share_kv_loads and not topk_on_hopper:
+        raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
     _check_key_parts(spec)
     _check_query_grouping(spec)
-    if spec.paced and not topk_on_hopper:
-        raise SpecError("paced", f"is true; {kind} {NO_KERNEL}")
-    if spec.split_tail and not spec.can_split:
-        more = " with share_kv" if spec.share_kv else f" with key_parts {spec.key_parts}" if spec.key_parts > 1 else ""
-        raise SpecError("split_tail", f"is true; {kind}{more} {NO_KERNEL}")
+    if spec.l2_lockstep and not topk_on_hopper:
+        raise SpecError("l2_lockstep", f"is true; {kind} {NO_KERNEL}")
+    if spec.stream_k_tail and not spec.can_split:
+        more = (
+            " with share_kv_loads"
+            if spec.share_kv_loads
+            else f" with kv_splits {spec.kv_splits}"
+            if spec.kv_splits > 1
+            else ""
+        )
+        raise SpecError("stream_k_tail", f"is true; {kind}{more} {NO_KERNEL}")
 
 
 def _check_key_parts(spec: AttentionSpec) -> None:
-    if spec.key_parts > 1 and (spec.arch != "sm_90a" or not spec.pattern.divides or spec.share_kv):
-        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv' if spec.share_kv else ''}"
-        raise SpecError("key_parts", f"is {spec.key_parts}; {that} has no kernel with parts: leave it out")
+    if spec.kv_splits > 1 and (spec.arch != "sm_90a" or not spec.pattern.supports_kv_splits or spec.share_kv_loads):
+        that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv_loads' if spec.share_kv_loads else ''}"
+        raise SpecError("kv_splits", f"is {spec.kv_splits}; {that} has no kernel with parts: leave it out")
 
 
 def _check_query_grouping(spec: AttentionSpec) -> None:
     grouping = spec.query_grouping
-    if grouping != "none" and not spec.share_kv:
+    if grouping != "none" and not spec.share_kv_loads:
         raise SpecError(
-            "query_grouping", f"is {grouping}; only tiles that share loads group query blocks: set share_kv"
+            "query_grouping", f"is {grouping}; only tiles that share loads group query blocks: set share_kv_loads"
         )
-    if grouping == "search" and spec.paced:
-        raise SpecError("paced", "is true; kernels with query_grouping search hand out tiles, and none keeps pace")
+    if grouping == "search" and spec.l2_lockstep:
+        raise SpecError(
+            "l2_lockstep", "is true; kernels with query_grouping search hand out tiles, and none keeps pace"
+        )

@@ -1,6 +1,6 @@
 """What a spec that leaves fields out gets there: choices that work, from the fields that it gives.
 
-Fields are as the caller wrote them, so any of them may be missing or wrong. What is wrong is told when they are read.
+RawSpec are as the caller wrote them, so any of them may be missing or wrong. What is wrong is told when they are read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from codegen.arch import ARCHS, KIB, Combination
 from codegen.errors import SpecError
 from codegen.patterns import PATTERNS
 
-Fields = Mapping[str, Any]
+RawSpec = Mapping[str, Any]
 
 COMBINED = ("mma", "copy", "schedule")
 GATHERED_ROWS = 384  # of a tile of many small block rows
 SAMPLED_STAGING = 4 * KIB  # bytes of C on their way from a tile of a sampled product with small blocks, at least
 
 
-def _combination(data: Fields, op: str) -> Combination | None:
+def _combination(data: RawSpec, op: str) -> Combination | None:
     """Return the first legal combination that agrees with what was given, or else the first; None without an arch."""
     name = data.get("arch")
     if not isinstance(name, str) or name not in ARCHS:
@@ -32,7 +32,7 @@ def _combination(data: Fields, op: str) -> Combination | None:
     return (fits or legal)[0]
 
 
-def _fill(data: dict[str, Any], op: str, defaults: Fields) -> dict[str, Any]:
+def _fill(data: dict[str, Any], op: str, defaults: RawSpec) -> dict[str, Any]:
     """Fill in the first legal combination that agrees with what was given, then the other defaults."""
     choice = _combination(data, op)
     combined = {} if choice is None else {key: getattr(choice, key) for key in COMBINED}
@@ -42,19 +42,19 @@ def _fill(data: dict[str, Any], op: str, defaults: Fields) -> dict[str, Any]:
     return filled
 
 
-def _given_tile(data: Fields) -> Fields:
+def _given_tile(data: RawSpec) -> RawSpec:
     """Return the sizes of the tile that were given."""
     tile = data.get("tile")
     return tile if isinstance(tile, Mapping) else {}
 
 
-def _agreeing(data: Fields, choice: Mapping[str, str]) -> dict[str, Any]:
+def _agreeing(data: RawSpec, choice: Mapping[str, str]) -> dict[str, Any]:
     """Fill in a choice if nothing that was given contradicts it."""
     agrees = all(data.get(key, value) == value for key, value in choice.items())
     return {**choice, **data} if agrees else dict(data)
 
 
-def _by_mma_if_small(data: Fields) -> dict[str, Any]:
+def _by_mma_if_small(data: RawSpec) -> dict[str, Any]:
     """Name mma.sync where nothing is said and blocks of a product are too small for a wgmma, which has 64 rows."""
     block = data.get("block")
     small = isinstance(block, Mapping) and block.get("rows") in (16, 32)
@@ -62,17 +62,17 @@ def _by_mma_if_small(data: Fields) -> dict[str, Any]:
     return {**data, "mma": "mma"} if small and unsaid else dict(data)
 
 
-def _mapping(value: object) -> Fields:
+def _mapping(value: object) -> RawSpec:
     """Return a field that is a mapping; an empty one where it is missing or wrong."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _attention(data: Fields) -> dict[str, Any]:
+def _attention(data: RawSpec) -> dict[str, Any]:
     if data.get("arch") == "sm_90a":
         return _hopper_attention(data)
     block = _mapping(_mapping(data.get("pattern")).get("block"))
     tile = _ada_tile(data, block)
-    defaults: dict[str, Any] = {"tile": tile, "stages": 2, "split_tail": False}
+    defaults: dict[str, Any] = {"tile": tile, "stages": 2, "stream_k_tail": False}
     choice = _combination(data, "attention")
     if choice is not None and choice.mma == "wmma":
         defaults |= {"tile": _wmma_tile(data.get("head_dim"), block), "stages": 3}
@@ -84,45 +84,45 @@ def _attention(data: Fields) -> dict[str, Any]:
     return _fill(dict(data), "attention", defaults)
 
 
-def _hopper_attention(data: Fields) -> dict[str, Any]:
+def _hopper_attention(data: RawSpec) -> dict[str, Any]:
     pattern, head_dim = _mapping(data.get("pattern")), data.get("head_dim")
     block, kind = _mapping(pattern.get("block")), pattern.get("kind")
     tile = _hopper_tile(head_dim, block)
-    shares, parts = data.get("share_kv") is True, data.get("key_parts", 1) != 1
+    shares, parts = data.get("share_kv_loads") is True, data.get("kv_splits", 1) != 1
     if shares or parts or _given_tile(data).get("m") == 64:  # without ping_pong
         data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
-    splits = isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].splits
+    splits = isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].supports_stream_k
     if shares:  # two query blocks, the fewest, take two stages
         stages = 2 if block.get("kv") == 128 and head_dim != 64 else 4
     else:
         stages = 1 if _fills_memory(data, block, tile) else 2
     if parts:
         tile, stages = _parts_tile(data, block)
-    defaults = {"tile": tile, "stages": stages, "split_tail": splits and not shares and not parts}
+    defaults = {"tile": tile, "stages": stages, "stream_k_tail": splits and not shares and not parts}
     return _fill(dict(data), "attention", defaults)
 
 
-def _hopper_tile(head_dim: object, block: Fields) -> dict[str, Any]:
+def _hopper_tile(head_dim: object, block: RawSpec) -> dict[str, Any]:
     """Return the tile of a spec for sm_90a that has none."""
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     return {"m": 128, "n": 64 if head_dim in (192, 256) else block.get("kv", 128)}
 
 
-def _fills_memory(data: Fields, block: Fields, tile: Fields) -> bool:
+def _fills_memory(data: RawSpec, block: RawSpec, tile: RawSpec) -> bool:
     """Return whether rings of two stages do not fit: each query block of a tile has rings of its own."""
     sizes = {**tile, **_given_tile(data)}
-    given = sizes.get("m"), sizes.get("n"), data.get("head_dim"), block.get("q"), data.get("packed_heads", 1)
+    given = sizes.get("m"), sizes.get("n"), data.get("head_dim"), block.get("q"), data.get("pack_gqa", 1)
     numbers = [number for number in given if isinstance(number, int)]
     if len(numbers) < len(given):
         return False  # what is wrong or missing is told elsewhere
     m, n, width, queries, heads = numbers
-    streams = m // max(queries * heads, 64)
-    elements = (m + 2 * 2 * streams * n) * -(-width // 64) * 64  # Q, then two stages of K and V for each
-    return streams > 1 and 2 * elements > ARCHS["sm_90a"].shared_memory_per_block
+    sub_tiles = m // max(queries * heads, 64)
+    elements = (m + 2 * 2 * sub_tiles * n) * -(-width // 64) * 64  # Q, then two stages of K and V for each
+    return sub_tiles > 1 and 2 * elements > ARCHS["sm_90a"].shared_memory_per_block
 
 
-def _parts_tile(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
-    """Return the tile and the stages of a spec with ``key_parts`` that has none: there are rings for each part."""
+def _parts_tile(data: RawSpec, block: RawSpec) -> tuple[dict[str, Any], int]:
+    """Return the tile and the stages of a spec with ``kv_splits`` that has none: there are rings for each part."""
     head_dim, pattern = data.get("head_dim"), data.get("pattern")
     width = head_dim if isinstance(head_dim, int) else 128
     given = _given_tile(data).get("n", block.get("kv"))
@@ -132,14 +132,14 @@ def _parts_tile(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
     return {"m": 128 if high else 64, "n": n}, 4 if step <= 64 * 64 else 2 if step <= 64 * 128 else 1
 
 
-def _load_part(data: Fields, block: Fields) -> int:
+def _load_part(data: RawSpec, block: RawSpec) -> int:
     """Return the largest power of two that divides the keys of a load on sm_89, a block or a step: 16 at least."""
     given = [size for size in (_given_tile(data).get("n", 32), block.get("kv")) if isinstance(size, int)]
     keys = min(given, default=32)
     return max(16, keys & -keys)
 
 
-def _copies_few_rows(data: Fields, block: Fields) -> bool:
+def _copies_few_rows(data: RawSpec, block: RawSpec) -> bool:
     """Return whether more than two warps would copy more rows at a time than a load has: rows of 192 bytes."""
     return data.get("head_dim") == 96 and _load_part(data, block) == 16
 
@@ -150,9 +150,9 @@ def _hides_pairs(pattern: object) -> bool:
     return mask == "causal" if kind == "block_lists" else kind not in ("dense", "topk")
 
 
-def _ada_tile(data: Fields, block: Fields) -> dict[str, Any]:
+def _ada_tile(data: RawSpec, block: RawSpec) -> dict[str, Any]:
     """Return the tile of a spec for another architecture that has none: two thread blocks fit 100 KB."""
-    head_dim, heads, warp_rows = data.get("head_dim"), data.get("packed_heads", 1), data.get("warp_rows")
+    head_dim, heads, warp_rows = data.get("head_dim"), data.get("pack_gqa", 1), data.get("warp_rows")
     wide = head_dim in (192, 256)
     largest = 64 if wide else 128
     if _copies_few_rows(data, block):
@@ -170,7 +170,7 @@ def _ada_tile(data: Fields, block: Fields) -> dict[str, Any]:
     return {"m": m, "n": 32 if warp_rows == 32 and head_dim == 128 and several else n}
 
 
-def _wmma_tile(head_dim: object, block: Fields) -> dict[str, Any]:
+def _wmma_tile(head_dim: object, block: RawSpec) -> dict[str, Any]:
     """Return the tile of a spec for WMMA that has none: two thread blocks fit 100 KB."""
     rows = block.get("q")
     return {"m": rows if rows in (16, 32) else 64, "n": 64 if head_dim == 64 else 32}
@@ -181,19 +181,19 @@ NARROW_64 = ("accumulate", "transpose_a")
 transposed kernel has no such tiles. Nor has the one for B stored by columns."""
 
 
-def _may_be_wide(data: Fields) -> bool:
+def _may_be_wide(data: RawSpec) -> bool:
     """Return whether the tile of a spec for blocks of 64 rows is 512 columns wide where it has none."""
     by_rows = data.get("b_layout", "row_major") == "row_major"
     return by_rows and not any(data.get(option) for option in NARROW_64)
 
 
-def _resident(data: Fields) -> int:
+def _resident(data: RawSpec) -> int:
     """Return the thread blocks that are to share an SM."""
-    given = data.get("blocks_per_sm", 1)
+    given = data.get("ctas_per_sm", 1)
     return given if isinstance(given, int) and given in (2, 3) else 1
 
 
-def _fitting_stages(data: Fields, tile: Fields, most: int, staged: int) -> int:
+def _fitting_stages(data: RawSpec, tile: RawSpec, most: int, staged: int) -> int:
     """Return how many stages of a tile with small blocks there are where none are given: two at least.
 
     Args:
@@ -212,7 +212,7 @@ def _fitting_stages(data: Fields, tile: Fields, most: int, staged: int) -> int:
     return max(2, min(most, room // (2 * k * (m + n))))
 
 
-def _bsr_spmm(data: Fields) -> dict[str, Any]:
+def _bsr_spmm(data: RawSpec) -> dict[str, Any]:
     block = _mapping(data.get("block"))
     rows, cols = block.get("rows", 128), block.get("cols")
     depth = 16 if isinstance(cols, int) and cols % 32 else 32
@@ -247,7 +247,7 @@ def _warp_level(mma: str, rows: Any, depth: int, stages: int) -> tuple[dict[str,
     return {"m": rows, "n": 128 if rows == 128 else 256, "k": depth}, 3 if rows == 128 or depth == 16 else 2
 
 
-def _small_blocks(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
+def _small_blocks(data: RawSpec, block: RawSpec) -> tuple[dict[str, Any], int]:
     """Return the tile and the stages of a product by wgmma whose blocks have 16 or 32 rows.
 
     It is bound by loads: a wide tile, and many stages on their way.
@@ -258,7 +258,7 @@ def _small_blocks(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
         tile["n"] = 8192 // rows  # they share the registers of an SM
         # Handing out takes some of them; what is added takes memory beside large blocks of A.
         beside = accumulates is True and (rows, cols) == (16, 32)
-        if _resident(data) == 3 and (data.get("balanced") is True or beside):
+        if _resident(data) == 3 and (data.get("scheduler") == "dynamic" or beside):
             tile["n"] //= 2
     whole = {**tile, **_given_tile(data)}
     width = whole["n"] if isinstance(whole["n"], int) else 0
@@ -266,7 +266,7 @@ def _small_blocks(data: Fields, block: Fields) -> tuple[dict[str, Any], int]:
     return tile, _fitting_stages(data, whole, 5 if accumulates else 6, staged)
 
 
-def _bsr_sddmm(data: Fields) -> dict[str, Any]:
+def _bsr_sddmm(data: RawSpec) -> dict[str, Any]:
     block = data.get("block")
     rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
     choice = _combination(data, "bsr_sddmm")
@@ -280,8 +280,8 @@ def _bsr_sddmm(data: Fields) -> dict[str, Any]:
             stages = _fitting_stages(data, {**tile, **_given_tile(data)}, stages, SAMPLED_STAGING)
         elif cols == 32:
             tile["n"] = 512
-        elif not {"tile", "stages", "blocks_per_sm"} & set(data):
-            data = {**data, "blocks_per_sm": 2}
+        elif not {"tile", "stages", "ctas_per_sm"} & set(data):
+            data = {**data, "ctas_per_sm": 2}
     elif choice is not None and choice.mma != "wgmma":  # two thread blocks and more share an SM
         wide = choice.mma == "mma" and rows in (32, 64)
         tile = {"m": rows, "n": 256 if wide else 128, "k": 64 if rows == 16 else 32}
@@ -289,7 +289,7 @@ def _bsr_sddmm(data: Fields) -> dict[str, Any]:
     return _fill(dict(data), "bsr_sddmm", {"tile": tile, "stages": stages})
 
 
-def _bsr_spgemm(data: Fields) -> dict[str, Any]:
+def _bsr_spgemm(data: RawSpec) -> dict[str, Any]:
     data = _by_mma_if_small(data)
     block = data.get("block")
     rows = block.get("rows", 128) if isinstance(block, Mapping) else 128
@@ -303,13 +303,13 @@ def _bsr_spgemm(data: Fields) -> dict[str, Any]:
     return _fill(data, "bsr_spgemm", {"tile": {"m": rows, "n": rows, "k": k}, "stages": stages})
 
 
-def _tile_copy(data: Fields) -> dict[str, Any]:
+def _tile_copy(data: RawSpec) -> dict[str, Any]:
     choice = _combination(data, "tile_copy")
     stages = 1 if choice is not None and choice.copy == "ld_global" else 3
     return _fill(dict(data), "tile_copy", {"tile": {"m": 64, "n": 128}, "stages": stages})
 
 
-_BY_OP: dict[str, Callable[[Fields], dict[str, Any]]] = {
+_BY_OP: dict[str, Callable[[RawSpec], dict[str, Any]]] = {
     "attention": _attention,
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
@@ -318,7 +318,7 @@ _BY_OP: dict[str, Callable[[Fields], dict[str, Any]]] = {
 }
 
 
-def filled(op: str, data: Fields) -> dict[str, Any]:
+def with_defaults(op: str, data: RawSpec) -> dict[str, Any]:
     """Return the fields of a spec with those that were left out.
 
     Raises:

@@ -26,7 +26,7 @@ def blocks_by_threads(plan: Plan) -> int:
 def blocks_by_registers(plan: Plan) -> int:
     """Return how many thread blocks fit the registers of an SM, if a thread has what the plan reckons with.
 
-    That is what the compiler makes do with, not what it takes where more are free: ``plan.blocks_per_sm`` holds it to
+    That is what the compiler makes do with, not what it takes where more are free: ``plan.ctas_per_sm`` holds it to
     the number of that. Warps that hand registers over all start with the same number.
     """
     each = plan.registers.needed if plan.spec.schedule == "multistage" else launch_registers(plan)
@@ -40,14 +40,14 @@ def occupancy(plan: Plan) -> str:
         "registers": blocks_by_registers(plan),
         "warp slots": blocks_by_threads(plan),
     }
-    warps, most = plan.blocks_per_sm * plan.threads // 32, plan.arch.warps_per_sm
+    warps, most = plan.ctas_per_sm * plan.threads // 32, plan.arch.warps_per_sm
     limits = [name for name, blocks in fits.items() if blocks == min(fits.values())]
     return f"{warps} of {most} warps ({100 * warps / most:.0f}%), limited by {' and '.join(limits)}"
 
 
 def launch_registers(plan: Plan) -> int:
-    """Return the most registers a thread can start with if ``plan.blocks_per_sm`` blocks are to fit an SM."""
-    return plan.arch.registers_for(plan.threads, plan.blocks_per_sm)
+    """Return the most registers a thread can start with if ``plan.ctas_per_sm`` blocks are to fit an SM."""
+    return plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
 
 
 def explain(plan: Plan) -> RenderableType:
@@ -63,7 +63,7 @@ def explain(plan: Plan) -> RenderableType:
         ("threads", f"{plan.threads} in a block ({plan.threads // 32} warps)"),
         (
             "blocks per SM",
-            f"{plan.blocks_per_sm} wanted; shared memory fits {blocks_by_shared_memory(plan)}, "
+            f"{plan.ctas_per_sm} wanted; shared memory fits {blocks_by_shared_memory(plan)}, "
             f"registers fit {blocks_by_registers(plan)}, warps fit {blocks_by_threads(plan)}",
         ),
         ("occupancy", occupancy(plan)),
@@ -119,7 +119,7 @@ def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
     title.append(", int32, beside q, k and v", style="not bold")
     rows = []
     for tensor in tensors:
-        packs = "heads" if spec.packed_heads == 1 else f"heads / {spec.packed_heads}"
+        packs = "heads" if spec.pack_gqa == 1 else f"heads / {spec.pack_gqa}"
         dims = ", ".join(packs if dim == "heads" else str(dim) for dim in tensor.dims)
         rows.append((tensor.name, f"({dims}){' optional' if tensor.optional else ''}: {tensor.doc}"))
     return [title, _rows(rows)]

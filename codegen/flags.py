@@ -26,27 +26,27 @@ class AttentionFlags(Flags):
 
     Attributes:
         pattern_template: the pattern's template.
-        restricts: whether a walk over key blocks can be restricted to some of them.
-        skips: whether warpgroups leave out steps of their tile that they see nothing of.
+        partial_range: whether a walk over key blocks can be restricted to some of them.
+        skip_masked: whether warpgroups leave out steps of their tile that they see nothing of.
         partial: whether a tile has a part of a query block only.
         block_steps: steps in a listed block.
         step_blocks: listed blocks of a step.
     """
 
     pattern_template: str
-    restricts: bool
-    skips: bool
+    partial_range: bool
+    skip_masked: bool
     partial: bool
     block_steps: int
     step_blocks: int
 
 
 @dataclass(frozen=True)
-class AttentionSm89Flags(AttentionFlags):
-    """What attention/sm89.cu.j2 asks.
+class AttentionMmaSyncFlags(AttentionFlags):
+    """What attention/mma_sync.cu.j2 asks.
 
     Attributes:
-        packed_heads: whether rows of a tile are those of several heads.
+        pack_gqa: whether rows of a tile are those of several heads.
         q_in_registers: whether Q stays in registers.
         paired: whether K and V of a step are waited for together.
         overlaps: whether weights are worked out beside products.
@@ -56,7 +56,7 @@ class AttentionSm89Flags(AttentionFlags):
         softmax_scale: what a logit is multiplied with, in C++.
     """
 
-    packed_heads: bool
+    pack_gqa: bool
     q_in_registers: bool
     paired: bool
     overlaps: bool
@@ -72,38 +72,38 @@ class AttentionSm90aFlags(AttentionFlags):
 
     Attributes:
         consumers: warpgroups that compute.
-        moves_registers: whether setmaxnreg moves registers from the producer to the consumers.
-        ping_pong: whether warpgroups take turns.
-        streams: parts of a tile with key blocks of their own.
-        asks_early: whether the next tile is asked for before this one's loads. Several streams have a producer warp
-            each, which would wait for what the first one asks for early.
-        first_turns: whether turns are passed on from the first step. One of several streams may have no step: its
-            warpgroups would have to pass on turns that they do not take.
-        packed: whether rows are anything but consecutive queries of one head.
-        packed_heads: query heads in the rows of a query, in C++.
+        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
+        ping_pong: whether the warp scheduler barrier orders the matrix products of the warpgroups.
+        sub_tiles: parts of a tile with key blocks of their own.
+        prefetch_q_early: whether Q of the next tile is loaded before this one's K and V. Several sub-tiles have a
+            producer warp each, which would wait for what the first one publishes early.
+        orders_first_step: whether the warp scheduler barrier orders the first step too. One of several sub-tiles may
+            have no step: its warpgroups would have to pass on turns that they do not take.
+        packed_rows: whether rows are anything but consecutive queries of one head.
+        pack_gqa: query heads in the rows of a query, in C++.
         tile_stages: places for Q.
-        shares_staging: whether O leaves from where Q was.
+        o_aliases_q: whether O leaves from where Q was.
         q_in_registers: whether all of Q is kept in registers.
         q_slices: slices of 16 columns of Q that are.
-        splits: whether tiles are divided between thread blocks.
-        parts: parts of the keys of a tile.
+        stream_k: whether tiles are divided between thread blocks.
+        kv_splits: parts of the keys of a tile.
         softmax_scale: what a logit is multiplied with, in C++.
     """
 
     consumers: int
-    moves_registers: bool
+    uses_setmaxnreg: bool
     ping_pong: bool
-    streams: int
-    asks_early: bool
-    first_turns: bool
-    packed: bool
-    packed_heads: int | str
+    sub_tiles: int
+    prefetch_q_early: bool
+    orders_first_step: bool
+    packed_rows: bool
+    pack_gqa: int | str
     tile_stages: int
-    shares_staging: bool
+    o_aliases_q: bool
     q_in_registers: bool
     q_slices: int
-    splits: bool
-    parts: int
+    stream_k: bool
+    kv_splits: int
     softmax_scale: str
 
 
@@ -165,8 +165,8 @@ class SpmmSm90aFlags(SpmmFlags):
 
 
 @dataclass(frozen=True)
-class SpmmNarrowFlags(WgmmaFlags):
-    """What bsr_spmm/sm90a_narrow.cu.j2 asks.
+class SpmmSwapAbFlags(WgmmaFlags):
+    """What bsr_spmm/sm90a_swap_ab.cu.j2 asks.
 
     Attributes:
         a_row_bytes: bytes of a row of a block of A.

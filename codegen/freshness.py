@@ -12,7 +12,7 @@ from typing import Literal
 from codegen.errors import CodegenError
 from codegen.files import write_if_changed
 from codegen.library import GENERATED, NamedSpec
-from codegen.receipts import Standing, receipt_path, state
+from codegen.receipts import ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
 
 Kind = Literal[
@@ -36,17 +36,17 @@ class Problem:
         path: the file.
         kind: what is wrong with it.
         message: the same in words.
-        mend: the command that mends it.
+        fix: the command that mends it.
     """
 
     path: Path
     kind: Kind
     message: str
-    mend: str
+    fix: str
 
     def __str__(self) -> str:
         """Return one line."""
-        return f"{shown(self.path)}: {self.message}; run: {self.mend}"
+        return f"{display_path(self.path)}: {self.message}; run: {self.fix}"
 
 
 def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
@@ -62,7 +62,9 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
         if path in texts:
-            raise CodegenError(f"two of the specs are called {named.stem}: both would be written to {shown(path)}")
+            raise CodegenError(
+                f"two of the specs are called {named.stem}: both would be written to {display_path(path)}"
+            )
         texts[path] = render(named)
     return {path: write_if_changed(path, text) for path, text in texts.items()}
 
@@ -73,18 +75,18 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
         fresh = render(named).encode("utf-8")
-        mend = _render_command(named, folder)
+        fix = _render_command(named, folder)
         if not path.is_file():
-            problems.append(Problem(path, "missing", "was not generated", mend))
+            problems.append(Problem(path, "missing", "was not generated", fix))
             continue
         found = path.read_bytes()
         if found == fresh:
             continue
         if seal_is_intact(found.decode("utf-8", "replace")):
-            problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", mend))
+            problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", fix))
         else:
             message = "was edited by hand (its seal is broken); edits belong into the spec or a template"
-            problems.append(Problem(path, "hand_edited", message, mend))
+            problems.append(Problem(path, "hand_edited", message, fix))
     return problems
 
 
@@ -93,7 +95,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     known = {folder / named.subfolder / named.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
-        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {shown(path)}")
+        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {display_path(path)}")
         for path in found
         if path.with_suffix("") not in known
     ]
@@ -102,21 +104,21 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     """Return the receipts in ``folder`` that do not vouch for the present source."""
     problems = []
-    kinds: dict[Standing, Kind] = {
-        Standing.MISSING: "receipt_missing",
-        Standing.UNREADABLE: "receipt_unreadable",
-        Standing.STALE: "receipt_stale",
-        Standing.UNVERIFIED: "receipt_unverified",
-        Standing.FAILED: "receipt_failed",
+    kinds: dict[ReceiptStatus, Kind] = {
+        ReceiptStatus.MISSING: "receipt_missing",
+        ReceiptStatus.UNREADABLE: "receipt_unreadable",
+        ReceiptStatus.STALE: "receipt_stale",
+        ReceiptStatus.UNVERIFIED: "receipt_unverified",
+        ReceiptStatus.FAILED: "receipt_failed",
     }
     for named in specs:
         found = state(named, render(named), folder)
         if found.standing in kinds:
-            mend = f"codegen verify {named.stem} (on a GPU)"
-            if found.standing is Standing.STALE:
-                mend = f"codegen migrate {named.stem} (if only comments or names changed), or {mend}"
+            fix = f"codegen verify {named.stem} (on a GPU)"
+            if found.standing is ReceiptStatus.STALE:
+                fix = f"codegen migrate {named.stem} (if only comments or names changed), or {fix}"
             path = receipt_path(named.stem, folder / named.subfolder)
-            problems.append(Problem(path, kinds[found.standing], found.explanation, mend))
+            problems.append(Problem(path, kinds[found.standing], found.explanation, fix))
     return problems
 
 
@@ -132,12 +134,12 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
     return problems + (check_receipts(folder, specs) if strict else [])
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Return a path as a person in the current folder would type it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def _render_command(named: NamedSpec, folder: Path) -> str:
-    out = "" if folder == GENERATED else f" --out {shlex.quote(shown(folder))}"
+    out = "" if folder == GENERATED else f" --out {shlex.quote(display_path(folder))}"
     return f"codegen render {shlex.quote(named.place or named.stem)}{out}"

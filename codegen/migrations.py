@@ -113,6 +113,15 @@ TABLE: tuple[Renamed, ...] = (
     Renamed("bsr_spmm", "cluster", "cluster", {1: LEFT_OUT, 2: LEFT_OUT}),
     Renamed("attention", "query_order", "query_grouping", {True: "given", False: LEFT_OUT}),
     Renamed("attention", "order_queries", "query_grouping", {True: "search", False: LEFT_OUT}),
+    Renamed("attention", "share_kv", "share_kv_loads"),
+    Renamed("attention", "split_tail", "stream_k_tail"),
+    Renamed("attention", "key_parts", "kv_splits"),
+    Renamed("attention", "packed_heads", "pack_gqa"),
+    Renamed("attention", "paced", "l2_lockstep"),
+    Renamed("bsr_spmm", "blocks_per_sm", "ctas_per_sm"),
+    Renamed("bsr_sddmm", "blocks_per_sm", "ctas_per_sm"),
+    Renamed("bsr_spmm", "balanced", "scheduler", {True: "dynamic", False: LEFT_OUT}),
+    Renamed("bsr_spgemm", "balanced", "scheduler", {True: "dynamic", False: LEFT_OUT}),
 )
 
 

@@ -19,7 +19,7 @@ from codegen.migrations import spelt
 from codegen.preparation import GatheredLayout, RowCutting
 from codegen.problem import LaunchArgs, Shape
 from codegen.spec import Spec
-from codegen.split import Split
+from codegen.stream_k import StreamK
 
 ParamType = Literal["tensor_map", "pointer", "i32", "i64", "f32"]
 Arguments = Callable[["Plan", Any, int], LaunchArgs]
@@ -217,7 +217,7 @@ class Plan:
         stem: name of the kernel: file, symbol and receipt.
         template: main template, relative to ``templates/``.
         threads: threads of a block.
-        blocks_per_sm: thread blocks an SM must be able to hold (second argument of ``__launch_bounds__``).
+        ctas_per_sm: thread blocks an SM must be able to hold (second argument of ``__launch_bounds__``).
         persistent: whether the grid is one block per SM slot at most and each block loops over tiles.
         shared: shared-memory map.
         registers: register budget.
@@ -233,9 +233,9 @@ class Plan:
         headers: CUDA headers the source includes.
         cluster: thread blocks of a cluster; a grid has whole clusters.
         dynamic_scheduler: whether tiles are handed out as thread blocks ask for them, counted in device memory.
-        split: how tiles are divided between thread blocks, if they are.
+        stream_k: how tiles are divided between thread blocks, if they are.
         tile_queries: queries of a tile, in attention.
-        streams: parts of such a tile with key blocks of their own: query blocks, or parts of its keys.
+        sub_tiles: parts of such a tile with key blocks of their own: query blocks, or parts of its keys.
         kv_bytes: bytes that K, or V, may extend over, if the kernel does not reach all.
         row_cutting: how long block rows are divided between thread blocks, if they are.
         gathered: what tiles take of a matrix whose block rows they gather, if they do.
@@ -246,7 +246,7 @@ class Plan:
     stem: str
     template: str
     threads: int
-    blocks_per_sm: int
+    ctas_per_sm: int
     persistent: bool
     shared: tuple[SharedRegion, ...]
     shared_bytes: int
@@ -263,9 +263,9 @@ class Plan:
     headers: tuple[str, ...] = ()
     cluster: int = 1
     dynamic_scheduler: bool = False
-    split: Split | None = None
+    stream_k: StreamK | None = None
     tile_queries: int = 0
-    streams: int = 1
+    sub_tiles: int = 1
     kv_bytes: int | None = None
     row_cutting: RowCutting | None = None
     gathered: GatheredLayout | None = None
@@ -340,8 +340,8 @@ class Plan:
             return tiles
         clusters, most = tiles // self.cluster, slots // self.cluster
         # Tiles that are handed out, or divided, go to whoever is free; and two thread blocks of an SM overlap.
-        by_number = self.split is None and not self.dynamic_scheduler
-        if by_number and self.blocks_per_sm == 1 and clusters > most:
+        by_number = self.stream_k is None and not self.dynamic_scheduler
+        if by_number and self.ctas_per_sm == 1 and clusters > most:
             most = -(-clusters // -(-clusters // most))
         return min(clusters, most) * self.cluster
 

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 from codegen.errors import CodegenError
 from codegen.files import write_if_changed
 from codegen.library import GENERATED, NamedSpec
-from codegen.patterns.base import Frozen
+from codegen.patterns.base import SpecModel
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=0)]
 Error = Annotated[float, Field(strict=False)]
 
 
-class _Record(Frozen):
+class _Record(SpecModel):
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
@@ -175,7 +175,7 @@ def receipt_path(stem: str, folder: Path = GENERATED) -> Path:
     return folder / f"{stem}.json"
 
 
-class Standing(StrEnum):
+class ReceiptStatus(StrEnum):
     """What a receipt says about its source."""
 
     MISSING = "missing"
@@ -190,7 +190,7 @@ class Standing(StrEnum):
 class ReceiptState:
     """A standing, and why in one line."""
 
-    standing: Standing
+    standing: ReceiptStatus
     explanation: str
 
 
@@ -200,9 +200,9 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
     try:
         receipt = Receipt.read(path)
     except FileNotFoundError:
-        return ReceiptState(Standing.MISSING, "there is no receipt: this source was never verified")
+        return ReceiptState(ReceiptStatus.MISSING, "there is no receipt: this source was never verified")
     except ReceiptError as error:
-        return ReceiptState(Standing.UNREADABLE, str(error))
+        return ReceiptState(ReceiptStatus.UNREADABLE, str(error))
     version1 = "it is of version 1, whose launch hash is over names too" if receipt.schema_version == 1 else ""
     changed = ""
     if receipt.spec.hash != named.spec.hash:
@@ -210,18 +210,19 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
     elif receipt.source.sha256 != source_sha256(source_text):
         changed = "the source changed after the receipt was written"
     if changed or version1:
-        return ReceiptState(Standing.STALE, "; ".join(filter(None, (changed, version1))))
+        return ReceiptState(ReceiptStatus.STALE, "; ".join(filter(None, (changed, version1))))
     return _verified(receipt.verification)
 
 
 def _verified(verification: VerificationRecord | None) -> ReceiptState:
     if verification is None:
-        return ReceiptState(Standing.UNVERIFIED, "compiled, never run on a GPU")
+        return ReceiptState(ReceiptStatus.UNVERIFIED, "compiled, never run on a GPU")
     cases = len(verification.cases)
     if verification.failed:
         return ReceiptState(
-            Standing.FAILED, f"{len(verification.failed)} of {cases} cases failed: {', '.join(verification.failed)}"
+            ReceiptStatus.FAILED,
+            f"{len(verification.failed)} of {cases} cases failed: {', '.join(verification.failed)}",
         )
     return ReceiptState(
-        Standing.OK, f"{cases} cases on {verification.device}, worst error {verification.worst_error:.2g}"
+        ReceiptStatus.OK, f"{cases} cases on {verification.device}, worst error {verification.worst_error:.2g}"
     )

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from codegen.combinations import check_combination, check_options
-from codegen.defaults import COMBINED, filled
+from codegen.defaults import COMBINED, with_defaults
 from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
-from codegen.patterns.base import Frozen, Integral
+from codegen.patterns.base import SpecModel, StrictInt
 
 if TYPE_CHECKING:
     AnyPattern = PatternBase
@@ -31,14 +31,14 @@ ArchName = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
 DTypeName = Literal["fp16", "bf16"]
 
 
-class AttentionTile(Frozen):
+class AttentionTile(SpecModel):
     """What a thread block of an attention kernel works on at a time."""
 
     m: int = Field(description="query rows")
     n: int = Field(description="keys of one step")
 
 
-class GemmTile(Frozen):
+class GemmTile(SpecModel):
     """What a thread block of a GEMM kernel works on at a time."""
 
     m: int = Field(description="rows of C")
@@ -46,21 +46,21 @@ class GemmTile(Frozen):
     k: int = Field(description="depth of one step")
 
 
-class CopyTile(Frozen):
+class CopyTile(SpecModel):
     """What a thread block of a copy moves at a time."""
 
     m: int = Field(description="rows")
     n: int = Field(description="columns")
 
 
-class BlockShape(Frozen):
+class BlockShape(SpecModel):
     """Shape of one stored block of a BSR matrix."""
 
     rows: int = Field(description="rows of a block")
     cols: int = Field(description="columns of a block")
 
 
-class Epilogue(Frozen):
+class Epilogue(SpecModel):
     """What becomes of an element of a product before it is stored: activation(x + bias), in fp32."""
 
     bias: bool = Field(default=False, description="bias of one element for each row of C")
@@ -78,7 +78,7 @@ def canonical(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
-class SpecBase(Frozen):
+class SpecBase(SpecModel):
     """Fields that every kernel has."""
 
     arch: ArchName = Field(description="architecture that the kernel is written for")
@@ -99,7 +99,9 @@ class SpecBase(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        return filled(get_args(cls.model_fields["op"].annotation)[0], data) if isinstance(data, Mapping) else data
+        return (
+            with_defaults(get_args(cls.model_fields["op"].annotation)[0], data) if isinstance(data, Mapping) else data
+        )
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
@@ -124,7 +126,7 @@ class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
     op: Literal["attention"] = Field(description="operator")
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], Integral] = Field(description="elements of a head")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
     pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionTile = Field(description="tile of one thread block")
     lse: bool = Field(default=True, description="natural log-sum-exp of each row, returned beside O")
@@ -134,7 +136,7 @@ class AttentionSpec(SpecBase):
         le=1000,  # beyond, fp32 loses digits that the softmax needs
         description="cap of the logits before the mask: softcap * tanh(scale * q.k / softcap)",
     )
-    split_tail: bool = Field(
+    stream_k_tail: bool = Field(
         default=False,
         description="stream-K tail: tiles of the last wave are divided by their key blocks between thread blocks",
     )
@@ -142,19 +144,19 @@ class AttentionSpec(SpecBase):
         default=False,
         description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
     )
-    key_parts: Annotated[Literal[1, 2], Integral] = Field(
+    kv_splits: Annotated[Literal[1, 2], StrictInt] = Field(
         default=1,
         description="split-KV within a thread block: parts of a tile's keys, each with warpgroups of its own",
     )
-    packed_heads: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Integral] = Field(
+    pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1,
         description="GQA packing: query heads of a K/V head in the rows of a tile, those of one query together",
     )
-    warp_rows: Annotated[Literal[16, 32], Integral] = Field(
+    warp_rows: Annotated[Literal[16, 32], StrictInt] = Field(
         default=16,
         description="query rows of a warp; with 32 it reads K and V from shared memory half as often",
     )
-    share_kv: bool = Field(
+    share_kv_loads: bool = Field(
         default=False,
         description="one load of a key block for all query blocks of a tile that list it",
     )
@@ -163,26 +165,28 @@ class AttentionSpec(SpecBase):
         description="query blocks that form a tile: neighbours, those that the caller's query_order puts together, or "
         "those with overlapping lists, searched in each call",
     )
-    paced: bool = Field(
+    l2_lockstep: bool = Field(
         default=False,
         description="lockstep of thread blocks, which read the same keys from the L2; for K and V that exceed it",
     )
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
         "sink",
-        "packed_heads",
-        "split_tail",
-        "key_parts",
+        "pack_gqa",
+        "stream_k_tail",
+        "kv_splits",
         "warp_rows",
-        "share_kv",
+        "share_kv_loads",
         "query_grouping",
-        "paced",
+        "l2_lockstep",
     )
 
     @property
     def can_split(self) -> bool:
-        """Whether there is a kernel with ``split_tail``: it then has that unless the spec says no."""
-        return self.arch == "sm_90a" and self.pattern.splits and not self.share_kv and self.key_parts == 1
+        """Whether there is a kernel with ``stream_k_tail``: it then has that unless the spec says no."""
+        return (
+            self.arch == "sm_90a" and self.pattern.supports_stream_k and not self.share_kv_loads and self.kv_splits == 1
+        )
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
@@ -191,7 +195,7 @@ class AttentionSpec(SpecBase):
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.
-        used = ({"split_tail"} if self.can_split else set()) | ({"warp_rows"} if self.arch != "sm_90a" else set())
+        used = ({"stream_k_tail"} if self.can_split else set()) | ({"warp_rows"} if self.arch != "sm_90a" else set())
         return super()._unused() - used
 
 
@@ -205,8 +209,8 @@ class BsrSpmmSpec(SpecBase):
         default=None, description="activation(x + bias) of each element of C, in fp32, before C is rounded"
     )
     accumulate: bool = Field(default=False, description="C = A B + beta c, in fp32; the caller passes c and beta")
-    balanced: bool = Field(
-        default=False,
+    scheduler: Literal["static", "dynamic"] = Field(
+        default="static",
         description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
@@ -214,18 +218,23 @@ class BsrSpmmSpec(SpecBase):
         default="row_major",
         description="memory layout of B; C is row-major",
     )
-    blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
+    ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
         description="thread blocks that share an SM, each with a ring of its own",
     )
     options: ClassVar[tuple[str, ...]] = (
         "epilogue",
         "accumulate",
-        "balanced",
+        "scheduler",
         "transpose_a",
         "b_layout",
-        "blocks_per_sm",
+        "ctas_per_sm",
     )
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the tile scheduler is dynamic."""
+        return self.scheduler == "dynamic"
 
 
 class BsrSddmmSpec(SpecBase):
@@ -234,11 +243,11 @@ class BsrSddmmSpec(SpecBase):
     op: Literal["bsr_sddmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of C")
     tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
-    blocks_per_sm: Annotated[Literal[1, 2, 3], Integral] = Field(
+    ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
         description="thread blocks that share an SM, each with a ring of its own",
     )
-    options: ClassVar[tuple[str, ...]] = ("blocks_per_sm",)
+    options: ClassVar[tuple[str, ...]] = ("ctas_per_sm",)
 
 
 class BsrSpgemmSpec(SpecBase):
@@ -250,11 +259,16 @@ class BsrSpgemmSpec(SpecBase):
     output: Literal["dense", "bsr"] = Field(
         default="dense", description="form of C: dense, or the blocks of a BSR pattern from the caller"
     )
-    balanced: bool = Field(
-        default=False,
+    scheduler: Literal["static", "dynamic"] = Field(
+        default="static",
         description="dynamic tile scheduler; for tiles that differ in how many blocks meet",
     )
-    options: ClassVar[tuple[str, ...]] = ("output", "balanced")
+    options: ClassVar[tuple[str, ...]] = ("output", "scheduler")
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the tile scheduler is dynamic."""
+        return self.scheduler == "dynamic"
 
 
 class TileCopySpec(SpecBase):

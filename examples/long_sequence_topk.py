@@ -56,8 +56,8 @@ def main() -> None:
     spec = attn.spec
     if spec.pattern.kind != "topk" or spec.pattern.block.q != spec.pattern.block.kv or spec.dtype != "fp16":
         parser.error(f"--kernel: {options.kernel} is not an fp16 topk spec with square blocks")
-    if spec.query_grouping == "given" or spec.packed_heads > 1:
-        parser.error(f"--kernel: {options.kernel} wants more than lists for each head (query_order, packed_heads)")
+    if spec.query_grouping == "given" or spec.pack_gqa > 1:
+        parser.error(f"--kernel: {options.kernel} wants more than lists for each head (query_order, pack_gqa)")
     block, count = spec.pattern.block.q, spec.pattern.k or 32
     shape = (1, options.heads, options.length, spec.head_dim)
     torch.manual_seed(0)

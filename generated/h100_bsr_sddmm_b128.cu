@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1376f8b0db8cbc635b26ad81c0062bc2f65a8a16740a0fbee3219cf9884f2204
+// seal: sha256 38c19699677177965b99d134a0976df74cb766b5bbb5b0696053dab57688340f
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -184,7 +184,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -271,16 +271,16 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -308,14 +308,14 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
 }
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, RingPosition position, int k,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, PipelineState state, int k,
     int count, int a_row, const int (&b_rows)[kTileBlocks]) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  counts[position.stage] = count;
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  counts[state.index] = count;
   mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
-  tma_load_2d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, a_row);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
+  tma_load_2d(base + kAOffset + state.index * kABytes, &p.a_map, full, k, a_row);
+  const uint32 b = base + kBOffset + state.index * kBBytes;
 #pragma unroll
   for (int i = 0; i < kTileBlocks; ++i) {
     if (i < count) tma_load_2d(b + i * kBBlockBytes, &p.b_map, full, k, b_rows[i]);
@@ -325,7 +325,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
 // Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, the first issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
   const int lane = threadIdx.x;
-  RingPosition position;
+  PipelineState state;
   int row = 0;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -343,8 +343,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
       }
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
-        if (lane == 0) load_step(p, base, counts, position, step * kTileK, count, row * kBlockRows, b_rows);
-        position.advance();
+        if (lane == 0) load_step(p, base, counts, state, step * kTileK, count, row * kBlockRows, b_rows);
+        state.advance();
         __syncwarp();
       }
       block += count;
@@ -355,7 +355,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
 // accumulators += A B^T for this warpgroup's part of one step (asynchronous).
 __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
     uint32 b_descriptor) {
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -363,7 +363,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
     wgmma_m64n256k16_shared_k_major(accumulators, a_descriptor + (k * 32 >> 4), b_descriptor + (k * 32 >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
 }
 
 // Consumer: one warpgroup computes its part of a unit, unit after unit.
@@ -375,7 +375,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_column * kRowBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   const int staging_row = warp * 16 + lane % 16;
-  RingPosition position;
+  PipelineState state;
   int stored = 0;  // column groups that this warpgroup has stored, modulo kStagingGroups
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -386,23 +386,23 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
 
       // The first stage says how many blocks the unit has.
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      const int count = read_by_leader(counts + position.stage);
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      const int count = read_by_leader(counts + state.index);
 
       // Issue each step after the one before, then hand that one's stage back.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
-        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-            b_descriptor + (position.stage * kBBytes >> 4));
+        mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+        issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+            b_descriptor + (state.index * kBBytes >> 4));
         wgmma_wait<1>();  // those of the step before have ended: its stage is read
         if (step > 0 && warp_leader) mbarrier_arrive(running);
-        running = base + kEmptyBarrier + 8 * position.stage;
-        position.advance();
+        running = base + kEmptyBarrier + 8 * state.index;
+        state.advance();
       }
       wgmma_wait<0>();
-      keep_in_place(accumulators);
+      warpgroup_fence_operand(accumulators);
       if (warp_leader) mbarrier_arrive(running);
 
       // Store C one column group at a time, as far as the unit has blocks.

@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_sddmm_b16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_sddmm_b16.yaml
-// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
-// spec hash: bb0a9461dc672dc9b539281d8f5daeb904e3972de9397a5cc1a3c93b894e15e8
-// templates: bsr_sddmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fcb808b44c974f3674a4e64f7c46147181feaa6fd5d52f71055ea8b5d10edc61
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
+// spec hash: 70b2242d61a4e242efdb3edbc6671ad0144c2149a6cbf752ae8deb43233ae7bc
+// templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 f63e52d8c6c9408b7a41c5818d5bf060e629e17c76152491fa8dff6b5f02e0c4
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -176,7 +176,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -243,16 +243,16 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -291,12 +291,12 @@ __device__ __forceinline__ int first_b_row(const Params& p, int column) {
 }
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, RingPosition position, int step,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, PipelineState state, int step,
     int count, int a_row, const int (&b_rows)[kTileBlocks]) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  const uint32 a = base + kAOffset + position.stage * kABytes, b = base + kBOffset + position.stage * kBBytes;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  counts[position.stage] = count;
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  const uint32 a = base + kAOffset + state.index * kABytes, b = base + kBOffset + state.index * kBBytes;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  counts[state.index] = count;
   mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
   tma_load_2d(a, &p.a_map, full, step * kTileK, a_row);
 #pragma unroll
@@ -307,7 +307,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
 
 // Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
-  RingPosition position;
+  PipelineState state;
   int row = 0, next_column = load_column(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -325,8 +325,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
       for (int i = 0; i < kTileBlocks; ++i) b_rows[i] = __shfl_sync(0xFFFFFFFF, b_row, block - first + i);
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
-        if (elect()) load_step(p, base, counts, position, step, count, row * kTileM, b_rows);
-        position.advance();
+        if (elect()) load_step(p, base, counts, state, step, count, row * kTileM, b_rows);
+        state.advance();
         __syncwarp();
       }
       block += count;
@@ -338,7 +338,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
 __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor) {
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -351,7 +351,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   }
   wgmma_commit();
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
 // Consumer: one warpgroup computes its column groups of a unit, unit after unit.
@@ -365,7 +365,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   // row is two 16-byte chunks, of which TMA's swizzle changes the places every 4 rows.
   const uint32 staging = base + kCOffset + warp * kStagingPieces * kPieceBytes;
   const int staging_row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2 ^ staging_row / 4 % 2;
-  RingPosition position;
+  PipelineState state;
   int stored = 0;  // pieces that this warp has stored, modulo kStagingPieces
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -379,24 +379,24 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       }
 
       // The first stage says how many blocks the unit has.
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      const int count = read_by_leader(counts + position.stage);
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      const int count = read_by_leader(counts + state.index);
 
       // Issue each step after the one before, then hand that one's stage back.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
-        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-            b_descriptor + (position.stage * kBBytes >> 4));
+        mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+        issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+            b_descriptor + (state.index * kBBytes >> 4));
         wgmma_wait<1>();  // those of the step before have ended: its stage is read
         if (step > 0 && warp_leader) mbarrier_arrive(running);
-        running = base + kEmptyBarrier + 8 * position.stage;
-        position.advance();
+        running = base + kEmptyBarrier + 8 * state.index;
+        state.advance();
       }
       wgmma_wait<0>();
 #pragma unroll
-      for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+      for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
       if (warp_leader) mbarrier_arrive(running);
 
       // Store C one piece at a time, as far as the unit has blocks.

@@ -3,8 +3,8 @@
 //     codegen render specs/h100_bsr_sddmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":32,"n":512}}
 // spec hash: 92106ff430791e468a1e44051deea09dbb5d1480464ad75e5efcacdfe118478b
-// templates: bsr_sddmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c95c23cdc996e13c996b131c5221e2ff32aa4a96cfab12f1891c041cdfbbb02f
+// templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 1bd9ad0b6535887f3fb6e3577ac6da55ec42896ef977f743971110982eb2c914
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -176,7 +176,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -245,16 +245,16 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -293,12 +293,12 @@ __device__ __forceinline__ int first_b_row(const Params& p, int column) {
 }
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, RingPosition position, int step,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, PipelineState state, int step,
     int count, int a_row, const int (&b_rows)[kTileBlocks]) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  const uint32 a = base + kAOffset + position.stage * kABytes, b = base + kBOffset + position.stage * kBBytes;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  counts[position.stage] = count;
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  const uint32 a = base + kAOffset + state.index * kABytes, b = base + kBOffset + state.index * kBBytes;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  counts[state.index] = count;
   mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
   tma_load_2d(a, &p.a_map, full, step * kTileK, a_row);
 #pragma unroll
@@ -309,7 +309,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
 
 // Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
-  RingPosition position;
+  PipelineState state;
   int row = 0, next_column = load_column(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -327,8 +327,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
       for (int i = 0; i < kTileBlocks; ++i) b_rows[i] = __shfl_sync(0xFFFFFFFF, b_row, block - first + i);
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
-        if (elect()) load_step(p, base, counts, position, step, count, row * kTileM, b_rows);
-        position.advance();
+        if (elect()) load_step(p, base, counts, state, step, count, row * kTileM, b_rows);
+        state.advance();
         __syncwarp();
       }
       block += count;
@@ -340,7 +340,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
 __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor) {
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -353,7 +353,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   }
   wgmma_commit();
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
 // Consumer: one warpgroup computes its column groups of a unit, unit after unit.
@@ -367,7 +367,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   // row is two 16-byte chunks, of which TMA's swizzle changes the places every 4 rows.
   const uint32 staging = base + kCOffset + warp * kStagingPieces * kPieceBytes;
   const int staging_row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2 ^ staging_row / 4 % 2;
-  RingPosition position;
+  PipelineState state;
   int stored = 0;  // pieces that this warp has stored, modulo kStagingPieces
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -381,24 +381,24 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       }
 
       // The first stage says how many blocks the unit has.
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      const int count = read_by_leader(counts + position.stage);
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      const int count = read_by_leader(counts + state.index);
 
       // Issue each step after the one before, then hand that one's stage back.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
-        mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-        issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-            b_descriptor + (position.stage * kBBytes >> 4));
+        mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+        issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+            b_descriptor + (state.index * kBBytes >> 4));
         wgmma_wait<1>();  // those of the step before have ended: its stage is read
         if (step > 0 && warp_leader) mbarrier_arrive(running);
-        running = base + kEmptyBarrier + 8 * position.stage;
-        position.advance();
+        running = base + kEmptyBarrier + 8 * state.index;
+        state.advance();
       }
       wgmma_wait<0>();
 #pragma unroll
-      for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+      for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
       if (warp_leader) mbarrier_arrive(running);
 
       // Store C one piece at a time, as far as the unit has blocks.

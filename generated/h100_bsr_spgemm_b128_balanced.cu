@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_spgemm_b128_balanced.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
-// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
-// spec hash: cd67c2eb40b5d16cfd5e63aa2ba7b5389394dfe0b4ab3236f454c9398c39ae3a
+// spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
+// spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
 // templates: bsr_spgemm/order_dynamic.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5ff116a9a14c52a0760c354e6926b5ea3ef86436383a5771ec814ac7fbe8a2e4
+// seal: sha256 0289d43e3b96bb270a6f622d17ba64ffc513129aecaa1df8aca749291f3d5761
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
 //
@@ -204,7 +204,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -275,16 +275,16 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -297,14 +297,14 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
 // as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, PipelineState state,
     int tile, int2 product, int k, bool ends_tile) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0) | tile << kTileShift;
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  steps[state.index] = kHasProduct | (ends_tile ? kEndsTile : 0) | tile << kTileShift;
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, product.x);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, k, 0, product.x);
+  const uint32 b = base + kBOffset + state.index * kBBytes;
 #pragma unroll
   for (int group = 0; group < kTileGroups; ++group) {
     tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, product.y);
@@ -312,10 +312,10 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* ste
 }
 
 // Passes a step without a product.
-__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position, int step) {
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = step;
-  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
+__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, PipelineState state, int step) {
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  steps[state.index] = step;
+  mbarrier_arrive(base + kFullBarrier + 8 * state.index);
 }
 
 // The block of B in a block column that stored block `block` of A meets; -1 if there is none, or if `block` is not
@@ -393,7 +393,7 @@ struct List {
 static_assert(kListOffset + sizeof(List) <= kListBarriersOffset, "the list fits its place in shared memory");
 
 // Search warp: passes what the lanes in `hits` found, and waits until the producer has taken it.
-__device__ __forceinline__ void pass_list(uint32 base, List* list, int parity, unsigned hits, int2 product, int tile,
+__device__ __forceinline__ void pass_list(uint32 base, List* list, int phase, unsigned hits, int2 product, int tile,
     bool ends_tile) {
   const int lane = threadIdx.x % 32;
   if (hits >> lane & 1) list->products[__popc(hits & ((1u << lane) - 1))] = product;
@@ -403,7 +403,7 @@ __device__ __forceinline__ void pass_list(uint32 base, List* list, int parity, u
     list->ends_tile = ends_tile;
   }
   mbarrier_arrive(base + kListFullBarrier);
-  mbarrier_wait(base + kListEmptyBarrier, parity);
+  mbarrier_wait(base + kListEmptyBarrier, phase);
 }
 
 // Search warp: takes tiles, puts short ones off, and lists the products of the others.
@@ -411,7 +411,7 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
   const int b_blocks = load_index(p.b_crow_indices, p.b_index_words, p.inner_blocks);
-  int parity = 0;
+  int phase = 0;
 
   for (int ticket = blockIdx.x;; ticket = __shfl_sync(0xFFFFFFFF, leader ? take_ticket(p) : 0, 0)) {
     int tile = ticket;
@@ -440,8 +440,8 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
     while (true) {
       const bool ends_tile = batch + 32 >= end;
       if (hits != 0 || ends_tile) {
-        pass_list(base, list, parity, hits, make_int2(batch + lane, met), tile, ends_tile);
-        parity ^= 1;
+        pass_list(base, list, phase, hits, make_int2(batch + lane, met), tile, ends_tile);
+        phase ^= 1;
       }
       if (ends_tile) break;
       batch += 32;
@@ -458,11 +458,11 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps, const List* list) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
-  RingPosition position;
+  PipelineState state;
 
-  for (int parity = 0;; parity ^= 1) {
+  for (int phase = 0;; phase ^= 1) {
     // Take the list into registers: the next one is searched for meanwhile.
-    mbarrier_wait(base + kListFullBarrier, parity);
+    mbarrier_wait(base + kListFullBarrier, phase);
     const int count = list->count, tile = list->tile;
     const bool is_last_list = list->ends_tile;
     const int2 kept = list->products[lane];
@@ -470,8 +470,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
     if (count == kNoMoreTiles) break;
 
     if (count == 0) {
-      if (leader) pass_empty_step(base, steps, position, kEndsTile | tile << kTileShift);
-      position.advance();
+      if (leader) pass_empty_step(base, steps, state, kEndsTile | tile << kTileShift);
+      state.advance();
       __syncwarp();
     }
 #pragma unroll 1
@@ -480,19 +480,19 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
 #pragma unroll
       for (int k = 0; k < kBlock; k += kTileK) {
         const bool ends_tile = is_last_list && i == count - 1 && k + kTileK == kBlock;
-        if (leader) load_step(p, base, steps, position, tile, product, k, ends_tile);
-        position.advance();
+        if (leader) load_step(p, base, steps, state, tile, product, k, ends_tile);
+        state.advance();
       }
       __syncwarp();
     }
   }
-  if (leader) pass_empty_step(base, steps, position, kEndsWork);
+  if (leader) pass_empty_step(base, steps, state, kEndsWork);
 }
 
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
 __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
     uint32 b_descriptor) {
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -501,12 +501,12 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
 }
 
 // A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
-    RingPosition& position, uint32 a_descriptor, uint32 b_descriptor, int lane) {
+    PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;
   // Where nothing meets, these zeros are what is stored.
 #pragma unroll
@@ -515,16 +515,16 @@ __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulator
   int step = 0;
 #pragma unroll 1
   while (!(step & kEndsTile)) {
-    mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-    step = read_by_leader(steps + position.stage);
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    step = read_by_leader(steps + state.index);
     if (step & kHasProduct) {
-      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-          b_descriptor + (position.stage * kBBytes >> 4));
+      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+          b_descriptor + (state.index * kBBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(accumulators);
+      warpgroup_fence_operand(accumulators);
     }
-    if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
-    position.advance();
+    if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * state.index);
+    state.advance();
   }
 }
 
@@ -563,16 +563,16 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kCGroupBytes;
-  RingPosition position;
+  PipelineState state;
 
   while (true) {
     // The first step of a tile says which it is, or that there are no more.
-    mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-    const int first_step = read_by_leader(steps + position.stage);
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    const int first_step = read_by_leader(steps + state.index);
     if (first_step == kEndsWork) break;
     const int tile = first_step >> kTileShift;
     float accumulators[kAccumulators];
-    multiply_tile(accumulators, base, steps, position, a_descriptor, b_descriptor, lane);
+    multiply_tile(accumulators, base, steps, state, a_descriptor, b_descriptor, lane);
     store_tile(p, accumulators, staging, warpgroup, lane, warpgroup_leader, tile / p.column_blocks * kBlock,
         tile % p.column_blocks * kBlock);
   }

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
 // templates: bsr_spgemm/order_runs.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7db0ea5cbcbc68a2018510c4e487bd06e864ceb0242aebf19b5afb6a8c7652ad
+// seal: sha256 62a37be81ab5ddf6e71d844eb9e4fbf456336c1ce2abfc4097db00776fe04840
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -184,7 +184,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -247,16 +247,16 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -269,14 +269,14 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
 
 // Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
 // as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, RingPosition position,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, PipelineState state,
     int2 product, int k, bool ends_tile) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = kHasProduct | (ends_tile ? kEndsTile : 0);
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  steps[state.index] = kHasProduct | (ends_tile ? kEndsTile : 0);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, k, 0, product.x);
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, k, 0, product.x);
+  const uint32 b = base + kBOffset + state.index * kBBytes;
 #pragma unroll
   for (int group = 0; group < kTileGroups; ++group) {
     tma_load_3d(b + group * kBGroupBytes, &p.b_map, full, group * kGroupColumns, k, product.y);
@@ -284,10 +284,10 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* ste
 }
 
 // Passes a step without a product.
-__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, RingPosition position, int step) {
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  steps[position.stage] = step;
-  mbarrier_arrive(base + kFullBarrier + 8 * position.stage);
+__device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, PipelineState state, int step) {
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  steps[state.index] = step;
+  mbarrier_arrive(base + kFullBarrier + 8 * state.index);
 }
 
 // The tiles [first, first + count) of one block row.
@@ -339,7 +339,7 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
-  RingPosition position;
+  PipelineState state;
 
   for (int i = blockIdx.x; i < p.runs; i += gridDim.x) {
     const Run run(p, i);
@@ -358,8 +358,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
         const bool last_batch = batch + 32 >= end;
         unsigned hits = __ballot_sync(0xFFFFFFFF, meetings.tiles >> tile & 1);
         if (hits == 0 && last_batch) {
-          if (leader) pass_empty_step(base, steps, position, kEndsTile);
-          position.advance();
+          if (leader) pass_empty_step(base, steps, state, kEndsTile);
+          state.advance();
           __syncwarp();
         }
 #pragma unroll 1
@@ -370,8 +370,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
 #pragma unroll
           for (int k = 0; k < kBlock; k += kTileK) {
             const bool ends_tile = last_batch && hits == 0 && k + kTileK == kBlock;
-            if (leader) load_step(p, base, steps, position, make_int2(batch + hit, b_block), k, ends_tile);
-            position.advance();
+            if (leader) load_step(p, base, steps, state, make_int2(batch + hit, b_block), k, ends_tile);
+            state.advance();
           }
           __syncwarp();
         }
@@ -384,7 +384,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
 __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
     uint32 b_descriptor) {
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -393,12 +393,12 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
 }
 
 // A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
-    RingPosition& position, uint32 a_descriptor, uint32 b_descriptor, int lane) {
+    PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;
   // Where nothing meets, these zeros are what is stored.
 #pragma unroll
@@ -409,22 +409,22 @@ __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulator
   uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
 #pragma unroll 1
   while (!(step & kEndsTile)) {
-    mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-    step = read_by_leader(steps + position.stage);
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    step = read_by_leader(steps + state.index);
     if (!(step & kHasProduct)) break;
-    issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-        b_descriptor + (position.stage * kBBytes >> 4));
+    issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+        b_descriptor + (state.index * kBBytes >> 4));
     wgmma_wait<1>();  // those of the step before have ended: its stage is read
     if (running != 0 && warp_leader) mbarrier_arrive(running);
-    running = base + kEmptyBarrier + 8 * position.stage;
-    position.advance();
+    running = base + kEmptyBarrier + 8 * state.index;
+    state.advance();
   }
   wgmma_wait<0>();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   if (running != 0 && warp_leader) mbarrier_arrive(running);
   if (!(step & kHasProduct)) {
-    if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
-    position.advance();
+    if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * state.index);
+    state.advance();
   }
 }
 
@@ -463,14 +463,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kWarpgroupRows * kRowBytes, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kCGroupBytes;
-  RingPosition position;
+  PipelineState state;
 
   for (int i = blockIdx.x; i < p.runs; i += gridDim.x) {
     const Run run(p, i);
 #pragma unroll 1
     for (int tile = 0; tile < run.count; ++tile) {
       float accumulators[kAccumulators];
-      multiply_tile(accumulators, base, steps, position, a_descriptor, b_descriptor, lane);
+      multiply_tile(accumulators, base, steps, state, a_descriptor, b_descriptor, lane);
       store_tile(p, accumulators, staging, warpgroup, lane, warpgroup_leader, run.block_row * kBlock,
           (run.first + tile) * kBlock);
     }

@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_spmm_b128_balanced.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b128_balanced.yaml
-// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
-// spec hash: 5f802028aa368b4d6347cb01a2ce797b113dffa96d376b58717d3966aa58b04b
+// spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
+// spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 77cf3a4b59575ee7edc47ea1091784da1a18356ecded9a0d51d09089d02572d4
+// seal: sha256 164781ae8bfeac89ec13cfb0194047ee0e699d23e5b423e616a9fd87b7155214
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -204,7 +204,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -331,16 +331,16 @@ struct Tile {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -351,13 +351,13 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// A position in the queue: the entry, and the parity of the pass over the queue, which is waited for as in the ring.
-struct QueuePosition {
-  int entry = 0, parity = 0;
+// A position in the queue: the entry, and the phase of the pass over the queue, which is waited for as in the ring.
+struct QueueState {
+  int entry = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
     entry ^= 1;
-    parity ^= entry ^ 1;
+    phase ^= entry ^ 1;
   }
 };
 
@@ -382,20 +382,20 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 // further one is the next that nobody has, taken when the producer asks for it.
 __device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
   const bool leader = threadIdx.x % 32 == 0;
-  QueuePosition position;
-  int parity = 0;
+  QueueState state;
+  int phase = 0;
   for (int number = blockIdx.x;;) {
     const Tile tile(p, number);
     const int columns = tile.load_columns(p, tile.first);
-    mbarrier_wait(base + kTileEmptyBarrier + 8 * position.entry, position.parity ^ 1);
-    queue[position.entry].columns[threadIdx.x % 32] = columns;
-    if (leader) queue[position.entry].tile = tile;
+    mbarrier_wait(base + kTileEmptyBarrier + 8 * state.entry, state.phase ^ 1);
+    queue[state.entry].columns[threadIdx.x % 32] = columns;
+    if (leader) queue[state.entry].tile = tile;
     // Each lane has written a part of the entry, so each arrives.
-    mbarrier_arrive(base + kTileFullBarrier + 8 * position.entry);
+    mbarrier_arrive(base + kTileFullBarrier + 8 * state.entry);
     if (tile.column < 0) break;
-    position.advance();
-    mbarrier_wait(base + kTileWantedBarrier, parity);
-    parity ^= 1;
+    state.advance();
+    mbarrier_wait(base + kTileWantedBarrier, phase);
+    phase ^= 1;
     const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
     number = __shfl_sync(0xFFFFFFFF, taken, 0);
   }
@@ -403,27 +403,27 @@ __device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcem
 }
 
 // Producer, the whole warp: the next tile, and the first of its block columns, one a lane.
-__device__ __forceinline__ Tile take_tile(uint32 base, const Announcement* queue, QueuePosition& position,
+__device__ __forceinline__ Tile take_tile(uint32 base, const Announcement* queue, QueueState& state,
     int& columns) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const Tile tile = queue[position.entry].tile;
-  columns = queue[position.entry].columns[threadIdx.x % 32];
-  mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  position.advance();
+  mbarrier_wait(base + kTileFullBarrier + 8 * state.entry, state.phase);
+  const Tile tile = queue[state.entry].tile;
+  columns = queue[state.entry].columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kTileEmptyBarrier + 8 * state.entry);
+  state.advance();
   return tile;
 }
 
 // Consumer, the whole warp: the next tile.
-__device__ __forceinline__ Tile read_tile(uint32 base, const Announcement* queue, QueuePosition& position) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * position.entry, position.parity);
-  const Tile& next = queue[position.entry].tile;
+__device__ __forceinline__ Tile read_tile(uint32 base, const Announcement* queue, QueueState& state) {
+  mbarrier_wait(base + kTileFullBarrier + 8 * state.entry, state.phase);
+  const Tile& next = queue[state.entry].tile;
   Tile tile;
   tile.column = read_by_leader(&next.column);
   tile.row = read_by_leader(&next.row);
   tile.first = read_by_leader(&next.first);
   tile.end = read_by_leader(&next.end);
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kTileEmptyBarrier + 8 * position.entry);
-  position.advance();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kTileEmptyBarrier + 8 * state.entry);
+  state.advance();
   return tile;
 }
 
@@ -441,20 +441,20 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
 }
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int block_k,
     int b_row, int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
-  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, block_k, 0, block);
+  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
   const bool leader = threadIdx.x == 0;
-  RingPosition position;
-  QueuePosition queue_position;
+  PipelineState state;
+  QueueState queue_position;
 
   while (true) {
     int next_columns;
@@ -478,8 +478,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Anno
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
 #pragma unroll
       for (int k = 0; k < kBlockCols; k += kTileK) {
-        if (leader) load_step(p, base, position, block, k, b_row + k, b_column);
-        position.advance();
+        if (leader) load_step(p, base, state, block, k, b_row + k, b_column);
+        state.advance();
       }
       __syncwarp();
     }
@@ -490,7 +490,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Anno
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
 __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
     uint32 b_descriptor) {
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -499,7 +499,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
 }
 
 // Consumer: one warpgroup computes its part of the C tile, tile after tile.
@@ -511,8 +511,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
   const uint32 b_descriptor =
       wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  RingPosition position;
-  QueuePosition queue_position;
+  PipelineState state;
+  QueueState queue_position;
 
   while (true) {
     const Tile tile = read_tile(base, queue, queue_position);
@@ -527,16 +527,16 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-          b_descriptor + (position.stage * kBBytes >> 4));
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+          b_descriptor + (state.index * kBBytes >> 4));
       wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * position.stage;
-      position.advance();
+      running = base + kEmptyBarrier + 8 * state.index;
+      state.advance();
     }
     wgmma_wait<0>();
-    keep_in_place(accumulators);
+    warpgroup_fence_operand(accumulators);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row clips the store.

@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_spmm_b16_few_columns.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b16_few_columns.yaml
-// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"blocks_per_sm":2,"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
-// spec hash: eedf2597080900b12c9a4714fc345b85899dcbd44ec72b5bffd5fcf863d29275
-// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f8c05f111dd478087d8d2ea6c6f1e449793dff86438b0d69ece265f525b27655
+// spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
+// spec hash: 4fd92a3aeedbd42a5815ec49a76a36db4491364a125b2fecdd2fbb63c90e66ce
+// templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 7b61daeb4ac639f3200150596bf3ef798e8b7afa5913a63ee99116daa2864d09
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -183,7 +183,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -271,16 +271,16 @@ struct BlockRow {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -301,14 +301,14 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
 }
 
 // Copies `count` blocks of A from `block` on, and the B tile of each, to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int count,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int count,
     const int (&b_rows)[kStepBlocks], int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  const uint32 b = base + kBOffset + position.stage * kBBytes;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  const uint32 b = base + kBOffset + state.index * kBBytes;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
   // Blocks are stored in the order of the list, so that one copy brings them. What it brings beyond them is not used.
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
 #pragma unroll
   for (int i = 0; i < kStepBlocks; ++i) {
     if (i < count) load_b(p, b + i * kBBlockBytes, full, b_rows[i], b_column);
@@ -318,7 +318,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosi
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
-  RingPosition position;
+  PipelineState state;
   BlockRow row(p, blockIdx.x);
   int next_columns = row.load_columns(p, row.first);
 
@@ -338,8 +338,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
       int b_rows[kStepBlocks];
 #pragma unroll
       for (int j = 0; j < kStepBlocks; ++j) b_rows[j] = __shfl_sync(0xFFFFFFFF, columns, i + j) * kBlockCols;
-      if (leader) load_step(p, base, position, block, min(kStepBlocks, row.end - block), b_rows, b_column);
-      position.advance();
+      if (leader) load_step(p, base, state, block, min(kStepBlocks, row.end - block), b_rows, b_column);
+      state.advance();
       __syncwarp();
     }
     row = next_row;
@@ -352,7 +352,7 @@ template <int kBlocks>
 __device__ __forceinline__ void issue_blocks(float (&accumulators)[kWarpgroupGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor) {
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
@@ -369,7 +369,7 @@ __device__ __forceinline__ void issue_blocks(float (&accumulators)[kWarpgroupGro
   }
   wgmma_commit();
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
 // Consumer: one warpgroup computes its column groups of the C tile, tile after tile.
@@ -380,7 +380,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  RingPosition position;
+  PipelineState state;
   BlockRow row(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -400,27 +400,27 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      issue_blocks<kStepBlocks>(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-          b_descriptor + (position.stage * kBBytes >> 4));
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      issue_blocks<kStepBlocks>(accumulators, a_descriptor + (state.index * kABytes >> 4),
+          b_descriptor + (state.index * kBBytes >> 4));
       wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * position.stage;
-      position.advance();
+      running = base + kEmptyBarrier + 8 * state.index;
+      state.advance();
     }
-    if (left > 0) mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+    if (left > 0) mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
 #pragma unroll 1
     for (int i = 0; i < left; ++i) {
-      issue_blocks<1>(accumulators, a_descriptor + ((position.stage * kABytes + i * kABlockBytes) >> 4),
-          b_descriptor + ((position.stage * kBBytes + i * kBBlockBytes) >> 4));
+      issue_blocks<1>(accumulators, a_descriptor + ((state.index * kABytes + i * kABlockBytes) >> 4),
+          b_descriptor + ((state.index * kBBytes + i * kBBlockBytes) >> 4));
     }
     wgmma_wait<0>();
 #pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+    for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
     if (left > 0) {
-      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * position.stage);
-      position.advance();
+      if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * state.index);
+      state.advance();
     }
 
     // Store C one column group at a time; the end of a row clips the store.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1daa8a86ebb47708fab814bc8cd526a4e54c7c0fa3f5828bb53d3bc0d1b7fef1
+// seal: sha256 5cde8a080007a6738b1291774406d26e779e8df3a7cd6412732139d7feb5a86c
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -338,17 +338,17 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// A position in the ring of packets: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring of packets: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. Producers wait at `packet` and
 // `rows` for an earlier one; that before the first of a fresh barrier counts as ended, so the first pass waits for
 // nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -435,7 +435,7 @@ struct StepHeader {
 // rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
 template <typename Load>
 __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
-  RingPosition position;
+  PipelineState state;
   RoundWalk walk(p);
   int records[kRecords];
 #pragma unroll
@@ -448,8 +448,8 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
       records[i] = walk.take(p);
       const int header = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
       if (header == 0) return;
-      load(record, StepHeader{header}, position);
-      position.advance();
+      load(record, StepHeader{header}, state);
+      state.advance();
       __syncwarp();
     }
   }
@@ -481,7 +481,7 @@ struct ColumnRing {
 // be known before there is room is worked out before, for all columns at once, each by one lane.
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
-  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
+  for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
     const int count = header.columns(), first = header.first_place(), kept = header.kept();
     const int place = first + static_cast<int>(threadIdx.x % 32);
     const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
@@ -494,11 +494,11 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
       b_rows[j] = __shfl_sync(0xFFFFFFFF, record * kBlockCols, j * kColumnWarps + warp);
     }
     const int mine = (count + kColumnWarps - 1 - warp) / kColumnWarps;
-    const int stage = position.stage - ring.take(first, count, kept);
+    const int stage = state.index - ring.take(first, count, kept);
     const bool before = stage < 0;  // in the pass over the stages before this one
-    mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
+    mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), state.phase ^ before);
     if (elect()) {
-      const uint32 full = base + kFullBarrier + 8 * position.stage;
+      const uint32 full = base + kFullBarrier + 8 * state.index;
       mbarrier_arrive_expect_tx(full, mine * kBColumnBytes);
       if (b_column + kTileN <= p.n) {  // as most tiles do
 #pragma unroll
@@ -518,15 +518,15 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
 // Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
 // stages are free, too: the barrier counts the consumer warps of all of them.
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
-  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
+  for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
     const int part_bytes = (kWordsBytes + header.blocks() * kABlockBytes) / kCluster;
     const int part = blockIdx.x % kCluster * part_bytes;
-    const uint32 full = base + kFullBarrier + 8 * position.stage;
-    mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);
+    const uint32 full = base + kFullBarrier + 8 * state.index;
+    mbarrier_wait(base + kPacketBarrier + 8 * state.index, state.phase ^ 1);
     if (elect()) {
       mbarrier_arrive_expect_tx(full, part_bytes * kCluster);
-      tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
+      tma_load_bytes_multicast(base + kPacketsOffset + state.index * kStageBytes + part,
           p.packets + (round * kPacketBytes + part) / 16, part_bytes, full, (1 << kCluster) - 1);
     }
   });
@@ -565,7 +565,7 @@ __device__ __forceinline__ uint32 hand_back_to(uint32 base) {
 }
 
 // A warp hands a round back.
-__device__ __forceinline__ void hand_back(uint32 to) {
+__device__ __forceinline__ void consumer_release(uint32 to) {
   __syncwarp();
   if (threadIdx.x % 32 <= kCluster) mbarrier_arrive_cluster(to);
 }
@@ -595,7 +595,9 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
         // Going on by 16-byte chunks is an exclusive or, as the swizzle is.
         ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + column_group * kBGroupBytes + step * 16 * kRowBytes);
       }
-      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) hand_back(back_to);
+      if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) {
+        consumer_release(back_to);
+      }
 #pragma unroll
       for (int i = 0; i < kGroupTiles; ++i) {
         const uint32 (&b_pair)[4] = b_elements[i / 2];
@@ -635,7 +637,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const unsigned char* blocks = shared + kPacketsOffset + kWordsBytes + lane * 16;
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warp * kCGroupBytes;
   const int lane_slot = warp * kWarpSlots + lane % kWarpSlots, clusters = gridDim.x / kCluster;
-  RingPosition position;
+  PipelineState state;
   TileRows next_rows;
   next_rows.ask(p, blockIdx.x / kCluster, lane_slot);
 
@@ -651,19 +653,19 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
     uint32 word = 0;  // of the round, known before it comes
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
       if (has_rows) {
-        const int stage = position.stage * kStageBytes;
+        const int stage = state.index * kStageBytes;
         const uint32* words = reinterpret_cast<const uint32*>(shared + kPacketsOffset + stage) + warp;
         if (round == 0) word = words[0];
         const uint32 next_word = words[kConsumerWarps];
         multiply_round(accumulators, word, blocks + stage, base + lane_offset, shared + kZerosOffset + lane * 16,
-            back_to + 8 * position.stage);
+            back_to + 8 * state.index);
         word = next_word;
       } else {
-        hand_back(back_to + 8 * position.stage);
+        consumer_release(back_to + 8 * state.index);
       }
-      position.advance();
+      state.advance();
     }
 
     next_rows.ask(p, tile + clusters, lane_slot);

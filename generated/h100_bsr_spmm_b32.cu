@@ -3,8 +3,8 @@
 //     codegen render specs/h100_bsr_spmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
-// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2baef1e1499f47f6ddde70fb8448dcb2ea251c190c27144e1c5403358b87640b
+// templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 c354b738f7227b59ff0488769dcc3a20bc01a085d2542f3beac23d44b1538aef
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -179,7 +179,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -269,16 +269,16 @@ struct BlockRow {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -299,19 +299,19 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
 }
 
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int b_row,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
-  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
+  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
-  RingPosition position;
+  PipelineState state;
   BlockRow row(p, blockIdx.x);
   int next_columns = row.load_columns(p, row.first);
 
@@ -329,8 +329,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
         next_columns = row.load_columns(p, block + 32);
       }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
-      if (leader) load_step(p, base, position, block, b_row, b_column);
-      position.advance();
+      if (leader) load_step(p, base, state, block, b_row, b_column);
+      state.advance();
       __syncwarp();
     }
     row = next_row;
@@ -342,7 +342,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
 __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor) {
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -355,7 +355,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   }
   wgmma_commit();
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
 // Consumer: one warpgroup computes its column groups of the C tile, tile after tile.
@@ -366,7 +366,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  RingPosition position;
+  PipelineState state;
   BlockRow row(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -385,17 +385,17 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-          b_descriptor + (position.stage * kBBytes >> 4));
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+          b_descriptor + (state.index * kBBytes >> 4));
       wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * position.stage;
-      position.advance();
+      running = base + kEmptyBarrier + 8 * state.index;
+      state.advance();
     }
     wgmma_wait<0>();
 #pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+    for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row clips the store.

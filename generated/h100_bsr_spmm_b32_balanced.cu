@@ -1,10 +1,10 @@
 // Generated from specs/h100_bsr_spmm_b32_balanced.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b32_balanced.yaml
-// spec: {"arch":"sm_90a","balanced":true,"block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
-// spec hash: 73f810119a7c8e2535a23c26d29013f92abcf61fe8c300cd7a77efc5329feeab
-// templates: bsr_spmm/sm90a_narrow.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3f65e519f4ce0ebe30c49e2fd92a010f0668d6dfdcfd90b0da4dc50e5ceefc8d
+// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
+// spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
+// templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 02c1f9eb12b37b53abdeaf094ce9c9a2b8c31a0bca6d6bc271cfb42ef1148fd1
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -71,7 +71,7 @@ constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of C
 constexpr int kQueue = 2;  // units announced by the scheduler
 constexpr int kAnnouncementBytes = 152;  // bytes of an announcement
-constexpr int kPartFloats = 8192;  // floats that a warpgroup leaves of a chunk
+constexpr int kPartialFloats = 8192;  // floats that a warpgroup leaves of a chunk
 
 // Dynamic shared memory: 225736 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 12288 bytes: ring of blocks of A, 32 rows of 64 bytes
@@ -203,7 +203,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -297,16 +297,16 @@ struct Unit {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -317,13 +317,13 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// A position in the queue: the entry, and the parity of the pass over the queue, which is waited for as in the ring.
-struct QueuePosition {
-  int entry = 0, parity = 0;
+// A position in the queue: the entry, and the phase of the pass over the queue, which is waited for as in the ring.
+struct QueueState {
+  int entry = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
     entry ^= 1;
-    parity ^= entry ^ 1;
+    phase ^= entry ^ 1;
   }
 };
 
@@ -348,20 +348,20 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 // further one is the next that nobody has, taken when the producer asks for it.
 __device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
   const bool leader = threadIdx.x % 32 == 0;
-  QueuePosition position;
-  int parity = 0;
+  QueueState state;
+  int phase = 0;
   for (int number = blockIdx.x;;) {
     const Unit unit(p, number);
     const int columns = unit.load_columns(p, unit.first);
-    mbarrier_wait(base + kUnitEmptyBarrier + 8 * position.entry, position.parity ^ 1);
-    queue[position.entry].columns[threadIdx.x % 32] = columns;
-    if (leader) queue[position.entry].unit = unit;
+    mbarrier_wait(base + kUnitEmptyBarrier + 8 * state.entry, state.phase ^ 1);
+    queue[state.entry].columns[threadIdx.x % 32] = columns;
+    if (leader) queue[state.entry].unit = unit;
     // Each lane has written a part of the entry, so each arrives.
-    mbarrier_arrive(base + kUnitFullBarrier + 8 * position.entry);
+    mbarrier_arrive(base + kUnitFullBarrier + 8 * state.entry);
     if (unit.column < 0) break;
-    position.advance();
-    mbarrier_wait(base + kUnitWantedBarrier, parity);
-    parity ^= 1;
+    state.advance();
+    mbarrier_wait(base + kUnitWantedBarrier, phase);
+    phase ^= 1;
     const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
     number = __shfl_sync(0xFFFFFFFF, taken, 0);
   }
@@ -369,20 +369,20 @@ __device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcem
 }
 
 // Producer, the whole warp: the next unit, and the first of its block columns, one a lane.
-__device__ __forceinline__ Unit take_unit(uint32 base, const Announcement* queue, QueuePosition& position,
+__device__ __forceinline__ Unit take_unit(uint32 base, const Announcement* queue, QueueState& state,
     int& columns) {
-  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
-  const Unit unit = queue[position.entry].unit;
-  columns = queue[position.entry].columns[threadIdx.x % 32];
-  mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
-  position.advance();
+  mbarrier_wait(base + kUnitFullBarrier + 8 * state.entry, state.phase);
+  const Unit unit = queue[state.entry].unit;
+  columns = queue[state.entry].columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kUnitEmptyBarrier + 8 * state.entry);
+  state.advance();
   return unit;
 }
 
 // Consumer, the whole warp: the next unit.
-__device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue, QueuePosition& position) {
-  mbarrier_wait(base + kUnitFullBarrier + 8 * position.entry, position.parity);
-  const Unit& next = queue[position.entry].unit;
+__device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue, QueueState& state) {
+  mbarrier_wait(base + kUnitFullBarrier + 8 * state.entry, state.phase);
+  const Unit& next = queue[state.entry].unit;
   Unit unit;
   unit.column = read_by_leader(&next.column);
   unit.row = read_by_leader(&next.row);
@@ -390,8 +390,8 @@ __device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue
   unit.end = read_by_leader(&next.end);
   unit.chunk = read_by_leader(&next.chunk);
   unit.first_chunk = read_by_leader(&next.first_chunk);
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * position.entry);
-  position.advance();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * state.entry);
+  state.advance();
   return unit;
 }
 
@@ -411,20 +411,20 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
 }
 
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int b_row,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, 0, 0, block);
-  load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row, b_column);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
+  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
   const bool leader = threadIdx.x % 32 == 0;
-  RingPosition position;
-  QueuePosition queue_position;
+  PipelineState state;
+  QueueState queue_position;
 
   while (true) {
     int next_columns;
@@ -446,8 +446,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Anno
         if (leader) mbarrier_arrive(base + kUnitWantedBarrier);
       }
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
-      if (leader) load_step(p, base, position, block, b_row, b_column);
-      position.advance();
+      if (leader) load_step(p, base, state, block, b_row, b_column);
+      state.advance();
       __syncwarp();
     }
     if (!has_asked && leader) mbarrier_arrive(base + kUnitWantedBarrier);
@@ -458,7 +458,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Anno
 __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor) {
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -471,21 +471,21 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   }
   wgmma_commit();
 #pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
 // Where a warpgroup leaves its column groups of a part: for each thread its accumulators, four floats at a time.
-__device__ __forceinline__ float4* part_place(const Params& p, int chunk, int column, int warpgroup) {
+__device__ __forceinline__ float4* partial_place(const Params& p, int chunk, int column, int warpgroup) {
   const int64 part = (static_cast<int64>(chunk) * p.column_tiles + column) * (kConsumerWarps / 4) + warpgroup;
-  return reinterpret_cast<float4*>(p.parts + part * kPartFloats) + threadIdx.x % kWarpgroupThreads;
+  return reinterpret_cast<float4*>(p.parts + part * kPartialFloats) + threadIdx.x % kWarpgroupThreads;
 }
 
 // Leaves a warpgroup's column groups of a part in global memory. If those of all other chunks of the block row are
 // there, adds them up and returns true. That is done in the order of the chunks, so it does not matter which one comes
 // last.
-__device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, int warpgroup, int* is_last,
+__device__ __forceinline__ bool combine_partials(const Params& p, const Unit& unit, int warpgroup, int* is_last,
     float (&accumulators)[kWarpgroupGroups][kAccumulators]) {
-  float4* const place = part_place(p, unit.chunk, unit.column, warpgroup);
+  float4* const place = partial_place(p, unit.chunk, unit.column, warpgroup);
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
 #pragma unroll
@@ -520,7 +520,7 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Unit& unit, in
   }
 #pragma unroll 1
   for (int chunk = unit.first_chunk; chunk < unit.first_chunk + chunks; ++chunk) {
-    const float4* const from = part_place(p, chunk, unit.column, warpgroup);
+    const float4* const from = partial_place(p, chunk, unit.column, warpgroup);
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
 #pragma unroll
@@ -545,8 +545,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  RingPosition position;
-  QueuePosition queue_position;
+  PipelineState state;
+  QueueState queue_position;
 
   while (true) {
     const Unit unit = read_unit(base, queue, queue_position);
@@ -564,21 +564,21 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-          b_descriptor + (position.stage * kBBytes >> 4));
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+          b_descriptor + (state.index * kBBytes >> 4));
       wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * position.stage;
-      position.advance();
+      running = base + kEmptyBarrier + 8 * state.index;
+      state.advance();
     }
     wgmma_wait<0>();
 #pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) keep_in_place(accumulators[group]);
+    for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     if (unit.first_chunk >= 0) {
-      if (!join_parts(p, unit, warpgroup, is_last, accumulators)) continue;
+      if (!combine_partials(p, unit, warpgroup, is_last, accumulators)) continue;
     }
 
     // Store C one column group at a time; the end of a row clips the store.

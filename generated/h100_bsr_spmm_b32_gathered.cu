@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a6e6616ce4dc411b7dd2560a5ef30c010580afb0d546b0b0878b8dcde2491e44
+// seal: sha256 660035f6965a4b77f8a595ccfe495b124288a8c7d5a9e078f4dfdd910c12f8cf
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -246,7 +246,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -360,17 +360,17 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// A position in the ring of packets: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring of packets: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. Producers wait at `packet` and
 // `rows` for an earlier one; that before the first of a fresh barrier counts as ended, so the first pass waits for
 // nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -456,7 +456,7 @@ struct StepHeader {
 // rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
 template <typename Load>
 __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
-  RingPosition position;
+  PipelineState state;
   RoundWalk walk(p);
   int records[kRecords];
 #pragma unroll
@@ -469,8 +469,8 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
       records[i] = walk.take(p);
       const int header = __shfl_sync(0xFFFFFFFF, record, kRoundColumns);
       if (header == 0) return;
-      load(record, StepHeader{header}, position);
-      position.advance();
+      load(record, StepHeader{header}, state);
+      state.advance();
       __syncwarp();
     }
   }
@@ -502,7 +502,7 @@ struct ColumnRing {
 // be known before there is room is worked out before, for all columns at once, each by one lane.
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
-  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
+  for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
     const int count = header.columns(), first = header.first_place(), kept = header.kept();
     const int place = first + static_cast<int>(threadIdx.x % 32);
     const int b_column = __shfl_sync(0xFFFFFFFF, record, kRecordWords + 1) * kTileN;
@@ -515,11 +515,11 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
       b_rows[j] = __shfl_sync(0xFFFFFFFF, record * kBlockCols, j * kColumnWarps + warp);
     }
     const int mine = (count + kColumnWarps - 1 - warp) / kColumnWarps;
-    const int stage = position.stage - ring.take(first, count, kept);
+    const int stage = state.index - ring.take(first, count, kept);
     const bool before = stage < 0;  // in the pass over the stages before this one
-    mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), position.parity ^ before);
+    mbarrier_wait(base + kRowsBarrier + 8 * (before ? stage + kStages : stage), state.phase ^ before);
     if (elect()) {
-      const uint32 full = base + kFullBarrier + 8 * position.stage;
+      const uint32 full = base + kFullBarrier + 8 * state.index;
       mbarrier_arrive_expect_tx(full, mine * kBColumnBytes);
       if (b_column + kTileN <= p.n) {  // as most tiles do
 #pragma unroll
@@ -539,15 +539,15 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
 // Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
 // stages are free, too: the barrier counts the consumer warps of all of them.
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
-  for_each_round(p, [&](int record, StepHeader header, const RingPosition& position) {
+  for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
     const int part_bytes = kPacketBytes / kCluster;
     const int part = blockIdx.x % kCluster * part_bytes;
-    const uint32 full = base + kFullBarrier + 8 * position.stage;
-    mbarrier_wait(base + kPacketBarrier + 8 * position.stage, position.parity ^ 1);
+    const uint32 full = base + kFullBarrier + 8 * state.index;
+    mbarrier_wait(base + kPacketBarrier + 8 * state.index, state.phase ^ 1);
     if (elect()) {
       mbarrier_arrive_expect_tx(full, part_bytes * kCluster);
-      tma_load_bytes_multicast(base + kPacketsOffset + position.stage * kStageBytes + part,
+      tma_load_bytes_multicast(base + kPacketsOffset + state.index * kStageBytes + part,
           p.packets + (round * kPacketBytes + part) / 16, part_bytes, full, (1 << kCluster) - 1);
     }
   });
@@ -586,7 +586,7 @@ __device__ __forceinline__ uint32 hand_back_to(uint32 base) {
 }
 
 // A warp hands a round back.
-__device__ __forceinline__ void hand_back(uint32 to) {
+__device__ __forceinline__ void consumer_release(uint32 to) {
   __syncwarp();
   if (threadIdx.x % 32 <= kCluster) mbarrier_arrive_cluster(to);
 }
@@ -598,7 +598,7 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTi
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
+    for (int group = 0; group < kTileGroups; ++group) warpgroup_fence_operand(accumulators[slot][group]);
   }
   wgmma_fence();
 #pragma unroll
@@ -618,13 +618,13 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTi
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
+    for (int group = 0; group < kTileGroups; ++group) warpgroup_fence_operand(accumulators[slot][group]);
   }
   wgmma_wait<0>();
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) keep_in_place(accumulators[slot][group]);
+    for (int group = 0; group < kTileGroups; ++group) warpgroup_fence_operand(accumulators[slot][group]);
   }
 }
 
@@ -637,7 +637,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   const uint32 a_descriptor = wgmma_descriptor(base + blocks_offset, 0), b_descriptor = wgmma_descriptor(base, 0);
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warpgroup * kStagingSlots * kSlotBytes;
   const int lane_slot = warpgroup * kSlots + lane % kSlots, clusters = gridDim.x / kCluster;
-  RingPosition position;
+  PipelineState state;
   TileRows next_rows;
   next_rows.ask(p, blockIdx.x / kCluster, lane_slot);
 
@@ -658,22 +658,22 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
       if (has_rows) {
         uint32 from[kSlots];
 #pragma unroll
         for (int slot = 0; slot < kSlots; slot += 4) {
           const uint4 four =
-              *reinterpret_cast<const uint4*>(shared + places_offset + position.stage * kStageBytes + slot * 4);
+              *reinterpret_cast<const uint4*>(shared + places_offset + state.index * kStageBytes + slot * 4);
           from[slot] = four.x;
           from[slot + 1] = four.y;
           from[slot + 2] = four.z;
           from[slot + 3] = four.w;
         }
-        multiply_round(accumulators, a_descriptor + (position.stage * kStageBytes >> 4), b_descriptor, from);
+        multiply_round(accumulators, a_descriptor + (state.index * kStageBytes >> 4), b_descriptor, from);
       }
-      hand_back(back_to + 8 * position.stage);
-      position.advance();
+      consumer_release(back_to + 8 * state.index);
+      state.advance();
     }
 
     next_rows.ask(p, tile + clusters, lane_slot);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 418836fb2d7ec029ab57d5dd61c776b9a6d1e693a2f98a6b873e7af709e7a3a2
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ab7f022cdf7c7f886c489584a80327c04c2575b7aefaba0be3a558d0ad68f985
+// seal: sha256 a54390e8b1423488828dfd420d1b837d1c549acc8688d2019392097003453ced
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 //
@@ -186,7 +186,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -293,34 +293,34 @@ struct Tile {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
 
 // Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, RingPosition position, int block, int block_k,
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int block_k,
     int b_row, int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * position.stage;
-  mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + position.stage * kABytes, &p.a_map, full, block_k, 0, block);
-  tma_load_2d(base + kBOffset + position.stage * kBBytes, &p.b_map, full, b_row, b_column);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, block_k, 0, block);
+  tma_load_2d(base + kBOffset + state.index * kBBytes, &p.b_map, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x == 0;
-  RingPosition position;
+  PipelineState state;
   Tile tile(p, blockIdx.x);
   int next_columns = tile.load_columns(p, tile.first);
 
@@ -340,8 +340,8 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
       const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
 #pragma unroll
       for (int k = 0; k < kBlockCols; k += kTileK) {
-        if (leader) load_step(p, base, position, block, k, b_row + k, b_column);
-        position.advance();
+        if (leader) load_step(p, base, state, block, k, b_row + k, b_column);
+        state.advance();
       }
       __syncwarp();
     }
@@ -353,7 +353,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
 __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
     uint32 b_descriptor) {
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -361,7 +361,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
     wgmma_m64n128k16_shared_k_major(accumulators, a_descriptor + (k * 32 >> 4), b_descriptor + (k * 32 >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
 }
 
 // Consumer: one warpgroup computes its part of the C tile, tile after tile.
@@ -372,7 +372,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_column * kRowBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  RingPosition position;
+  PipelineState state;
   Tile tile(p, blockIdx.x);
 
   for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
@@ -388,16 +388,16 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      issue_step(accumulators, a_descriptor + (position.stage * kABytes >> 4),
-          b_descriptor + (position.stage * kBBytes >> 4));
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
+          b_descriptor + (state.index * kBBytes >> 4));
       wgmma_wait<1>();  // those of the step before have ended: its stage is read
       if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * position.stage;
-      position.advance();
+      running = base + kEmptyBarrier + 8 * state.index;
+      state.advance();
     }
     wgmma_wait<0>();
-    keep_in_place(accumulators);
+    warpgroup_fence_operand(accumulators);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row clips the store.

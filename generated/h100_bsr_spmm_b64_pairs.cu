@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a324761b39f0b18faba0d910082fa6d0e978fcc8e3e602fca7b94988573e0dab
+// seal: sha256 16b9dac475eba19aab5830c2316416623269fba1c9c5bb52a0a086d2a7ee7cee
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
 //
@@ -196,7 +196,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -331,16 +331,16 @@ struct Cursor {
   }
 };
 
-// A position in the ring: the stage, and the parity of the pass over the ring, which is that of the phase
+// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
 // that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other parity; that of a fresh barrier counts as ended, so the first pass waits for nobody.
-struct RingPosition {
-  int stage = 0, parity = 0;
+// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+struct PipelineState {
+  int index = 0, phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
@@ -367,7 +367,7 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
 // Producer: one warp fills the ring, tile after tile; the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* stage_rows) {
   const bool leader = threadIdx.x == 0;
-  RingPosition position;
+  PipelineState state;
   BlockRows rows(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -390,16 +390,16 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* stage
 #pragma unroll
       for (int k = 0; k < kBlockCols; k += kTileK) {
         if (leader) {
-          const uint32 full = base + kFullBarrier + 8 * position.stage;
-          const uint32 a = base + kAOffset + position.stage * kConsumers * kABytes;
-          mbarrier_wait(base + kEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-          stage_rows[position.stage] = in_upper | in_lower << 1 | (last && k + kTileK == kBlockCols ? kLastStep : 0);
+          const uint32 full = base + kFullBarrier + 8 * state.index;
+          const uint32 a = base + kAOffset + state.index * kConsumers * kABytes;
+          mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+          stage_rows[state.index] = in_upper | in_lower << 1 | (last && k + kTileK == kBlockCols ? kLastStep : 0);
           mbarrier_arrive_expect_tx(full, (in_upper + in_lower) * kABytes + kBBytes);
           if (in_upper) tma_load_3d(a, &p.a_map, full, k, 0, upper_block);
           if (in_lower) tma_load_3d(a + kABytes, &p.a_map, full, k, 0, lower_block);
-          load_b(p, base + kBOffset + position.stage * kBBytes, full, b_row + k, b_column);
+          load_b(p, base + kBOffset + state.index * kBBytes, full, b_row + k, b_column);
         }
-        position.advance();
+        state.advance();
       }
       __syncwarp();
     }
@@ -410,7 +410,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* stage
 // accumulators += A B for this warpgroup's block row in one step (asynchronous).
 __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
     uint32 b_descriptor) {
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
@@ -419,7 +419,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(accumulators);
+  warpgroup_fence_operand(accumulators);
 }
 
 // Consumer: one warpgroup computes its block row of the C tile, tile after tile.
@@ -429,7 +429,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kABytes, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  RingPosition position;
+  PipelineState state;
   BlockRows rows(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -445,13 +445,13 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
     bool more = rows.any();
 #pragma unroll 1
     while (more) {
-      const uint32 empty = base + kEmptyBarrier + 8 * position.stage;
-      mbarrier_wait(base + kFullBarrier + 8 * position.stage, position.parity);
-      const int step_rows = read_by_leader(stage_rows + position.stage);
+      const uint32 empty = base + kEmptyBarrier + 8 * state.index;
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      const int step_rows = read_by_leader(stage_rows + state.index);
       more = (step_rows & kLastStep) == 0;
       if (step_rows >> warpgroup & 1) {
-        issue_step(accumulators, a_descriptor + (position.stage * kConsumers * kABytes >> 4),
-            b_descriptor + (position.stage * kBBytes >> 4));
+        issue_step(accumulators, a_descriptor + (state.index * kConsumers * kABytes >> 4),
+            b_descriptor + (state.index * kBBytes >> 4));
         wgmma_wait<1>();  // those of the step before have ended: its stage is read
         if (running != 0 && warp_leader) mbarrier_arrive(running);
         running = empty;
@@ -463,10 +463,10 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
         if (warp_leader) mbarrier_arrive(empty);
         running = 0;
       }
-      position.advance();
+      state.advance();
     }
     wgmma_wait<0>();
-    keep_in_place(accumulators);
+    warpgroup_fence_operand(accumulators);
     if (running != 0 && warp_leader) mbarrier_arrive(running);
 
     // Store C one column group at a time; the end of a row and, in a pair that lacks its second row, that of C clip it.

@@ -1,38 +1,38 @@
 // Generated from specs/h100_causal_few_tiles.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_causal_few_tiles.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"key_parts":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
-// spec hash: f2b96bcc95751731cc1ebf9ca0afd00d5d3f5dea2b9a8ce76eb75d1cc4f987b7
-// templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 70cc7c32e41fe4adf2f94f58044bdd7bd037a8428c5f1277a2d99b903a239b14
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
+// spec hash: 10a2b093bcbe1820c7f45b118b2f4a3a153f3ba605c909e6bda62bf20aa8ef3d
+// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 ce4e95e9c8dc26a68034bb02612e9f41bac314ccfc210fbb66e987e7762ca11e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
 // Who does what
-//   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
+//   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
 //   warpgroups 1..   consumers. Each has 64 query rows and a part of their keys: S = Q K^T, online softmax, O += P V,
 //                    all in registers.
-//   A stream is one of two parts of the tile's keys, with rings of its own. Each row has a warpgroup in both; that of
-//   stream 0 puts the parts together.
+//   A sub-tile is one of two parts of the tile's keys, with rings of its own. Each row has a warpgroup in both; that of
+//   sub-tile 0 puts the parts together.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, steps of its streams, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
-//   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   part_full[w], part_empty[w]  what the warpgroup of stream 1 has of the w-th 64 rows, for that of stream 0
-//   named barrier kWarpgroupBarrier + w  the warpgroup of stream 0 of the w-th 64 rows, around its O
+//   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, steps of its sub-tiles, its Q
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
+//   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
+//   partial_full[w], partial_empty[w]  what the warpgroup of sub-tile 1 has of the w-th 64 rows, for that of sub-tile 0
+//   named barrier kWarpgroupBarrier + w  the warpgroup of sub-tile 0 of the w-th 64 rows, around its O
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Cooperative: the consumers run side by side. Only at the end of a tile does a warpgroup of stream 0 wait for what
-// that of stream 1 leaves, and that one for its place to be free again.
+// Cooperative: the consumers run side by side. Only at the end of a tile does a warpgroup of sub-tile 0 wait for what
+// that of sub-tile 1 leaves, and that one for its place to be free again.
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
-//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -53,10 +53,10 @@ constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kStreams = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 64;  // query rows of a stream
+constexpr int kSubTiles = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTileRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
-constexpr int kStreamWarpgroups = 1;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 1;  // warpgroups that share a stream
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -69,28 +69,28 @@ constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
-constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of its rows
+constexpr int kPartialFloats = 8704;  // floats that a warpgroup leaves of its rows
 
 // Dynamic shared memory: 215256 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 64 rows in column groups of 64
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each stream
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kPartsOffset = 180224;  // 34816 bytes: what warpgroups of stream 1 leave for those of stream 0
+constexpr int kPartialsOffset = 180224;  // 34816 bytes: what warpgroups of stream 1 leave for those of stream 0
 constexpr int kBarriersOffset = 215040;  // 176 bytes: mbarriers
-constexpr int kEntriesOffset = 215216;  // 24 bytes: ring of tiles: number, numbers of steps
-constexpr int kSlotsOffset = 215240;  // 16 bytes: numbers of the loads in the K rings
+constexpr int kWorkTilesOffset = 215216;  // 24 bytes: ring of tiles: number, numbers of steps
+constexpr int kBlockMetaOffset = 215240;  // 16 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
-constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
-constexpr int kPartFullBarrier = kVEmptyBarrier + 8 * kStreams * kStages;
-constexpr int kPartEmptyBarrier = kPartFullBarrier + 8 * kStreamWarpgroups;
-static_assert(kStreamRows == kTileM, "both streams are for all rows of the tile");
-constexpr int kEntryWords = 1 + kStreams;  // words of an entry of the ring of tiles: number, numbers of steps
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kPartialFullBarrier = kVEmptyBarrier + 8 * kSubTiles * kStages;
+constexpr int kPartialEmptyBarrier = kPartialFullBarrier + 8 * kSubTileWarpgroups;
+static_assert(kSubTileRows == kTileM, "both sub_tiles are for all rows of the tile");
+constexpr int kWorkTileWords = 1 + kSubTiles;  // words of an entry of the ring of tiles: number, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -109,7 +109,7 @@ struct Params {
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
-  int section;  // heads whose tiles are handed out together: their K and V fit the L2
+  int heads_in_l2;  // heads whose tiles are handed out together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -212,7 +212,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -349,13 +349,13 @@ __device__ __forceinline__ int diagonal(const Params& p) {
   return p.kv_len - p.q_len;
 }
 
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;           // key blocks that these queries see
   int last;            // number of the last of them
   int first_diagonal;  // the last key that the first query sees
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
@@ -383,12 +383,13 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
     // but of no more than have their K and V in the L2 at once.
-    const uint32 number = index, query_tiles = p.query_tiles, section = p.section;  // shorter to divide than int
-    const uint32 first_head = number / (section * query_tiles) * section;
-    const uint32 in_section = number - first_head * query_tiles;
-    const uint32 heads = min(section, p.tiles / query_tiles - first_head);
-    const uint32 batch_head = first_head + in_section % heads;
-    first_query = (query_tiles - 1 - in_section / heads) * kTileM;
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 heads_in_l2 = p.heads_in_l2;
+    const uint32 first_head = number / (heads_in_l2 * query_tiles) * heads_in_l2;
+    const uint32 in_group = number - first_head * query_tiles;
+    const uint32 heads = min(heads_in_l2, p.tiles / query_tiles - first_head);
+    const uint32 batch_head = first_head + in_group % heads;
+    first_query = (query_tiles - 1 - in_group / heads) * kTileM;
     // Where a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see
     // fewest keys. Their Q is zeros, and they store nothing.
     first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
@@ -401,29 +402,29 @@ struct Tile {
 // stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
 // parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
-  RingPosition() = default;
+  PipelineState() = default;
   // That of the n-th use of the ring.
-  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
+  __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
-    if (++stage == kDepth) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kDepth) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
 
-// A piece of work: a tile.
-struct Piece {
+// A work tile: a tile.
+struct WorkTile {
   int index;  // number of the tile
 };
 
-__device__ __forceinline__ Piece first_piece(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
+__device__ __forceinline__ WorkTile first_work_tile(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
 
 // Takes the next tile that no thread block has.
-__device__ __forceinline__ Piece next_piece(const Params& p, const Piece&) {
+__device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile&) {
   return {atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x)};
 }
 
@@ -436,17 +437,18 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// The key blocks of one stream of a piece.
-__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
-  const int steps = (blocks.count + kStreams - 1) / kStreams;  // of a stream, at most
-  blocks.restrict_to(stream * steps, steps);
+// The key blocks of one sub-tile of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
+    int sub_tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  const int steps = (blocks.count + kSubTiles - 1) / kSubTiles;  // of a sub-tile, at most
+  blocks.restrict_to(sub_tile * steps, steps);
   return blocks;
 }
 
 // What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
 // its pairs. Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
-__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
@@ -457,32 +459,32 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The piece of an entry of the ring of tiles.
-__device__ __forceinline__ Piece read_piece(const int* entry) {
-  return {read_by_leader(entry)};
+// The work tile of an entry of the ring of tiles.
+__device__ __forceinline__ WorkTile read_work_tile(const int* info) {
+  return {read_by_leader(info)};
 }
 
-// Puts a piece into the ring of tiles, once consumers and other producer warps have left the place: its number, the
-// numbers of steps of its streams, and Q (nothing but the number for the end of the tiles). One thread.
-__device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
-    const RingPosition<kTileStages>& position, const Piece& piece) {
-  const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.stage * kEntryWords;
-  mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  entry[0] = piece.index;
-  if (piece.index >= p.tiles) {
+// Puts a work tile into the ring of tiles, once consumers and other producer warps have left the place: its number, the
+// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+__device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, const WorkTile& work) {
+  const uint32 full = base + kQFullBarrier + 8 * state.index;
+  int* info = entries + state.index * kWorkTileWords;
+  mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  info[0] = work.index;
+  if (work.index >= p.tiles) {
     mbarrier_arrive(full);
     return;
   }
-  const Tile tile(p, piece.index);
+  const Tile tile(p, work.index);
 #pragma unroll
-  for (int stream = 0; stream < kStreams; ++stream) {
-    entry[kEntryWords - kStreams + stream] = key_blocks_of(p, piece, tile, stream).count;
+  for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
   }
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
+    tma_load_4d(base + kQOffset + state.index * kQBytes + group * kQGroupBytes, &p.q_map, full,
         group * kGroupColumns, tile.first_query, tile.head, tile.batch);
   }
 }
@@ -500,29 +502,30 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings of one stream, piece after piece. Warp 0 also hands out the pieces, one ahead.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
+// Producer: one warp fills the rings of one sub-tile, work tile after work tile. Warp 0 also publishes the work tiles,
+// one ahead.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
   const bool leader = threadIdx.x % 32 == 0;
-  int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
-  const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
-  const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
-  const uint32 barriers = base + 8 * stream * kStages;
-  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
-  uint32 pieces = 0, steps = 0;
-  if (stream == 0 && leader) announce(p, entries, base, {pieces}, first_piece(p));
+  int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
+  const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
+  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  uint32 work_tiles = 0, steps = 0;
+  if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, first_work_tile(p));
 
   while (true) {
-    const RingPosition<kTileStages> tile_position{pieces};
+    const PipelineState<kTileStages> tile_state{work_tiles};
     // Warp 0 has written the entry itself.
-    if (stream > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_position.stage, tile_position.parity);
-    const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
-    if (stream > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
-    ++pieces;
-    if (piece.index >= p.tiles) break;
-    const Tile tile(p, piece.index);
+    if (sub_tile > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_state.index, tile_state.phase);
+    const WorkTile work = read_work_tile(entries + tile_state.index * kWorkTileWords);
+    if (sub_tile > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
+    ++work_tiles;
+    if (work.index >= p.tiles) break;
+    const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
+    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
@@ -535,36 +538,36 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
       }
       if (leader && i < blocks.count) {
-        const int stage = k_step % kStages, parity = k_step / kStages % 2;
+        const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
           const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
-          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], masked);
+          block_meta[stage * kStepBlocks + load] = pack_block_meta(p, loads[load], masked);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
       if (leader && i > 0) {
-        const int stage = v_step % kStages, parity = v_step / kStages % 2;
+        const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = barriers + kVFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, phase ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this piece is on its way, and the consumers are at most kStages steps from its end: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
+    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
-  if (stream == 0 && leader) release_scheduler(p);
+  if (sub_tile == 0 && leader) release_scheduler(p);
 }
 
 // Loads this warp's 16 rows of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
+__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
@@ -575,9 +578,9 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kHeadDim / 16][4], uint
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+__device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
@@ -587,58 +590,60 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
     wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
 }
 
 // o += P V for the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+__device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const uint32 (&p_frag)[kTileN / 16][4],
     uint32 v_descriptor) {
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
+    wgmma_m64n128k16_registers_mn_major(o, p_frag[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
 // back, reads them; for the others they are 0.
-struct StepSlots {
-  int slot[kStepBlocks];
+struct BlockMeta {
+  int word[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
+    for (int load = 0; load < kStepBlocks; ++load) {
+      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
+    }
   }
   // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
-  __device__ __forceinline__ bool hide_some() const {
+  __device__ __forceinline__ bool needs_mask() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
     return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots,
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
     int batch, int query) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
-    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
+    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
     const int keys = p.kv_len - first_key;
 #pragma unroll
     for (int j = 0; j < kLoadKeys / 2; ++j) {
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool seen = column < keys;
+      bool keep = column < keys;
       const int my_query = query + j / 2 % 2 * 8;
       // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
       // constants then.
       const bool in_pattern = visible(p, batch, my_query - first_key, column);
-      seen &= in_pattern;
-      if (!seen) s[i] = kMinusInfinity;
+      keep &= in_pattern;
+      if (!keep) s[i] = kMinusInfinity;
     }
   }
 }
@@ -667,7 +672,7 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 }
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
-__device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
+__device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
@@ -693,7 +698,7 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
 
 // P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
 // in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
   float sum[2], odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
@@ -705,28 +710,28 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
       const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
-      prob[k][i] = pack(even, odd);
+      p_frag[k][i] = pack(even, odd);
     }
   }
   row_sum[0] += sum[0] + odd_sum[0];
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
-struct Entry {
-  Piece piece;
+// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
+struct WorkTileInfo {
+  WorkTile work;
   int count;
 };
 
-__device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
-    int stream) {
-  mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
-  const int* counts = words + kEntryWords - kStreams;
-  Entry entry;
-  entry.piece = read_piece(words);
-  entry.count = read_by_leader(counts + stream);
-  return entry;
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, int sub_tile) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.index * kWorkTileWords;
+  const int* counts = words + kWorkTileWords - kSubTiles;
+  WorkTileInfo info;
+  info.work = read_work_tile(words);
+  info.count = read_by_leader(counts + sub_tile);
+  return info;
 }
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
@@ -780,9 +785,9 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Leaves what a warpgroup of stream 1 has of its rows for that of stream 0: four floats of each thread at a time, first
-// of o, then its row_max and row_sum.
-__device__ __forceinline__ void leave_part(float4* place, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+// Stores what a warpgroup of sub-tile 1 has of its rows for that of sub-tile 0: four floats of each thread at a time,
+// first of o, then its row_max and row_sum.
+__device__ __forceinline__ void store_partial(float4* place, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
     const float (&row_sum)[2]) {
 #pragma unroll
   for (int i = 0; i < kHeadDim / 8; ++i) {
@@ -791,8 +796,8 @@ __device__ __forceinline__ void leave_part(float4* place, const float (&o)[kHead
   place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
 }
 
-// Takes in what the warpgroup of stream 1 has left of the same rows: both become relative to the larger row_max.
-__device__ __forceinline__ void take_part(const float4* place, float (&o)[kHeadDim / 2], float (&row_max)[2],
+// Merges what the warpgroup of sub-tile 1 has stored of the same rows: both become relative to the larger row_max.
+__device__ __forceinline__ void merge_partial(const float4* place, float (&o)[kHeadDim / 2], float (&row_max)[2],
     float (&row_sum)[2]) {
   const float4 state = place[kHeadDim / 8 * kWarpgroupThreads];
   const float other_max[2] = {state.x, state.y}, other_sum[2] = {state.z, state.w};
@@ -816,103 +821,103 @@ __device__ __forceinline__ void take_part(const float4* place, float (&o)[kHeadD
 }
 
 // Consumer: one warpgroup works on its part of the keys of 64 rows, tile after tile. `consumer` counts all of them,
-// `warpgroup` those of a stream: it is the number of the 64 rows in the tile.
+// `warpgroup` those of a sub-tile: it is the number of the 64 rows in the tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int consumer) {
-  const int stream = consumer / kStreamWarpgroups, warpgroup = consumer % kStreamWarpgroups;
+  const int sub_tile = consumer / kSubTileWarpgroups, warpgroup = consumer % kSubTileWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
-  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
-  const uint32 barriers = base + 8 * stream * kStages;
+  const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 k_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + sub_tile * kStages * kKvBytes, 0), 0);
   const uint32 v_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + sub_tile * kStages * kKvBytes, kKvGroupBytes), 0);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
-  RingPosition<kTileStages> tile_position;
-  RingPosition<kStages> k_position, v_position;
-  float4* const place = reinterpret_cast<float4*>(shared + kPartsOffset) + warpgroup * (kPartFloats / 4) +
+  PipelineState<kTileStages> tile_state;
+  PipelineState<kStages> k_state, v_state;
+  float4* const place = reinterpret_cast<float4*>(shared + kPartialsOffset) + warpgroup * (kPartialFloats / 4) +
                         threadIdx.x % kWarpgroupThreads;
-  const uint32 part_full = base + kPartFullBarrier + 8 * warpgroup;
-  const uint32 part_empty = base + kPartEmptyBarrier + 8 * warpgroup;
-  int part_parity = 0;
+  const uint32 partial_full = base + kPartialFullBarrier + 8 * warpgroup;
+  const uint32 partial_empty = base + kPartialEmptyBarrier + 8 * warpgroup;
+  int partial_phase = 0;
 
   while (true) {
-    const Entry entry = read_entry(entries, base, tile_position, stream);
-    if (entry.piece.index >= p.tiles) break;
-    const Tile tile(p, entry.piece.index);
+    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
+    if (info.work.index >= p.tiles) break;
+    const Tile tile(p, info.work.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
-    uint32 prob[kTileN / 16][4];
+    uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
     // Q's place is free for another tile.
     __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
-    if (entry.count > 0) {
+    if (info.count > 0) {
       // First step: scores and softmax.
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      StepSlots step(slots, k_position.stage, warp_leader);
-      issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      BlockMeta step(block_meta, k_state.index, warp_leader);
+      issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(s);
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-      k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
+      warpgroup_fence_operand(s);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
-      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
-      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
+      if (info.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < entry.count; ++i) {
-        step = StepSlots(slots, k_position.stage, warp_leader);
-        issue_scores(s, q, k_descriptors + (k_position.stage * kKvBytes >> 4));
-        mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-        issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+      for (int i = 1; i < info.count; ++i) {
+        step = BlockMeta(block_meta, k_state.index, warp_leader);
+        issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
+        mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+        issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
         wgmma_wait<1>();
-        keep_in_place(s);
-        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-        k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step, tile.batch, tile.first_query + first_row);
+        warpgroup_fence_operand(s);
+        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+        k_state.advance();
+        if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
-        const bool raises = exceeds(step_max, row_max);
+        const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-        // P V still reads `prob`, where the new weights go.
+        if (i + 1 < info.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        // P V still reads `p_frag`, where the new weights go.
         wgmma_wait<0>();
-        keep_in_place(o);
-        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-        v_position.advance();
+        warpgroup_fence_operand(o);
+        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+        v_state.advance();
         if (raises) rescale_rows(o, row_sum, rescale);
-        scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+        scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       }
 
       // Output of the last step.
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(o);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-      v_position.advance();
+      warpgroup_fence_operand(o);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
     }
-    if (stream > 0) {
-      mbarrier_wait(part_empty, part_parity ^ 1);
-      leave_part(place, o, row_max, row_sum);
-      mbarrier_arrive(part_full);
+    if (sub_tile > 0) {
+      mbarrier_wait(partial_empty, partial_phase ^ 1);
+      store_partial(place, o, row_max, row_sum);
+      mbarrier_arrive(partial_full);
     } else {
-      mbarrier_wait(part_full, part_parity);
-      take_part(place, o, row_max, row_sum);
-      mbarrier_arrive(part_empty);
+      mbarrier_wait(partial_full, partial_phase);
+      merge_partial(place, o, row_max, row_sum);
+      mbarrier_arrive(partial_empty);
       store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     }
-    part_parity ^= 1;
-    tile_position.advance();
+    partial_phase ^= 1;
+    tile_state.advance();
   }
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
@@ -931,17 +936,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kStreams - 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);
     }
-    for (int i = 0; i < kStreams * kStages; ++i) {
+    for (int i = 0; i < kSubTiles * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kStreamWarpgroups; ++i) {  // each thread leaves or takes something of its own
-      mbarrier_init(base + kPartFullBarrier + 8 * i, kWarpgroupThreads);
-      mbarrier_init(base + kPartEmptyBarrier + 8 * i, kWarpgroupThreads);
+    for (int i = 0; i < kSubTileWarpgroups; ++i) {  // each thread leaves or takes something of its own
+      mbarrier_init(base + kPartialFullBarrier + 8 * i, kWarpgroupThreads);
+      mbarrier_init(base + kPartialEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
@@ -953,7 +958,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp < kStreams) produce(p, shared, base, warp);
+    if (warp < kSubTiles) produce(p, shared, base, warp);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

@@ -1,24 +1,24 @@
 // Generated from specs/h100_dense_d256.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_dense_d256.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","split_tail":true,"stages":2,"tile":{"m":128,"n":64}}
-// spec hash: c169eefdbb0a03672a40de80f2fd3f290c553e6875d65a1c4225e6713b8d734b
-// templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f0313ad3a4dc8768bfdc7ecb4469da83560616ed91b79de080dec323ce985a08
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
+// spec hash: f2675dcee9a8ca1b6b873b6626012168b52b0279eeb773483d259d6f91017b72
+// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 04ffec7c6d6a11a342b9cd6901a97c500d22b6f0912993cba7f3224c0bfe567d
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
 // Who does what
-//   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
+//   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
 //   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   The tile is one stream: its consumers share its key blocks and its rings.
+//   The tile is one sub-tile: its consumers share its key blocks and its rings.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its streams, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring, and the numbers of the loads in it
-//   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
-//   named barrier kTurn + w      consumer warpgroup w's turn on the tensor cores
+//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its sub-tiles, its Q
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
+//   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
+//   named barrier kWarpSchedulerBarrier + w      consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
@@ -29,12 +29,12 @@
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
-// share is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
+// unit is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
 // part that ends last puts all together.
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
-//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -56,10 +56,10 @@ constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 1;  // places for the Q of a tile; entries have two
 constexpr int kQSlices = 4;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
-constexpr int kStreams = 1;  // streams of a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 128;  // query rows of a stream
+constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTileRows = 128;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 2;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a stream
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -72,32 +72,33 @@ constexpr int kQBytes = 65536;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
-constexpr int kPartFloats = 16896;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 16896;  // floats that a warpgroup leaves of a part of a tile
 
 // Dynamic shared memory: 196736 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kEntriesOffset = 196688;  // 32 bytes: ring of tiles: number, shares, numbers of steps
-constexpr int kSlotsOffset = 196720;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kWorkTilesOffset = 196688;  // 32 bytes: ring of tiles: number, shares, numbers of steps
+constexpr int kBlockMetaOffset = 196720;  // 8 bytes: numbers of the loads in the K rings
 constexpr int kIsLastOffset = 196728;  // 8 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
-constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
-// Q has one place, but entries have two: RingPosition::parity says which. As long as their address changes with the
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
+// Q has one place, but entries have two: PipelineState::phase says which. As long as their address changes with the
 // tile, ptxas keeps the descriptors of Q in uniform registers; else it moves each of them there before its wgmma.
-constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
+constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, units, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-constexpr int kTurn = kWarpgroupBarrier + kConsumerWarpgroups;  // named barrier of warpgroup w's turn: kTurn + w
-constexpr int kTurnThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
+// Named barrier of warpgroup w's turn: this + w.
+constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
@@ -111,11 +112,11 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  float* parts;  // unfinished O and softmax state of parts of tiles
-  int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches
-  int split_tiles;  // tiles at the front that are divided between thread blocks
-  int split_blocks;  // thread blocks that they are divided between
-  int shares;  // shares of a split tile: what can be divided
+  float* partials;  // unfinished O and softmax state of parts of tiles
+  int* units_done;  // shares done of each split tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  int stream_k_ctas;  // thread blocks that they are divided between
+  int units;  // shares of a split tile: what can be divided
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -218,7 +219,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -397,11 +398,11 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 }
 
 // Pattern: every query sees every key.
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;  // key blocks that these queries see
   int last;   // number of the last of them
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
     last = count - 1;
   }
@@ -432,67 +433,68 @@ struct Tile {
 // stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
 // parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
-  RingPosition() = default;
+  PipelineState() = default;
   // That of the n-th use of the ring.
-  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
+  __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
-    if (++stage == kDepth) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kDepth) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
 
-// A piece of work: a tile, or a part of one.
-struct Piece {
+// A work tile: a tile, or a part of one.
+struct WorkTile {
   int index;  // number of the tile
-  int begin, end;  // the part has the tile's shares from begin to the one before end; end is 0 for a whole tile
+  int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
 };
 
-// The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
-// as many of them in a row as any other, or one more: those from first_share(p, its number) on.
-__device__ __forceinline__ int first_share(const Params& p, int thread_block) {
-  return static_cast<uint32>(thread_block) * p.split_tiles * p.shares / p.split_blocks;
+// The first p.stream_k_tiles tiles have p.units work units each. Each of the first p.stream_k_ctas thread blocks begins
+// with as many of them in a row as any other, or one more: those from first_unit(p, its number) on.
+__device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
+  return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
 }
 
-// The thread block that has a share: the last one whose first share does not come after it.
-__device__ __forceinline__ int holder_of(const Params& p, int share) {
-  return (static_cast<uint32>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares);
+// The thread block that has a unit: the last one whose first unit does not come after it.
+__device__ __forceinline__ int owner_of(const Params& p, int unit) {
+  return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
 }
 
-// What a thread block does of a tile, from `share` on, if it has the shares before `end`.
-__device__ __forceinline__ Piece part_from(const Params& p, int share, int end) {
-  const int begin = share % p.shares;
-  return {share / p.shares, begin, min(p.shares, begin + end - share)};
+// What a thread block does of a tile, from `unit` on, if it has the units before `end`.
+__device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
+  const int begin = unit % p.units;
+  return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
 // Parts of split tiles come first. The whole tiles are all equally long: each thread block has every gridDim.x-th one.
-__device__ __forceinline__ Piece first_piece(const Params& p) {
+__device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
-  if (block < p.split_blocks) return part_from(p, first_share(p, block), first_share(p, block + 1));
-  return {p.split_tiles + block, 0, 0};
+  if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
+  return {p.stream_k_tiles + block, 0, 0};
 }
 
-__device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
+__device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile& work) {
   const int block = blockIdx.x;
-  if (piece.end == 0) return {piece.index + static_cast<int>(gridDim.x), 0, 0};
-  const int next = piece.index * p.shares + piece.end, end = first_share(p, block + 1);
-  return next < end ? part_from(p, next, end) : Piece{p.split_tiles + block, 0, 0};
+  if (work.end == 0) return {work.index + static_cast<int>(gridDim.x), 0, 0};
+  const int next = work.index * p.units + work.end, end = first_unit(p, block + 1);
+  return next < end ? work_tile_from(p, next, end) : WorkTile{p.stream_k_tiles + block, 0, 0};
 }
 
-// The key blocks of one stream of a piece.
-__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
-  if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
+// The key blocks of one sub-tile of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
+    int sub_tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
+  if (work.end > 0) blocks.restrict_to(work.begin, work.end - work.begin);
   return blocks;
 }
 
 // What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
 // reaches past the last key.
-__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
@@ -503,34 +505,34 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The piece of an entry of the ring of tiles.
-__device__ __forceinline__ Piece read_piece(const int* entry) {
-  return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
+// The work tile of an entry of the ring of tiles.
+__device__ __forceinline__ WorkTile read_work_tile(const int* info) {
+  return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
 }
 
-// Puts a piece into the ring of tiles, once the consumers have left the place: its number, the
-// numbers of steps of its streams, and Q (nothing but the number for the end of the tiles). One thread.
-__device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
-    const RingPosition<kTileStages>& position, const Piece& piece) {
-  const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.parity * kEntryWords;
-  mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  entry[0] = piece.index;
-  if (piece.index >= p.tiles) {
+// Puts a work tile into the ring of tiles, once the consumers have left the place: its number, the
+// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+__device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, const WorkTile& work) {
+  const uint32 full = base + kQFullBarrier + 8 * state.index;
+  int* info = entries + state.phase * kWorkTileWords;
+  mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  info[0] = work.index;
+  if (work.index >= p.tiles) {
     mbarrier_arrive(full);
     return;
   }
-  entry[1] = piece.begin;
-  entry[2] = piece.end;
-  const Tile tile(p, piece.index);
+  info[1] = work.begin;
+  info[2] = work.end;
+  const Tile tile(p, work.index);
 #pragma unroll
-  for (int stream = 0; stream < kStreams; ++stream) {
-    entry[kEntryWords - kStreams + stream] = key_blocks_of(p, piece, tile, stream).count;
+  for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
   }
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
+    tma_load_4d(base + kQOffset + state.index * kQBytes + group * kQGroupBytes, &p.q_map, full,
         group * kGroupColumns, tile.first_query, tile.head, tile.batch);
   }
 }
@@ -548,26 +550,26 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings, piece after piece. It also hands out the pieces, one ahead; the first one has
-// been announced.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
+// Producer: one warp fills the rings, work tile after work tile. It also publishes the work tiles, one ahead; the first
+// one has been published.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
   const bool leader = threadIdx.x % 32 == 0;
-  int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
-  const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
-  const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
-  const uint32 barriers = base + 8 * stream * kStages;
-  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
-  uint32 pieces = 0, steps = 0;
+  int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
+  const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
+  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  uint32 work_tiles = 0, steps = 0;
 
   while (true) {
-    const RingPosition<kTileStages> tile_position{pieces};
-    const Piece piece = read_piece(entries + tile_position.parity * kEntryWords);
-    ++pieces;
-    if (piece.index >= p.tiles) break;
-    const Tile tile(p, piece.index);
+    const PipelineState<kTileStages> tile_state{work_tiles};
+    const WorkTile work = read_work_tile(entries + tile_state.phase * kWorkTileWords);
+    ++work_tiles;
+    if (work.index >= p.tiles) break;
+    const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
+    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
@@ -580,34 +582,34 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
       }
       if (leader && i < blocks.count) {
-        const int stage = k_step % kStages, parity = k_step / kStages % 2;
+        const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
 #pragma unroll
         for (int load = 0; load < kStepBlocks; ++load) {
-          slots[stage * kStepBlocks + load] = slot_of(p, loads[load], false);
+          block_meta[stage * kStepBlocks + load] = pack_block_meta(p, loads[load], false);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
       if (leader && i > 0) {
-        const int stage = v_step % kStages, parity = v_step / kStages % 2;
+        const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = barriers + kVFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, phase ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this piece is on its way, and the consumers are at most kStages steps from its end: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
+    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
 }
 
 // Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
@@ -618,9 +620,9 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+__device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
@@ -634,52 +636,54 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
     }
   }
   wgmma_commit();
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
 }
 
 // o += P V for the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+__device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const uint32 (&p_frag)[kTileN / 16][4],
     uint32 v_descriptor) {
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    wgmma_m64n256k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
+    wgmma_m64n256k16_registers_mn_major(o, p_frag[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
 // back, reads them; for the others they are 0.
-struct StepSlots {
-  int slot[kStepBlocks];
+struct BlockMeta {
+  int word[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
+    for (int load = 0; load < kStepBlocks; ++load) {
+      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
+    }
   }
   // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool hide_some() const {
+  __device__ __forceinline__ bool needs_mask() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
     return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
-    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
+    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
     const int keys = p.kv_len - first_key;
 #pragma unroll
     for (int j = 0; j < kLoadKeys / 2; ++j) {
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool seen = column < keys;
-      if (!seen) s[i] = kMinusInfinity;
+      bool keep = column < keys;
+      if (!keep) s[i] = kMinusInfinity;
     }
   }
 }
@@ -708,7 +712,7 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 }
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
-__device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
+__device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
@@ -734,7 +738,7 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
 
 // P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
 // in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
   float sum[2], odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
@@ -746,67 +750,68 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
       const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
-      prob[k][i] = pack(even, odd);
+      p_frag[k][i] = pack(even, odd);
     }
   }
   row_sum[0] += sum[0] + odd_sum[0];
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
-struct Entry {
-  Piece piece;
+// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
+struct WorkTileInfo {
+  WorkTile work;
   int count;
 };
 
-__device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
-    int stream) {
-  mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.parity * kEntryWords;
-  const int* counts = words + kEntryWords - kStreams;
-  Entry entry;
-  entry.piece = read_piece(words);
-  entry.count = read_by_leader(counts + stream);
-  return entry;
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, int sub_tile) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.phase * kWorkTileWords;
+  const int* counts = words + kWorkTileWords - kSubTiles;
+  WorkTileInfo info;
+  info.work = read_work_tile(words);
+  info.count = read_by_leader(counts + sub_tile);
+  return info;
 }
 
-// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of (its shares
-// are fewer than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
-__device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
-  const int second = tile != first_share(p, thread_block) / p.shares;
-  float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
+// Place of a warpgroup's partial of a tile, of the two at most that a thread block has partials of (its units are fewer
+// than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
+__device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
+  const int second = tile != first_unit(p, thread_block) / p.units;
+  const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
+  float* const place = p.partials + number * int64{kPartialFloats};
   return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
 }
 
-// Leaves a part of a tile in global memory. If all other parts of these rows are there, takes them together and returns
-// true. That is done in the order of the parts, so it does not matter which one comes last.
-__device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, int warpgroup, int* is_last,
+// Stores a partial of a tile in global memory. If all others of these rows are there, combines them and returns true.
+// The order is that of the partials, so it does not matter which one comes last.
+__device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile& work, int warpgroup, int* is_last,
     float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
-  float4* place = part_place(p, blockIdx.x, piece.index, warpgroup);
+  float4* place = partial_place(p, blockIdx.x, work.index, warpgroup);
 #pragma unroll
   for (int i = 0; i < kHeadDim / 8; ++i) {
     place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
   }
   place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
 
-  // Counts the shares that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
+  // Counts the units that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
   // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
-    int* const counter = p.shares_done + piece.index * kConsumerWarpgroups + warpgroup;
-    const int shares = piece.end - piece.begin;
-    *is_last = atomicAdd(counter, shares) + shares == p.shares;
+    int* const counter = p.units_done + work.index * kConsumerWarpgroups + warpgroup;
+    const int units = work.end - work.begin;
+    *is_last = atomicAdd(counter, units) + units == p.units;
     if (*is_last) *counter = 0;
     __threadfence();
   }
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (!*is_last) return false;
 
-  const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
+  const int first = owner_of(p, work.index * p.units), last = owner_of(p, (work.index + 1) * p.units - 1);
   row_max[0] = row_max[1] = kLeastLogit;
   for (int block = first; block <= last; ++block) {
-    const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
+    const float4 state = __ldcg(partial_place(p, block, work.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
     row_max[0] = fmaxf(row_max[0], state.x);
     row_max[1] = fmaxf(row_max[1], state.y);
   }
@@ -814,7 +819,7 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
   for (int block = first; block <= last; ++block) {
-    const float4* from = part_place(p, block, piece.index, warpgroup);
+    const float4* from = partial_place(p, block, work.index, warpgroup);
     const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
     const float weight[2] = {ex2(state.x - row_max[0]), ex2(state.y - row_max[1])};
     row_sum[0] += state.z * weight[0];
@@ -883,102 +888,103 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int stream = warpgroup / kStreamWarpgroups;
+  const int sub_tile = warpgroup / kSubTileWarpgroups;
   const bool warp_leader = threadIdx.x % 32 == 0;
-  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset) + stream * kStages * kStepBlocks;
-  const uint32 barriers = base + 8 * stream * kStages;
+  const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + sub_tile * kStages * kKvBytes, 0), 0);
   const uint32 v_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + sub_tile * kStages * kKvBytes, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
-  RingPosition<kTileStages> tile_position;
-  RingPosition<kStages> k_position, v_position;
-  const int my_turn = kTurn + warpgroup, next_turn = kTurn + (warpgroup + 1) % kConsumerWarpgroups;
+  PipelineState<kTileStages> tile_state;
+  PipelineState<kStages> k_state, v_state;
+  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
+  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
   // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kTurn, kTurnThreads);
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
   bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
-    const Entry entry = read_entry(entries, base, tile_position, stream);
-    if (entry.piece.index >= p.tiles) break;
-    const Tile tile(p, entry.piece.index);
+    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
+    if (info.work.index >= p.tiles) break;
+    const Tile tile(p, info.work.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
-    uint32 prob[kTileN / 16][4];
+    uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    const uint32 q_descriptor = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
     uint32 q[kQSlices][4];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
 
-    if (entry.count > 0) {
+    if (info.count > 0) {
       // First step: scores and softmax.
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      StepSlots step(slots, k_position.stage, warp_leader);
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      BlockMeta step(block_meta, k_state.index, warp_leader);
       // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
-      if (fresh) bar_sync(my_turn, kTurnThreads);
-      issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
+      issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(s);
-      if (fresh) bar_arrive(next_turn, kTurnThreads);
+      warpgroup_fence_operand(s);
+      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
       fresh = false;
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-      k_position.advance();
-      if (step.hide_some()) hide_pairs(s, p, step);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      if (step.needs_mask()) apply_mask(s, p, step);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
-      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
-      if (entry.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
+      if (info.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < entry.count; ++i) {
-        step = StepSlots(slots, k_position.stage, warp_leader);
-        bar_sync(my_turn, kTurnThreads);
-        issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
-        mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-        issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
-        bar_arrive(next_turn, kTurnThreads);
+      for (int i = 1; i < info.count; ++i) {
+        step = BlockMeta(block_meta, k_state.index, warp_leader);
+        bar_sync(my_barrier, kWarpSchedulerThreads);
+        issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
+        mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+        issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
+        bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
-        keep_in_place(s);
-        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-        k_position.advance();
-        if (step.hide_some()) hide_pairs(s, p, step);
+        warpgroup_fence_operand(s);
+        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+        k_state.advance();
+        if (step.needs_mask()) apply_mask(s, p, step);
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
-        const bool raises = exceeds(step_max, row_max);
+        const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < entry.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-        // P V still reads `prob`, where the new weights go.
+        if (i + 1 < info.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        // P V still reads `p_frag`, where the new weights go.
         wgmma_wait<0>();
-        keep_in_place(o);
-        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-        v_position.advance();
+        warpgroup_fence_operand(o);
+        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+        v_state.advance();
         if (raises) rescale_rows(o, row_sum, rescale);
-        scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+        scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       }
 
       // Output of the last step.
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(o);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-      v_position.advance();
+      warpgroup_fence_operand(o);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
     }
-    const uint32 staging = base + kQOffset + tile_position.stage * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
-    if (entry.piece.end == 0 ||
-        join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum)) {
+    const uint32 staging = base + kQOffset + tile_state.index * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
+    if (info.work.end == 0 ||
+        combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     }
     // This warp has done with Q's place, and the sender's warp comes here only once O, if it was stored, has left it.
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
-    tile_position.advance();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
+    tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kTurn, kTurnThreads);  // takes the turn that was left over
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // takes the turn that was left over
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
@@ -996,13 +1002,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kStreams - 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);
     }
-    for (int i = 0; i < kStreams * kStages; ++i) {
+    for (int i = 0; i < kSubTiles * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
@@ -1010,13 +1016,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
     // The first tile is asked for before anything else is done.
-    announce(p, reinterpret_cast<int*>(shared + kEntriesOffset), base, {0u}, first_piece(p));
+    publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp < kStreams) produce(p, shared, base, warp);
+    if (warp < kSubTiles) produce(p, shared, base, warp);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

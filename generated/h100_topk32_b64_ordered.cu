@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 153ef3174b79d11296cda350a16685b9dd04e093fc066debe95466fe11a71d31
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4107f0d5bb531786053da919c92756ade87e37742174e99bd8cfae8cfa236612
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 924ae0d4f6901e0d7e32f9f8efe5c268e5b145df55fd4a0ea35214560662ea48
+// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_schedule.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 3be718da27b7e4ccd8df8876b8af9791e127f33f021f34ce03474583e3282101
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -13,7 +13,7 @@
 //                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
 //   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
 //                    online softmax, O += P V. It asks for its Q itself.
-//   A stream is one of the tile's query blocks, with its list and its warpgroup.
+//   A sub-tile is one of the tile's query blocks, with its list and its warpgroup.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
@@ -26,11 +26,11 @@
 //   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
 //   the n users of a load arrives kArrivals / n times a warp.
 //
-// Order of the loads of a tile: in turns, each of which gives each list a step, or two. Turns of one load and of
+// Order of the loads of a tile: in turns, each of which gives each list a step, or two. LoadGroups of one load and of
 // several are spread over the tile, so that it asks for about as much all the time.
 // The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
 // worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
-// loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
+// loads come between two of a warpgroup: with kStages >= kSubTiles the rings cannot fill up with loads whose users wait
 // for the other ring.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
@@ -39,7 +39,7 @@
 //
 // Symbols
 //   step        kTileN keys: one listed key block
-//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -62,8 +62,8 @@ constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
 constexpr int kQPlaces = 2;  // places for Q of each warpgroup
-constexpr int kStreams = 3;  // streams of a tile, each with its own list
-constexpr int kStreamRows = 64;  // query rows of a stream
+constexpr int kSubTiles = 3;  // sub_tiles of a tile, each with its own list
+constexpr int kSubTileRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
@@ -86,7 +86,7 @@ constexpr int kQOffset = 0;  // 98304 bytes: Q of each warpgroup, 64 rows in col
 constexpr int kKOffset = 98304;  // 65536 bytes: K ring
 constexpr int kVOffset = 163840;  // 65536 bytes: V ring
 constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
-constexpr int kSlotsOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
+constexpr int kBlockMetaOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
 constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
 constexpr int kStepsOffset = 230728;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
 constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of orders: loads of a tile
@@ -94,17 +94,17 @@ constexpr int kBlocksOffset = 231504;  // 384 bytes: lists of the tile that is p
 constexpr int kGroupedOffset = 231888;  // 384 bytes: key blocks that this tile loads, by the lists they are for
 constexpr int kSetsOffset = 232272;  // 96 bytes: which lists each entry of them is loaded for
 
-constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
+constexpr int kSets = (1 << kSubTiles) - 1;  // sets of warpgroups that a load can be for: bit w for consumer w
 constexpr int kQFullBarrier = kBarriersOffset;
-constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
+constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kSubTiles;
 constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kOrderEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSets * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
-constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
-constexpr int kTurnKinds = 2 + kStreams;    // of the turns in which a tile loads
+constexpr int kEntries = kSubTiles * kTopK;  // of the lists of a tile
+constexpr int kLoadGroupKinds = 2 + kSubTiles;    // of the turns in which a tile loads
 constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -238,7 +238,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -365,7 +365,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 }
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them
   const int* list;  // their numbers
@@ -373,8 +373,8 @@ struct KeyBlocks {
   int lane_entries;  // 32 entries of the list, one a lane
   bool backwards = false;  // whether the list is walked through from its end
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int row = first_query / kStreamRows;
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
@@ -393,8 +393,8 @@ struct KeyBlocks {
   }
 };
 
-// One tile of work: kStreams query blocks of one head. The caller says which: query_order has their numbers, those of a
-// tile one after the other. first_query counts in that order.
+// One tile of work: kSubTiles query blocks of one head. The caller says which: query_order has their numbers, those of
+// a tile one after the other. first_query counts in that order.
 struct Tile {
   int batch, head, first_query;
 
@@ -412,54 +412,55 @@ struct Tile {
 // stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
 // parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
-  RingPosition() = default;
+  PipelineState() = default;
   // That of the n-th use of the ring.
-  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
+  __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
-    if (++stage == kDepth) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kDepth) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
 
-// A piece of work: a tile.
-struct Piece {
+// A work tile: a tile.
+struct WorkTile {
   int index;  // number of the tile
 };
 
 // All tiles are equally long: each thread block has every gridDim.x-th one.
-__device__ __forceinline__ Piece first_piece(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
+__device__ __forceinline__ WorkTile first_work_tile(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
 
-__device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
-  return {piece.index + static_cast<int>(gridDim.x)};
+__device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile& work) {
+  return {work.index + static_cast<int>(gridDim.x)};
 }
 
 // First query of a tile's query block with this number in the tile. Where there is none, and where query_order names
 // none: past the last query, so that its Q is zeros and none of its rows is stored.
 __device__ __forceinline__ int first_query_of(const Params& p, const Tile& tile, int number) {
-  const int place = tile.first_query / kStreamRows + number;
+  const int place = tile.first_query / kSubTileRows + number;
   const int* order = p.query_order + tile.batch * p.query_order_batch_stride + tile.head * p.query_order_head_stride;
   const uint32 none = p.query_blocks;
   const uint32 block = place < p.query_blocks ? __ldg(order + place * p.query_order_row_stride) : none;
-  return min(block, none) * kStreamRows;
+  return min(block, none) * kSubTileRows;
 }
 
-// The key blocks of one stream of a piece.
-__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
-  KeyBlocks blocks(p, tile.batch, tile.head, first_query_of(p, tile, stream));
+// The key blocks of one sub-tile of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
+    int sub_tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, first_query_of(p, tile, sub_tile));
   // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
   // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
-  blocks.backwards = piece.index / gridDim.x % 2 == 1;
+  blocks.backwards = work.index / gridDim.x % 2 == 1;
   return blocks;
 }
 
 // What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
 // reaches past the last key, as an entry out of range does.
-__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
@@ -505,19 +506,19 @@ __device__ __forceinline__ int count_equal(const int* list, int entries, int blo
 // whole warp.
 // A tile at the end of the queries, or by query_order, may have fewer query blocks: the others take the first one's
 // list, if any, and their rows are not stored.
-__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
+__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const WorkTile& work, const Tile& tile,
     int* blocks, unsigned char* sets) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int list = 0; list < kStreams; ++list) {
-    KeyBlocks listed = key_blocks_of(p, piece, tile, list);
-    if (listed.entries == 0) listed = key_blocks_of(p, piece, tile, 0);
+  for (int list = 0; list < kSubTiles; ++list) {
+    KvBlockIterator listed = kv_blocks_of(p, work, tile, list);
+    if (listed.entries == 0) listed = kv_blocks_of(p, work, tile, 0);
     for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
   }
   __syncwarp();
   LoadsOfSets loads;
 #pragma unroll 1
-  for (int list = 0; list < kStreams; ++list) {
+  for (int list = 0; list < kSubTiles; ++list) {
     const int* mine = blocks + list * kTopK;
 #pragma unroll 1
     for (int first = 0; first < kTopK; first += 32) {
@@ -527,8 +528,8 @@ __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece&
       const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
       int set = 1 << list;
 #pragma unroll
-      for (int j = 1; j < kStreams; ++j) {
-        const int other = list + j < kStreams ? list + j : list + j - kStreams;
+      for (int j = 1; j < kSubTiles; ++j) {
+        const int other = list + j < kSubTiles ? list + j : list + j - kSubTiles;
         if (count_equal(blocks + other * kTopK, kTopK, block) > before) set |= 1 << other;
       }
       if ((set & ((1 << list) - 1)) != 0) set = 0;
@@ -568,50 +569,50 @@ struct LoadCounts {
   uint32 of_set = 0;  // in lane u: those for set u
 };
 
-// Turns of a tile: loads that give each list a step, or two. There are several kinds.
+// LoadGroups of a tile: loads that give each list a step, or two. There are several kinds.
 //   0        a load for all lists
 //   1, 2, 3  one for two lists, and one for the third, which is list 0, 1 or 2
 //   4        of what is then left, three loads for one list each, or three for two lists each, which are two steps
 // The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
 // that come at one time the kind with the lower number.
-struct Turns {
-  int of_kind[kTurnKinds];
+struct LoadGroups {
+  int of_kind[kLoadGroupKinds];
   bool pairs_are_left;  // for two lists, not for one
 
-  __device__ __forceinline__ explicit Turns(const LoadsOfSets& in_tile) {
+  __device__ __forceinline__ explicit LoadGroups(const LoadsOfSets& in_tile) {
     of_kind[0] = in_tile[kSets];
     // Lists are equally long, so what is left are equally many loads for each list, or without each list.
 #pragma unroll
-    for (int third = 0; third < kStreams; ++third) {
+    for (int third = 0; third < kSubTiles; ++third) {
       const int alone = in_tile[1 << third], pairs = in_tile[kSets ^ 1 << third];
       of_kind[1 + third] = min(alone, pairs);
-      of_kind[1 + kStreams] = max(alone, pairs) - min(alone, pairs);
+      of_kind[1 + kSubTiles] = max(alone, pairs) - min(alone, pairs);
       pairs_are_left = pairs > alone;
     }
   }
 
   // Counts, of each kind, the turns that come before turn number `turn` of one kind.
-  __device__ __forceinline__ void count_before(int (&before)[kTurnKinds], int kind, int turn) const {
+  __device__ __forceinline__ void count_before(int (&before)[kLoadGroupKinds], int kind, int turn) const {
     int number = 1;
 #pragma unroll
-    for (int i = 0; i < kTurnKinds; ++i) number = i == kind ? of_kind[i] : number;
-    const float share = 1.0f / number;
+    for (int i = 0; i < kLoadGroupKinds; ++i) number = i == kind ? of_kind[i] : number;
+    const float unit = 1.0f / number;
 #pragma unroll
-    for (int i = 0; i < kTurnKinds; ++i) {
+    for (int i = 0; i < kLoadGroupKinds; ++i) {
       // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
       // is less than 256 and at least a half of 1 / 128 away from the next whole number.
       const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
-      before[i] = (static_cast<int>((most + 0.5f) * share) + 1) / 2;
+      before[i] = (static_cast<int>((most + 0.5f) * unit) + 1) / 2;
     }
   }
 };
 
 // Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
 // warp.
-__device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
+__device__ __forceinline__ int schedule_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
     uint32* loads, uint32* steps) {
   const int lane = threadIdx.x % 32, number = in_tile.all();
-  const Turns turns(in_tile);
+  const LoadGroups turns(in_tile);
 #pragma unroll 1
   for (int first = 0; first < number; first += 32) {
     int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
@@ -625,16 +626,16 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets
 
     // Its turn, and its place among the loads of the turn.
     int kind = 0, turn = rank, place_in_turn = 0;
-    int earlier[kTurnKinds];
+    int earlier[kLoadGroupKinds];
     const bool is_pair = __popc(set) == 2;
     const int third_list = (is_pair ? kSets ^ set : set) >> 1;  // the one that is alone, or not in the pair
     if (set != kSets) {
       const int beside = min(in_tile[set], in_tile[kSets ^ set]);
       const bool is_left = rank >= beside;
-      kind = is_left ? 1 + kStreams : 1 + third_list;
+      kind = is_left ? 1 + kSubTiles : 1 + third_list;
       turn = is_left ? rank - beside : rank;
       // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2.
-      place_in_turn = !is_left ? !is_pair : is_pair ? kStreams - 1 - third_list : third_list;
+      place_in_turn = !is_left ? !is_pair : is_pair ? kSubTiles - 1 - third_list : third_list;
     }
     turns.count_before(earlier, kind, turn);
     const int twos = earlier[1] + earlier[2] + earlier[3], threes = earlier[4];
@@ -642,17 +643,17 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets
     const int step = earlier[0] + twos + (turns.pairs_are_left ? 2 * threes : threes);
     // Loads for a set can come in turns of two kinds: which of them all it is.
     int in_order = turn;
-    if (kind == 1 + kStreams) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
-    if (kind > 0 && kind <= kStreams && is_pair == turns.pairs_are_left) in_order += threes;
-    const RingPosition<kStages> place(before.all + at), phase(of_set + in_order);
-    const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
+    if (kind == 1 + kSubTiles) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
+    if (kind > 0 && kind <= kSubTiles && is_pair == turns.pairs_are_left) in_order += threes;
+    const PipelineState<kStages> place(before.all + at), uses(of_set + in_order);
+    const uint32 full = (set - 1) * kStages + uses.index, arrivals = kArrivals / __popc(set);
     // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
-    const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
+    const uint32 note = place.index | full << 8 | uses.phase << 16 | arrivals << 17;
     loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
 #pragma unroll
-    for (int list = 0; list < kStreams; ++list) {
+    for (int list = 0; list < kSubTiles; ++list) {
       // Which of the two steps of three pairs it is for this list.
-      const int second = kind == 1 + kStreams && is_pair && third_list < (list == 2 ? 1 : 2);
+      const int second = kind == 1 + kSubTiles && is_pair && third_list < (list == 2 ? 1 : 2);
       if (set >> list & 1) steps[list * kTopK + step + second] = note;
     }
   }
@@ -669,19 +670,19 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   uint32* loads = reinterpret_cast<uint32*>(shared + kLoadsOffset);
   uint32* steps = reinterpret_cast<uint32*>(shared + kStepsOffset);
   int* numbers = reinterpret_cast<int*>(shared + kNumbersOffset);
-  RingPosition<kTileStages> position;
+  PipelineState<kTileStages> state;
   LoadCounts before;
-  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
-    const int at = position.stage * kEntries;
-    const LoadsOfSets in_tile = match_lists(p, piece, Tile(p, piece.index), blocks, sets);
+  for (WorkTile work = first_work_tile(p); work.index < p.tiles; work = next_work_tile(p, work)) {
+    const int at = state.index * kEntries;
+    const LoadsOfSets in_tile = match_lists(p, work, Tile(p, work.index), blocks, sets);
     group_loads(in_tile, blocks, sets, grouped);
-    mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-    const int number = order_loads(before, in_tile, grouped, loads + at, steps + at);
-    if (threadIdx.x % 32 == 0) numbers[position.stage] = number;
+    mbarrier_wait(base + kOrderEmptyBarrier + 8 * state.index, state.phase ^ 1);
+    const int number = schedule_loads(before, in_tile, grouped, loads + at, steps + at);
+    if (threadIdx.x % 32 == 0) numbers[state.index] = number;
     // Each lane has written a part of the order, so each arrives.
-    mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);
+    mbarrier_arrive(base + kOrderFullBarrier + 8 * state.index);
     __syncwarp();
-    position.advance();
+    state.advance();
   }
 }
 
@@ -707,34 +708,34 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 empty_barriers = base + (is_k ? kKEmptyBarrier : kVEmptyBarrier);
   const uint32* loads = reinterpret_cast<const uint32*>(shared + kLoadsOffset);
   const int* numbers = reinterpret_cast<const int*>(shared + kNumbersOffset);
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
-  RingPosition<kTileStages> position;
-  RingPosition<kStages> place;
-  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
-    const Tile tile(p, piece.index);
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
+  PipelineState<kTileStages> state;
+  PipelineState<kStages> place;
+  for (WorkTile work = first_work_tile(p); work.index < p.tiles; work = next_work_tile(p, work)) {
+    const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-    const int number = numbers[position.stage];
+    mbarrier_wait(base + kOrderFullBarrier + 8 * state.index, state.phase);
+    const int number = numbers[state.index];
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
-      const uint32 load = loads[position.stage * kEntries + i];
+      const uint32 load = loads[state.index * kEntries + i];
       const int block = load / kBarrierRange;
       const uint32 full = full_barriers + 8 * (load % kBarrierRange);
-      mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
-      if (is_k) slots[place.stage] = slot_of(p, block, false);
+      mbarrier_wait(empty_barriers + 8 * place.index, place.phase ^ 1);
+      if (is_k) block_meta[place.index] = pack_block_meta(p, block, false);
       mbarrier_arrive_expect_tx(full, kKvBytes);
-      load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
+      load_step(map, ring + place.index * kKvBytes, full, {block}, kv_head, tile.batch);
       place.advance();
     }
-    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
-    position.advance();
+    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * state.index);
+    state.advance();
   }
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+__device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     uint32 q_descriptor, uint32 k_descriptor) {
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
@@ -744,52 +745,54 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
     wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
   }
   wgmma_commit();
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
 }
 
 // o += P V for the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+__device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const uint32 (&p_frag)[kTileN / 16][4],
     uint32 v_descriptor) {
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
+    wgmma_m64n128k16_registers_mn_major(o, p_frag[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
 // back, reads them; for the others they are 0.
-struct StepSlots {
-  int slot[kStepBlocks];
+struct BlockMeta {
+  int word[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
+    for (int load = 0; load < kStepBlocks; ++load) {
+      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
+    }
   }
   // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool hide_some() const {
+  __device__ __forceinline__ bool needs_mask() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
     return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
-    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
+    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
     const int keys = p.kv_len - first_key;
 #pragma unroll
     for (int j = 0; j < kLoadKeys / 2; ++j) {
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool seen = column < keys;
-      if (!seen) s[i] = kMinusInfinity;
+      bool keep = column < keys;
+      if (!keep) s[i] = kMinusInfinity;
     }
   }
 }
@@ -818,7 +821,7 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 }
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
-__device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
+__device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
@@ -844,7 +847,7 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
 
 // P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
 // in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
   float sum[2], odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
@@ -856,7 +859,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
       const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
-      prob[k][i] = pack(even, odd);
+      p_frag[k][i] = pack(even, odd);
     }
   }
   row_sum[0] += sum[0] + odd_sum[0];
@@ -867,7 +870,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
 struct Load {
   int stage;     // its place in the rings
   int full;      // number of its full barrier in each ring
-  int parity;    // of the barrier's phase
+  int phase;     // of the barrier
   int arrivals;  // of a warp that leaves the place
 
   // From the note on a step of a warpgroup.
@@ -875,21 +878,21 @@ struct Load {
     const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
     stage = note & 0xFF;
     full = note >> 8 & 0xFF;
-    parity = note >> 16 & 1;
+    phase = note >> 16 & 1;
     arrivals = note >> 17;
   }
 };
 
 // Where a warpgroup's Q is, and its O leaves from.
 __device__ __forceinline__ int queries_offset(int place, int warpgroup) {
-  return kQOffset + (place * kStreams + warpgroup) * kQBytes;
+  return kQOffset + (place * kSubTiles + warpgroup) * kQBytes;
 }
 
 // Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
 __device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
-    const Piece& piece) {
-  if (piece.index >= p.tiles) return;
-  const Tile tile(p, piece.index);
+    const WorkTile& work) {
+  if (work.index >= p.tiles) return;
+  const Tile tile(p, work.index);
   const uint32 full = base + kQFullBarrier + 8 * warpgroup;
   const int first_query = first_query_of(p, tile, warpgroup);
   mbarrier_arrive_expect_tx(full, kQBytes);
@@ -951,44 +954,44 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
   // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
   const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
-  RingPosition<kTileStages> position;
-  int q_parity = 0;
-  if (sender) request_queries(p, base, 0, warpgroup, first_piece(p));
+  PipelineState<kTileStages> state;
+  int q_phase = 0;
+  if (sender) request_queries(p, base, 0, warpgroup, first_work_tile(p));
 
-  for (Piece piece = first_piece(p); piece.index < p.tiles; piece = next_piece(p, piece)) {
-    const Tile tile(p, piece.index);
+  for (WorkTile work = first_work_tile(p); work.index < p.tiles; work = next_work_tile(p, work)) {
+    const Tile tile(p, work.index);
     const int first_query = first_query_of(p, tile, warpgroup);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
-    uint32 prob[kTileN / 16][4];
+    uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
-    const int q_place = q_parity % kQPlaces;
-    const uint32 q_descriptor = q_descriptors + (q_place * kStreams * kQBytes >> 4);
-    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-    const uint32* steps = orders + position.stage * kEntries;
+    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_phase);
+    const int q_place = q_phase % kQPlaces;
+    const uint32 q_descriptor = q_descriptors + (q_place * kSubTiles * kQBytes >> 4);
+    mbarrier_wait(base + kOrderFullBarrier + 8 * state.index, state.phase);
+    const uint32* steps = orders + state.index * kEntries;
 
     // First step: scores and softmax.
     Load k(steps), next(steps + min(1, kTopK - 1));
-    mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
-    StepSlots step(slots, k.stage, warp_leader);
-    issue_scores(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
+    mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.phase);
+    BlockMeta step(block_meta, k.stage, warp_leader);
+    issue_qk_gemm(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
     wgmma_wait<0>();
-    keep_in_place(s);
+    warpgroup_fence_operand(s);
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-    if (step.hide_some()) hide_pairs(s, p, step);
+    if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
     raise_row_max(row_max, rescale, step_max);
-    scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+    scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     // The O of the tile before has most likely left by now: this waits for it. Its place is for the Q of the next tile.
     if (sender) {
       tma_store_wait_read<0>();
-      request_queries(p, base, 1 - q_place, warpgroup, next_piece(p, piece));
+      request_queries(p, base, 1 - q_place, warpgroup, next_work_tile(p, work));
     }
 
     // Scores of step i together with the output of step i - 1.
@@ -996,39 +999,39 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     for (int i = 1; i < kTopK; ++i) {
       const Load v = k;
       k = next;
-      mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
-      step = StepSlots(slots, k.stage, warp_leader);
-      issue_scores(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
-      mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
-      issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
+      mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.phase);
+      step = BlockMeta(block_meta, k.stage, warp_leader);
+      issue_qk_gemm(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
+      mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.phase);
+      issue_pv_gemm(o, p_frag, v_descriptors + (v.stage * kKvBytes >> 4));
       next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
       wgmma_wait<1>();
-      keep_in_place(s);
+      warpgroup_fence_operand(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-      if (step.hide_some()) hide_pairs(s, p, step);
+      if (step.needs_mask()) apply_mask(s, p, step);
       // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
-      const bool raises = exceeds(step_max, row_max);
+      const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
-      // P V still reads `prob`, where the new weights go.
+      // P V still reads `p_frag`, where the new weights go.
       wgmma_wait<0>();
-      keep_in_place(o);
+      warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
       if (raises) rescale_rows(o, row_sum, rescale);
-      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     }
 
     // Output of the last step.
-    mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.parity);
-    issue_output(o, prob, v_descriptors + (k.stage * kKvBytes >> 4));
+    mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.phase);
+    issue_pv_gemm(o, p_frag, v_descriptors + (k.stage * kKvBytes >> 4));
     // The order of this tile is not needed any more.
-    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
+    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * state.index);
     wgmma_wait<0>();
-    keep_in_place(o);
+    warpgroup_fence_operand(o);
     if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * k.stage, k.arrivals);
     store_tile(p, tile, first_query, base + queries_offset(q_place, warpgroup), warpgroup, o, row_max, row_sum);
-    position.advance();
-    q_parity ^= 1;
+    state.advance();
+    q_phase ^= 1;
   }
   // Shared memory must outlive the stores that read it.
   if (sender) tma_store_wait_read<0>();
@@ -1045,7 +1048,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // One thread prepares the barriers. Those of places of K and V count kArrivals arrivals for each of four warps (see
   // Load), order_empty one of each warp of the consumers and one of each loader.
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStreams; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+    for (int i = 0; i < kSubTiles; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads
       mbarrier_init(base + kOrderEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);

@@ -1,10 +1,10 @@
 // Generated from specs/h100_topk32_b64_self_ordered.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk32_b64_self_ordered.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv":true,"stages":4,"tile":{"m":192,"n":64}}
-// spec hash: 1172c27971c361bf8124afeecf56100eba6f373a6affd564c6928a4032fd8d8c
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_order.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 55eee5fdd9f693c55044b63744e68db65b42f2246771684b72f942c9d0071075
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
+// spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
+// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_schedule.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 0e1d76e7487eb9f6d5d92b071151067ea8e77910d203dafbd47acaeba44e2dcc
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -13,7 +13,7 @@
 //                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
 //   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
 //                    online softmax, O += P V. It asks for its Q itself.
-//   A stream is one of the tile's query blocks, with its list and its warpgroup.
+//   A sub-tile is one of the tile's query blocks, with its list and its warpgroup.
 //   h100_topk32_b64_self_ordered_order_queries, a kernel that is launched before, finds out which query blocks form
 //   a tile, while this one is at its first tiles. How is told there.
 //
@@ -29,11 +29,11 @@
 //   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
 //   the n users of a load arrives kArrivals / n times a warp.
 //
-// Order of the loads of a tile: in turns, each of which gives each list a step, or two. Turns of one load and of
+// Order of the loads of a tile: in turns, each of which gives each list a step, or two. LoadGroups of one load and of
 // several are spread over the tile, so that it asks for about as much all the time.
 // The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
 // worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
-// loads come between two of a warpgroup: with kStages >= kStreams the rings cannot fill up with loads whose users wait
+// loads come between two of a warpgroup: with kStages >= kSubTiles the rings cannot fill up with loads whose users wait
 // for the other ring.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
@@ -42,7 +42,7 @@
 //
 // Symbols
 //   step        kTileN keys: one listed key block
-//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -74,8 +74,8 @@ constexpr int kOffered = 192;  // query blocks of a window that are offered to i
 constexpr int kListStride = 36;  // words from a list of bits to the next: eight in different banks
 constexpr int kWeightStride = 200;  // weights from a tile to the next, likewise
 constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
-constexpr int kStreams = 3;  // streams of a tile, each with its own list
-constexpr int kStreamRows = 64;  // query rows of a stream
+constexpr int kSubTiles = 3;  // sub_tiles of a tile, each with its own list
+constexpr int kSubTileRows = 64;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
@@ -98,7 +98,7 @@ constexpr int kQOffset = 0;  // 98304 bytes: Q of each warpgroup, 64 rows in col
 constexpr int kKOffset = 98304;  // 65536 bytes: K ring
 constexpr int kVOffset = 163840;  // 65536 bytes: V ring
 constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
-constexpr int kSlotsOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
+constexpr int kBlockMetaOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
 constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
 constexpr int kStepsOffset = 230728;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
 constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of orders: loads of a tile
@@ -108,17 +108,17 @@ constexpr int kBlocksOffset = 231536;  // 384 bytes: lists of the tile that is p
 constexpr int kGroupedOffset = 231920;  // 384 bytes: key blocks that this tile loads, by the lists they are for
 constexpr int kSetsOffset = 232304;  // 96 bytes: which lists each entry of them is loaded for
 
-constexpr int kSets = (1 << kStreams) - 1;  // sets of warpgroups that a load can be for: bit w for consumer warpgroup w
+constexpr int kSets = (1 << kSubTiles) - 1;  // sets of warpgroups that a load can be for: bit w for consumer w
 constexpr int kQFullBarrier = kBarriersOffset;
-constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kStreams;
+constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kSubTiles;
 constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kOrderEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSets * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
-constexpr int kEntries = kStreams * kTopK;  // of the lists of a tile
-constexpr int kTurnKinds = 2 + kStreams;    // of the turns in which a tile loads
+constexpr int kEntries = kSubTiles * kTopK;  // of the lists of a tile
+constexpr int kLoadGroupKinds = 2 + kSubTiles;    // of the turns in which a tile loads
 constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -263,7 +263,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -390,7 +390,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 }
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them
   const int* list;  // their numbers
@@ -398,8 +398,8 @@ struct KeyBlocks {
   int lane_entries;  // 32 entries of the list, one a lane
   bool backwards = false;  // whether the list is walked through from its end
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int row = first_query / kStreamRows;
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
@@ -418,7 +418,7 @@ struct KeyBlocks {
   }
 };
 
-// One tile of work: kStreams query blocks of one head. query_order has their numbers, those of a tile one after the
+// One tile of work: kSubTiles query blocks of one head. query_order has their numbers, those of a tile one after the
 // other; a launch begins with some as they come. first_query counts in that order.
 struct Tile {
   int batch, head, first_query;
@@ -437,34 +437,34 @@ struct Tile {
 // stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
 // parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
-  RingPosition() = default;
+  PipelineState() = default;
   // That of the n-th use of the ring.
-  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
+  __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
-    if (++stage == kDepth) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kDepth) {
+      index = 0;
+      phase ^= 1;
     }
   }
-  __device__ __forceinline__ RingPosition next() const {
-    RingPosition after = *this;
+  __device__ __forceinline__ PipelineState next() const {
+    PipelineState after = *this;
     after.advance();
     return after;
   }
 };
 
-// A piece of work: a tile.
-struct Piece {
+// A work tile: a tile.
+struct WorkTile {
   int index;  // number of the tile
 };
 
-__device__ __forceinline__ Piece first_piece(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
+__device__ __forceinline__ WorkTile first_work_tile(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
 
 // Takes the next tile that no thread block has.
-__device__ __forceinline__ Piece next_piece(const Params& p, const Piece&) {
+__device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile&) {
   return {atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x)};
 }
 
@@ -477,19 +477,19 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// The key blocks of a query block of a piece.
-__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile,
+// The key blocks of a query block of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
     int first_query) {
-  KeyBlocks blocks(p, tile.batch, tile.head, first_query);
+  KvBlockIterator blocks(p, tile.batch, tile.head, first_query);
   // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
   // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
-  blocks.backwards = piece.index / gridDim.x % 2 == 1;
+  blocks.backwards = work.index / gridDim.x % 2 == 1;
   return blocks;
 }
 
 // What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
 // reaches past the last key, as an entry out of range does.
-__device__ __forceinline__ int slot_of(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
@@ -500,17 +500,17 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// First query of the query block that this lane's stream has in a tile: past the last query if there is none. A launch
-// begins with query blocks as they come: in their windows, query_order is found meanwhile. The whole warp.
-__device__ __forceinline__ int ordered_query(const Params& p, const Piece& piece, const Tile& tile) {
-  const int place = tile.first_query / kStreamRows + threadIdx.x % 32;
+// First query of the query block that this lane's sub-tile has in a tile: past the last query if there is none. A
+// launch begins with query blocks as they come: in their windows, query_order is found meanwhile. The whole warp.
+__device__ __forceinline__ int ordered_query(const Params& p, const WorkTile& work, const Tile& tile) {
+  const int place = tile.first_query / kSubTileRows + threadIdx.x % 32;
   int block = min(place, p.query_blocks);
-  if (piece.index - tile.first_query / kTileM % kWindowTiles >= kEarlyRounds * static_cast<int>(gridDim.x)) {
+  if (work.index - tile.first_query / kTileM % kWindowTiles >= kEarlyRounds * static_cast<int>(gridDim.x)) {
     wait_for_prerequisites();
     const int* order = p.query_order + tile.batch * p.query_order_batch_stride + tile.head * p.query_order_head_stride;
     if (place < p.query_blocks) block = order[place];
   }
-  return block * kStreamRows;
+  return block * kSubTileRows;
 }
 
 using uint64 = unsigned long long;
@@ -548,19 +548,19 @@ __device__ __forceinline__ int count_equal(const int* list, int entries, int blo
 // whole warp.
 // A tile at the end of the queries may have fewer query blocks: the others take the first one's
 // list, if any, and their rows are not stored.
-__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece& piece, const Tile& tile,
+__device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const WorkTile& work, const Tile& tile,
     int first_query, int* blocks, unsigned char* sets) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int list = 0; list < kStreams; ++list) {
-    KeyBlocks listed = key_blocks_of(p, piece, tile, __shfl_sync(0xFFFFFFFF, first_query, list));
-    if (listed.entries == 0) listed = key_blocks_of(p, piece, tile, __shfl_sync(0xFFFFFFFF, first_query, 0));
+  for (int list = 0; list < kSubTiles; ++list) {
+    KvBlockIterator listed = kv_blocks_of(p, work, tile, __shfl_sync(0xFFFFFFFF, first_query, list));
+    if (listed.entries == 0) listed = kv_blocks_of(p, work, tile, __shfl_sync(0xFFFFFFFF, first_query, 0));
     for (int i = lane; i < kTopK; i += 32) blocks[list * kTopK + i] = listed.entry(i);
   }
   __syncwarp();
   LoadsOfSets loads;
 #pragma unroll 1
-  for (int list = 0; list < kStreams; ++list) {
+  for (int list = 0; list < kSubTiles; ++list) {
     const int* mine = blocks + list * kTopK;
 #pragma unroll 1
     for (int first = 0; first < kTopK; first += 32) {
@@ -570,8 +570,8 @@ __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const Piece&
       const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
       int set = 1 << list;
 #pragma unroll
-      for (int j = 1; j < kStreams; ++j) {
-        const int other = list + j < kStreams ? list + j : list + j - kStreams;
+      for (int j = 1; j < kSubTiles; ++j) {
+        const int other = list + j < kSubTiles ? list + j : list + j - kSubTiles;
         if (count_equal(blocks + other * kTopK, kTopK, block) > before) set |= 1 << other;
       }
       if ((set & ((1 << list) - 1)) != 0) set = 0;
@@ -611,50 +611,50 @@ struct LoadCounts {
   uint32 of_set = 0;  // in lane u: those for set u
 };
 
-// Turns of a tile: loads that give each list a step, or two. There are several kinds.
+// LoadGroups of a tile: loads that give each list a step, or two. There are several kinds.
 //   0        a load for all lists
 //   1, 2, 3  one for two lists, and one for the third, which is list 0, 1 or 2
 //   4        of what is then left, three loads for one list each, or three for two lists each, which are two steps
 // The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
 // that come at one time the kind with the lower number.
-struct Turns {
-  int of_kind[kTurnKinds];
+struct LoadGroups {
+  int of_kind[kLoadGroupKinds];
   bool pairs_are_left;  // for two lists, not for one
 
-  __device__ __forceinline__ explicit Turns(const LoadsOfSets& in_tile) {
+  __device__ __forceinline__ explicit LoadGroups(const LoadsOfSets& in_tile) {
     of_kind[0] = in_tile[kSets];
     // Lists are equally long, so what is left are equally many loads for each list, or without each list.
 #pragma unroll
-    for (int third = 0; third < kStreams; ++third) {
+    for (int third = 0; third < kSubTiles; ++third) {
       const int alone = in_tile[1 << third], pairs = in_tile[kSets ^ 1 << third];
       of_kind[1 + third] = min(alone, pairs);
-      of_kind[1 + kStreams] = max(alone, pairs) - min(alone, pairs);
+      of_kind[1 + kSubTiles] = max(alone, pairs) - min(alone, pairs);
       pairs_are_left = pairs > alone;
     }
   }
 
   // Counts, of each kind, the turns that come before turn number `turn` of one kind.
-  __device__ __forceinline__ void count_before(int (&before)[kTurnKinds], int kind, int turn) const {
+  __device__ __forceinline__ void count_before(int (&before)[kLoadGroupKinds], int kind, int turn) const {
     int number = 1;
 #pragma unroll
-    for (int i = 0; i < kTurnKinds; ++i) number = i == kind ? of_kind[i] : number;
-    const float share = 1.0f / number;
+    for (int i = 0; i < kLoadGroupKinds; ++i) number = i == kind ? of_kind[i] : number;
+    const float unit = 1.0f / number;
 #pragma unroll
-    for (int i = 0; i < kTurnKinds; ++i) {
+    for (int i = 0; i < kLoadGroupKinds; ++i) {
       // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
       // is less than 256 and at least a half of 1 / 128 away from the next whole number.
       const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
-      before[i] = (static_cast<int>((most + 0.5f) * share) + 1) / 2;
+      before[i] = (static_cast<int>((most + 0.5f) * unit) + 1) / 2;
     }
   }
 };
 
 // Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
 // warp.
-__device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
+__device__ __forceinline__ int schedule_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
     uint32* loads, uint32* steps) {
   const int lane = threadIdx.x % 32, number = in_tile.all();
-  const Turns turns(in_tile);
+  const LoadGroups turns(in_tile);
 #pragma unroll 1
   for (int first = 0; first < number; first += 32) {
     int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
@@ -668,16 +668,16 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets
 
     // Its turn, and its place among the loads of the turn.
     int kind = 0, turn = rank, place_in_turn = 0;
-    int earlier[kTurnKinds];
+    int earlier[kLoadGroupKinds];
     const bool is_pair = __popc(set) == 2;
     const int third_list = (is_pair ? kSets ^ set : set) >> 1;  // the one that is alone, or not in the pair
     if (set != kSets) {
       const int beside = min(in_tile[set], in_tile[kSets ^ set]);
       const bool is_left = rank >= beside;
-      kind = is_left ? 1 + kStreams : 1 + third_list;
+      kind = is_left ? 1 + kSubTiles : 1 + third_list;
       turn = is_left ? rank - beside : rank;
       // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2.
-      place_in_turn = !is_left ? !is_pair : is_pair ? kStreams - 1 - third_list : third_list;
+      place_in_turn = !is_left ? !is_pair : is_pair ? kSubTiles - 1 - third_list : third_list;
     }
     turns.count_before(earlier, kind, turn);
     const int twos = earlier[1] + earlier[2] + earlier[3], threes = earlier[4];
@@ -685,17 +685,17 @@ __device__ __forceinline__ int order_loads(LoadCounts& before, const LoadsOfSets
     const int step = earlier[0] + twos + (turns.pairs_are_left ? 2 * threes : threes);
     // Loads for a set can come in turns of two kinds: which of them all it is.
     int in_order = turn;
-    if (kind == 1 + kStreams) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
-    if (kind > 0 && kind <= kStreams && is_pair == turns.pairs_are_left) in_order += threes;
-    const RingPosition<kStages> place(before.all + at), phase(of_set + in_order);
-    const uint32 full = (set - 1) * kStages + phase.stage, arrivals = kArrivals / __popc(set);
+    if (kind == 1 + kSubTiles) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
+    if (kind > 0 && kind <= kSubTiles && is_pair == turns.pairs_are_left) in_order += threes;
+    const PipelineState<kStages> place(before.all + at), uses(of_set + in_order);
+    const uint32 full = (set - 1) * kStages + uses.index, arrivals = kArrivals / __popc(set);
     // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
-    const uint32 note = place.stage | full << 8 | phase.parity << 16 | arrivals << 17;
+    const uint32 note = place.index | full << 8 | uses.phase << 16 | arrivals << 17;
     loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
 #pragma unroll
-    for (int list = 0; list < kStreams; ++list) {
+    for (int list = 0; list < kSubTiles; ++list) {
       // Which of the two steps of three pairs it is for this list.
-      const int second = kind == 1 + kStreams && is_pair && third_list < (list == 2 ? 1 : 2);
+      const int second = kind == 1 + kSubTiles && is_pair && third_list < (list == 2 ? 1 : 2);
       if (set >> list & 1) steps[list * kTopK + step + second] = note;
     }
   }
@@ -715,32 +715,32 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   int* queries = reinterpret_cast<int*>(shared + kQueriesOffset);
   int* tiles = reinterpret_cast<int*>(shared + kTilesOffset);
   const int lane = threadIdx.x % 32;
-  RingPosition<kTileStages> position;
+  PipelineState<kTileStages> state;
   LoadCounts before;
-  Piece piece = first_piece(p);
+  WorkTile work = first_work_tile(p);
   while (true) {
-    const int at = position.stage * kEntries;
+    const int at = state.index * kEntries;
     int first_query = 0;
     LoadsOfSets in_tile;
-    if (piece.index < p.tiles) {
-      const Tile tile(p, piece.index);
-      first_query = ordered_query(p, piece, tile);
-      in_tile = match_lists(p, piece, tile, first_query, blocks, sets);
+    if (work.index < p.tiles) {
+      const Tile tile(p, work.index);
+      first_query = ordered_query(p, work, tile);
+      in_tile = match_lists(p, work, tile, first_query, blocks, sets);
       group_loads(in_tile, blocks, sets, grouped);
     }
-    mbarrier_wait(base + kOrderEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-    if (piece.index < p.tiles) {
-      const int number = order_loads(before, in_tile, grouped, loads + at, steps + at);
-      if (lane == 0) numbers[position.stage] = number;
-      if (lane < kStreams) queries[position.stage * kStreams + lane] = first_query;
+    mbarrier_wait(base + kOrderEmptyBarrier + 8 * state.index, state.phase ^ 1);
+    if (work.index < p.tiles) {
+      const int number = schedule_loads(before, in_tile, grouped, loads + at, steps + at);
+      if (lane == 0) numbers[state.index] = number;
+      if (lane < kSubTiles) queries[state.index * kSubTiles + lane] = first_query;
     }
-    if (lane == 0) tiles[position.stage] = piece.index;
+    if (lane == 0) tiles[state.index] = work.index;
     // Each lane has written a part of the order, so each arrives.
-    mbarrier_arrive(base + kOrderFullBarrier + 8 * position.stage);
+    mbarrier_arrive(base + kOrderFullBarrier + 8 * state.index);
     __syncwarp();
-    if (piece.index >= p.tiles) break;
-    position.advance();
-    piece.index = __shfl_sync(0xFFFFFFFF, lane == 0 ? next_piece(p, piece).index : 0, 0);
+    if (work.index >= p.tiles) break;
+    state.advance();
+    work.index = __shfl_sync(0xFFFFFFFF, lane == 0 ? next_work_tile(p, work).index : 0, 0);
   }
   wait_for_prerequisites();  // whoever waits for this kernel waits for both
   if (lane == 0) release_scheduler(p);
@@ -773,36 +773,36 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 empty_barriers = base + (is_k ? kKEmptyBarrier : kVEmptyBarrier);
   const uint32* loads = reinterpret_cast<const uint32*>(shared + kLoadsOffset);
   const int* numbers = reinterpret_cast<const int*>(shared + kNumbersOffset);
-  int* slots = reinterpret_cast<int*>(shared + kSlotsOffset);
-  RingPosition<kTileStages> position;
-  RingPosition<kStages> place;
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
+  PipelineState<kTileStages> state;
+  PipelineState<kStages> place;
   while (true) {
-    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-    const int index = *tile_of(shared, position.stage);
+    mbarrier_wait(base + kOrderFullBarrier + 8 * state.index, state.phase);
+    const int index = *tile_of(shared, state.index);
     if (index >= p.tiles) break;
     const Tile tile(p, index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    const int number = numbers[position.stage];
+    const int number = numbers[state.index];
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
-      const uint32 load = loads[position.stage * kEntries + i];
+      const uint32 load = loads[state.index * kEntries + i];
       const int block = load / kBarrierRange;
       const uint32 full = full_barriers + 8 * (load % kBarrierRange);
-      mbarrier_wait(empty_barriers + 8 * place.stage, place.parity ^ 1);
-      if (is_k) slots[place.stage] = slot_of(p, block, false);
+      mbarrier_wait(empty_barriers + 8 * place.index, place.phase ^ 1);
+      if (is_k) block_meta[place.index] = pack_block_meta(p, block, false);
       mbarrier_arrive_expect_tx(full, kKvBytes);
-      load_step(map, ring + place.stage * kKvBytes, full, {block}, kv_head, tile.batch);
+      load_step(map, ring + place.index * kKvBytes, full, {block}, kv_head, tile.batch);
       place.advance();
     }
-    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
-    position.advance();
+    mbarrier_arrive(base + kOrderEmptyBarrier + 8 * state.index);
+    state.advance();
   }
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+__device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     uint32 q_descriptor, uint32 k_descriptor) {
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
@@ -812,52 +812,54 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
     wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
   }
   wgmma_commit();
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
 }
 
 // o += P V for the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+__device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const uint32 (&p_frag)[kTileN / 16][4],
     uint32 v_descriptor) {
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
+    wgmma_m64n128k16_registers_mn_major(o, p_frag[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one slot for each load. A warp's leader, which gives the place
+// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
 // back, reads them; for the others they are 0.
-struct StepSlots {
-  int slot[kStepBlocks];
+struct BlockMeta {
+  int word[kStepBlocks];
 
-  __device__ __forceinline__ StepSlots(const int* slots, int stage, bool warp_leader) {
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) slot[load] = warp_leader ? slots[stage * kStepBlocks + load] : 0;
+    for (int load = 0; load < kStepBlocks; ++load) {
+      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
+    }
   }
   // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool hide_some() const {
+  __device__ __forceinline__ bool needs_mask() const {
     bool some = false;
 #pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= slot[load] < 0;
+    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
     return __any_sync(0xFFFFFFFF, some);
   }
 };
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const StepSlots& slots) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, slots.slot[load], 0), slot = word < 0 ? ~word : word;
-    const int first_key = slot / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
+    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
     const int keys = p.kv_len - first_key;
 #pragma unroll
     for (int j = 0; j < kLoadKeys / 2; ++j) {
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool seen = column < keys;
-      if (!seen) s[i] = kMinusInfinity;
+      bool keep = column < keys;
+      if (!keep) s[i] = kMinusInfinity;
     }
   }
 }
@@ -886,7 +888,7 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 }
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
-__device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
+__device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
@@ -912,7 +914,7 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
 
 // P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
 // in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
   float sum[2], odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
@@ -924,7 +926,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
       const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
-      prob[k][i] = pack(even, odd);
+      p_frag[k][i] = pack(even, odd);
     }
   }
   row_sum[0] += sum[0] + odd_sum[0];
@@ -935,7 +937,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
 struct Load {
   int stage;     // its place in the rings
   int full;      // number of its full barrier in each ring
-  int parity;    // of the barrier's phase
+  int phase;     // of the barrier
   int arrivals;  // of a warp that leaves the place
 
   // From the note on a step of a warpgroup.
@@ -943,21 +945,21 @@ struct Load {
     const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
     stage = note & 0xFF;
     full = note >> 8 & 0xFF;
-    parity = note >> 16 & 1;
+    phase = note >> 16 & 1;
     arrivals = note >> 17;
   }
 };
 
 // Where a warpgroup's Q is, and its O leaves from.
 __device__ __forceinline__ int queries_offset(int place, int warpgroup) {
-  return kQOffset + (place * kStreams + warpgroup) * kQBytes;
+  return kQOffset + (place * kSubTiles + warpgroup) * kQBytes;
 }
 
 // Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
 __device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
-    const Piece& piece, int first_query) {
-  if (piece.index >= p.tiles) return;
-  const Tile tile(p, piece.index);
+    const WorkTile& work, int first_query) {
+  if (work.index >= p.tiles) return;
+  const Tile tile(p, work.index);
   const uint32 full = base + kQFullBarrier + 8 * warpgroup;
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
@@ -969,16 +971,16 @@ __device__ __forceinline__ void request_queries(const Params& p, uint32 base, in
 
 // Where the order of a tile has the first query of a warpgroup.
 __device__ __forceinline__ const int* query_of(const unsigned char* shared, int stage, int warpgroup) {
-  return reinterpret_cast<const int*>(shared + kQueriesOffset) + stage * kStreams + warpgroup;
+  return reinterpret_cast<const int*>(shared + kQueriesOffset) + stage * kSubTiles + warpgroup;
 }
 
 // Asks for a warpgroup's Q of the next tile, if there is one, and returns the number of that tile. Waits for its order,
 // which says both, and for the O of the tile before, whose place Q takes. The whole warpgroup; one thread asks.
 __device__ __forceinline__ int request_next(const Params& p, const unsigned char* shared, uint32 base, int place,
-    int warpgroup, const RingPosition<kTileStages>& position, bool sender) {
-  mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-  const Piece next = {read_by_leader(tile_of(shared, position.stage))};
-  const int first_query = read_by_leader(query_of(shared, position.stage, warpgroup));
+    int warpgroup, const PipelineState<kTileStages>& state, bool sender) {
+  mbarrier_wait(base + kOrderFullBarrier + 8 * state.index, state.phase);
+  const WorkTile next = {read_by_leader(tile_of(shared, state.index))};
+  const int first_query = read_by_leader(query_of(shared, state.index, warpgroup));
   if (sender && next.index < p.tiles) {
     tma_store_wait_read<0>();
     request_queries(p, base, place, warpgroup, next, first_query);
@@ -1037,90 +1039,90 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
-  const int* slots = reinterpret_cast<const int*>(shared + kSlotsOffset);
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
   // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
   const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
-  RingPosition<kTileStages> position;
-  int q_parity = 0;
+  PipelineState<kTileStages> state;
+  int q_phase = 0;
   // The first tile has its query blocks as they come.
   if (sender) {
-    const Piece piece = first_piece(p);
-    request_queries(p, base, 0, warpgroup, piece, Tile(p, piece.index).first_query + warpgroup * kStreamRows);
+    const WorkTile work = first_work_tile(p);
+    request_queries(p, base, 0, warpgroup, work, Tile(p, work.index).first_query + warpgroup * kSubTileRows);
   }
 
-  Piece piece = first_piece(p);
-  while (piece.index < p.tiles) {
-    const Tile tile(p, piece.index);
+  WorkTile work = first_work_tile(p);
+  while (work.index < p.tiles) {
+    const Tile tile(p, work.index);
     int next_tile;  // its order says, which comes while this tile is worked on
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
-    uint32 prob[kTileN / 16][4];
+    uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_parity);
-    const int q_place = q_parity % kQPlaces;
-    const uint32 q_descriptor = q_descriptors + (q_place * kStreams * kQBytes >> 4);
-    mbarrier_wait(base + kOrderFullBarrier + 8 * position.stage, position.parity);
-    const int first_query = read_by_leader(query_of(shared, position.stage, warpgroup));
-    const uint32* steps = orders + position.stage * kEntries;
+    mbarrier_wait(base + kQFullBarrier + 8 * warpgroup, q_phase);
+    const int q_place = q_phase % kQPlaces;
+    const uint32 q_descriptor = q_descriptors + (q_place * kSubTiles * kQBytes >> 4);
+    mbarrier_wait(base + kOrderFullBarrier + 8 * state.index, state.phase);
+    const int first_query = read_by_leader(query_of(shared, state.index, warpgroup));
+    const uint32* steps = orders + state.index * kEntries;
 
     // First step: scores and softmax.
     Load k(steps), next(steps + min(1, kTopK - 1));
-    mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
-    StepSlots step(slots, k.stage, warp_leader);
-    issue_scores(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
+    mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.phase);
+    BlockMeta step(block_meta, k.stage, warp_leader);
+    issue_qk_gemm(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
     wgmma_wait<0>();
-    keep_in_place(s);
+    warpgroup_fence_operand(s);
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-    if (step.hide_some()) hide_pairs(s, p, step);
+    if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
     raise_row_max(row_max, rescale, step_max);
-    scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+    scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
 
     // Scores of step i together with the output of step i - 1.
 #pragma unroll 1
     for (int i = 1; i < kTopK; ++i) {
       // Late in the tile: by then the order of the next one is there, most likely, and O of the one before has left.
       if (i == kTopK * 7 / 8) {
-        next_tile = request_next(p, shared, base, 1 - q_place, warpgroup, position.next(), sender);
+        next_tile = request_next(p, shared, base, 1 - q_place, warpgroup, state.next(), sender);
       }
       const Load v = k;
       k = next;
-      mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.parity);
-      step = StepSlots(slots, k.stage, warp_leader);
-      issue_scores(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
-      mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.parity);
-      issue_output(o, prob, v_descriptors + (v.stage * kKvBytes >> 4));
+      mbarrier_wait(base + kKFullBarrier + 8 * k.full, k.phase);
+      step = BlockMeta(block_meta, k.stage, warp_leader);
+      issue_qk_gemm(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
+      mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.phase);
+      issue_pv_gemm(o, p_frag, v_descriptors + (v.stage * kKvBytes >> 4));
       next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
       wgmma_wait<1>();
-      keep_in_place(s);
+      warpgroup_fence_operand(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-      if (step.hide_some()) hide_pairs(s, p, step);
+      if (step.needs_mask()) apply_mask(s, p, step);
       // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
-      const bool raises = exceeds(step_max, row_max);
+      const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
-      // P V still reads `prob`, where the new weights go.
+      // P V still reads `p_frag`, where the new weights go.
       wgmma_wait<0>();
-      keep_in_place(o);
+      warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
       if (raises) rescale_rows(o, row_sum, rescale);
-      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     }
 
     // Output of the last step.
-    mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.parity);
-    issue_output(o, prob, v_descriptors + (k.stage * kKvBytes >> 4));
+    mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.phase);
+    issue_pv_gemm(o, p_frag, v_descriptors + (k.stage * kKvBytes >> 4));
     // The order of this tile is not needed any more.
-    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * position.stage);
+    if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * state.index);
     wgmma_wait<0>();
-    keep_in_place(o);
+    warpgroup_fence_operand(o);
     if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * k.stage, k.arrivals);
     store_tile(p, tile, first_query, base + queries_offset(q_place, warpgroup), warpgroup, o, row_max, row_sum);
-    piece.index = next_tile;
-    position.advance();
-    q_parity ^= 1;
+    work.index = next_tile;
+    state.advance();
+    q_phase ^= 1;
   }
   // Shared memory must outlive the stores that read it.
   if (sender) tma_store_wait_read<0>();
@@ -1152,25 +1154,25 @@ constexpr int kAsking = 2;  // tiles of a warp that ask at a time
 static_assert(kWindowTiles % 16 == 0 && kOffered % (8 * kColumnProducts) == 0 && kOffered <= 32 * 8,
     "whole products, and a lane looks at eight query blocks");
 static_assert(kWindowTiles <= 32 * kHalfWarps, "a lane keeps what one of its warp's tiles asks for");
-static_assert(kStreams * kTopK < 1 << 12, "a weight has 12 bits for what there is in common");
+static_assert(kSubTiles * kTopK < 1 << 12, "a weight has 12 bits for what there is in common");
 
 struct alignas(16) Window {
   // Of each query block: bit b is set where it lists a key block whose number is b, modulo kListBits.
-  uint32 lists[kWindowTiles * kStreams * kListStride];
+  uint32 lists[kWindowTiles * kSubTiles * kListStride];
   // Of a tile and an offered query block: 16 times what they have in common, and 8, 7, .. 1 for the first of eight
   // query blocks, the second, .. the last.
   unsigned short weights[kWindowTiles * kWeightStride];
   uint32 left[kOffered / 32];               // bit i: offered query block i is not taken
   uint32 asked[kOffered];                   // of an offered query block: the best tile that has asked for it
-  int taken[kWindowTiles][kStreams - 1];    // by each tile
-  int lacking[kStreams - 1];                // tiles that have not taken their first, their second
+  int taken[kWindowTiles][kSubTiles - 1];    // by each tile
+  int lacking[kSubTiles - 1];                // tiles that have not taken their first, their second
   int loads[2];                             // of all tiles: with query blocks as they come, and in their order
 };
 static_assert(sizeof(Window) == kWindowBytes);
 
 // Which of a window's query blocks an offered one is.
 __device__ __forceinline__ int query_block_of(int offered) {
-  return offered / (kStreams - 1) * kStreams + 1 + offered % (kStreams - 1);
+  return offered / (kSubTiles - 1) * kSubTiles + 1 + offered % (kSubTiles - 1);
 }
 
 // Adds up the loads of a window's tiles, of which this thread counts a part.
@@ -1184,11 +1186,11 @@ __device__ __forceinline__ void weigh_offers(Window& window, int tiles, int word
   // A thread gets tiles r and r + 8 of 16 (r = lane / 4), query blocks 8 j + 2 (lane % 4) + {0, 1}.
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kHalfThreads / 32;
   constexpr int kColumns = 8 * kColumnProducts;
-  const int columns = (tiles * (kStreams - 1) + kColumns - 1) / kColumns;
+  const int columns = (tiles * (kSubTiles - 1) + kColumns - 1) / kColumns;
 #pragma unroll 1
   for (int i = warp; i < (tiles + 15) / 16 * columns; i += kHalfWarps) {
     const int tile = i / columns * 16 + lane / 4, first = i % columns * kColumns;
-    const uint32* rows = window.lists + tile * kStreams * kListStride + lane % 4;
+    const uint32* rows = window.lists + tile * kSubTiles * kListStride + lane % 4;
     const uint32* offered[kColumnProducts];
 #pragma unroll
     for (int j = 0; j < kColumnProducts; ++j) {
@@ -1197,7 +1199,7 @@ __device__ __forceinline__ void weigh_offers(Window& window, int tiles, int word
     int common[kColumnProducts][4] = {};
 #pragma unroll 2
     for (int k = 0; k < words; k += kProductWords) {
-      const uint32* below = rows + 8 * kStreams * kListStride;
+      const uint32* below = rows + 8 * kSubTiles * kListStride;
       const uint32 bits[4] = {rows[k], below[k], rows[k + 4], below[k + 4]};
 #pragma unroll
       for (int j = 0; j < kColumnProducts; ++j) mma_m16n8k256(common[j], bits, offered[j][k], offered[j][k + 4]);
@@ -1243,7 +1245,7 @@ __device__ __forceinline__ void take_offers(Window& window, int tiles, int numbe
           const uint32 heaviest = max(pairs & 0xFFFF, pairs >> 16);
           // What there is in common; then how many lanes come behind this one, from the one on that has the tile's own
           // query blocks; then the place among the lane's eight. Nothing is left for a lane without a place.
-          const int behind = tile * (kStreams - 1) / 8 - 1 - lane & 31;
+          const int behind = tile * (kSubTiles - 1) / 8 - 1 - lane & 31;
           best[i] = heaviest << 12 & 0xFFFF0000 | behind << 8 | heaviest % 16;
           if (heaviest == 0) best[i] = 0;
         }
@@ -1256,7 +1258,7 @@ __device__ __forceinline__ void take_offers(Window& window, int tiles, int numbe
     }
     const bool asks = lacking >> lane & 1;
     const int tile = first + lane * kHalfWarps;
-    const int from = tile * (kStreams - 1) / 8 - 1 - static_cast<int>(mine >> 8) & 31;  // the lane that has it
+    const int from = tile * (kSubTiles - 1) / 8 - 1 - static_cast<int>(mine >> 8) & 31;  // the lane that has it
     const int offered = from * 8 + 8 - mine % 16;
     const uint32 weight = mine >> 16 << 8 | (255 - tile);  // no two tiles have the same
     if (asks) atomicMax(window.asked + offered, weight);
@@ -1280,8 +1282,8 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
   const int half = threadIdx.x / kHalfThreads, thread = threadIdx.x % kHalfThreads;
   Window& window = reinterpret_cast<Window*>(shared)[half];
   const int windows = (p.query_tiles + kWindowTiles - 1) / kWindowTiles;
-  const int parts = (windows + kBlockWindows - 1) / kBlockWindows;  // thread blocks of a head
-  const int list_head = blockIdx.x / parts, part = blockIdx.x % parts;
+  const int kv_splits = (windows + kBlockWindows - 1) / kBlockWindows;  // thread blocks of a head
+  const int list_head = blockIdx.x / kv_splits, part = blockIdx.x % kv_splits;
   const int batch = list_head / p.order_heads, head = list_head % p.order_heads;
   const uint32 key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
   const int bits = min(static_cast<int>(key_blocks), kListBits);
@@ -1289,23 +1291,23 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
   const int end = min(windows, (part + 1) * kBlockWindows);
 #pragma unroll 1
   for (int i = part * kBlockWindows + half; i < end; i += 2) {
-    const int first = i * kWindowTiles * kStreams, rows = min(kWindowTiles * kStreams, p.query_blocks - first);
-    const int tiles = rows / kStreams;  // whole ones
+    const int first = i * kWindowTiles * kSubTiles, rows = min(kWindowTiles * kSubTiles, p.query_blocks - first);
+    const int tiles = rows / kSubTiles;  // whole ones
     uint4* lists = reinterpret_cast<uint4*>(window.lists);
-    for (int j = thread; j < kWindowTiles * kStreams * kListStride / 4; j += kHalfThreads) lists[j] = uint4{};
-    const bool is_offered = thread < tiles * (kStreams - 1);
+    for (int j = thread; j < kWindowTiles * kSubTiles * kListStride / 4; j += kHalfThreads) lists[j] = uint4{};
+    const bool is_offered = thread < tiles * (kSubTiles - 1);
     const uint32 offered = __ballot_sync(0xFFFFFFFF, is_offered);
     if (thread < kOffered) {
       if (thread % 32 == 0) window.left[thread / 32] = offered;
       window.asked[thread] = 0;
     }
-    if (thread < kStreams - 1) window.lacking[thread] = tiles;
+    if (thread < kSubTiles - 1) window.lacking[thread] = tiles;
     if (thread < 2) window.loads[thread] = 0;
     bar_sync(1 + half, kHalfThreads);
 
     const int* indices = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
                          first * p.kv_indices_row_stride;
-    const int entries = tiles * kStreams * kTopK;
+    const int entries = tiles * kSubTiles * kTopK;
     for (int j = thread; j < entries; j += kHalfThreads * kLoads) {
       uint32 blocks[kLoads];
 #pragma unroll
@@ -1327,8 +1329,8 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
     for (int j = thread; j < tiles * words; j += kHalfThreads) {
       uint32 listed = 0;
 #pragma unroll
-      for (int number = 0; number < kStreams; ++number) {
-        listed |= window.lists[(j / words * kStreams + number) * kListStride + j % words];
+      for (int number = 0; number < kSubTiles; ++number) {
+        listed |= window.lists[(j / words * kSubTiles + number) * kListStride + j % words];
       }
       loads += __popc(listed);
     }
@@ -1338,22 +1340,22 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
     for (int j = thread; j < tiles * words; j += kHalfThreads) {
       const int tile = j / words, word = j % words;
       const int second = query_block_of(window.taken[tile][0]);
-      window.lists[tile * kStreams * kListStride + word] |= window.lists[second * kListStride + word];
+      window.lists[tile * kSubTiles * kListStride + word] |= window.lists[second * kListStride + word];
     }
     bar_sync(1 + half, kHalfThreads);
     weigh_offers(window, tiles, words);
     take_offers(window, tiles, 1);
     loads = 0;
     for (int j = thread; j < tiles * words; j += kHalfThreads) {
-      const int tile = j / words, word = j % words, last = query_block_of(window.taken[tile][kStreams - 2]);
-      loads += __popc(window.lists[tile * kStreams * kListStride + word] | window.lists[last * kListStride + word]);
+      const int tile = j / words, word = j % words, last = query_block_of(window.taken[tile][kSubTiles - 2]);
+      loads += __popc(window.lists[tile * kSubTiles * kListStride + word] | window.lists[last * kListStride + word]);
     }
     add_loads(window.loads + 1, loads);
     bar_sync(1 + half, kHalfThreads);
     const bool helps = window.loads[1] < window.loads[0];
     int* order = p.query_order + static_cast<int64>(list_head) * p.query_blocks + first;
     for (int j = thread; j < rows; j += kHalfThreads) {
-      const int tile = j / kStreams, number = j % kStreams;
+      const int tile = j / kSubTiles, number = j % kSubTiles;
       const bool stays = number == 0 || tile == tiles || !helps;
       order[j] = first + (stays ? j : query_block_of(window.taken[tile][number - 1]));
     }
@@ -1372,7 +1374,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // One thread prepares the barriers. Those of places of K and V count kArrivals arrivals for each of four warps (see
   // Load), order_empty one of each warp of the consumers and one of each loader.
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStreams; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+    for (int i = 0; i < kSubTiles; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads
       mbarrier_init(base + kOrderEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);

@@ -1,23 +1,23 @@
 // Generated from specs/h100_window2k.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_window2k.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","split_tail":true,"stages":2,"tile":{"m":192,"n":80}}
-// spec hash: 12f4717918e2d628f60f7b42c31c4c66723bb3a6044cd9b47099ec48faa2921f
-// templates: attention/announce.cuh.j2, attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/producer.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 242cbf56c7ce75d5b65c6ad96ec9f7f8dce3747be8ba13d390fdad14d1c16973
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
+// spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
+// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 68fe2bf6e6a2ba3a6609920eba1ec33da9f83d22e2d8da32e3d121b33ee4b369
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
 // Who does what
-//   warpgroup 0      producer. Warp s fills the rings of stream s by TMA; warp 0 also loads Q.
+//   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
 //   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   The tile is one stream: its consumers share its key blocks and its rings.
+//   The tile is one sub-tile: its consumers share its key blocks and its rings.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its streams, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of stream s's K ring
-//   v_full[s][i], v_empty[s][i]  stage i of stream s's V ring
+//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its sub-tiles, its Q
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring
+//   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
@@ -28,12 +28,12 @@
 // Cooperative: the consumers run side by side, with no order between them.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
-// share is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
+// unit is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
 // part that ends last puts all together.
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
-//   s, prob     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -55,10 +55,10 @@ constexpr int kTileN = 80;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
-constexpr int kStreams = 1;  // streams of a tile, each with its own key blocks and K/V rings
-constexpr int kStreamRows = 192;  // query rows of a stream
+constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTileRows = 192;  // query rows of a stream
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
-constexpr int kStreamWarpgroups = 3;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 3;  // warpgroups that share a stream
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
@@ -71,7 +71,7 @@ constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 20480;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 80;  // keys of one load
-constexpr int kPartFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
 
@@ -81,16 +81,16 @@ constexpr int kKOffset = 98304;  // 40960 bytes: K ring of each stream
 constexpr int kVOffset = 139264;  // 40960 bytes: V ring of each stream
 constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kEntriesOffset = 229472;  // 32 bytes: ring of tiles: number, shares, numbers of steps
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of tiles: number, shares, numbers of steps
 constexpr int kIsLastOffset = 229504;  // 12 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStreams * kStages;
-constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStreams * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStreams * kStages;
-constexpr int kEntryWords = 3 + kStreams;  // words of an entry of the ring of tiles: number, shares, numbers of steps
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, units, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -108,11 +108,11 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  float* parts;  // unfinished O and softmax state of parts of tiles
-  int* shares_done;  // shares done of each split tile, by warpgroup: 0 between launches
-  int split_tiles;  // tiles at the front that are divided between thread blocks
-  int split_blocks;  // thread blocks that they are divided between
-  int shares;  // shares of a split tile: what can be divided
+  float* partials;  // unfinished O and softmax state of parts of tiles
+  int* units_done;  // shares done of each split tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  int stream_k_ctas;  // thread blocks that they are divided between
+  int units;  // shares of a split tile: what can be divided
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -215,7 +215,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -378,13 +378,13 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 
 // Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
 // diagonal = kv_len - q_len.
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;      // key blocks that these queries see
   int last;       // number of the last of them
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int diagonal = p.kv_len - p.q_len;
-    const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
+    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int first_key = max(first_query + diagonal - kWindowLeft, 0);
     const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
     last = last_key / kTileN;
@@ -425,62 +425,63 @@ struct Tile {
 // stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
 // parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
 template <int kDepth>
-struct RingPosition {
-  int stage = 0, parity = 0;
+struct PipelineState {
+  int index = 0, phase = 0;
 
-  RingPosition() = default;
+  PipelineState() = default;
   // That of the n-th use of the ring.
-  __device__ __forceinline__ RingPosition(uint32 n) : stage(n % kDepth), parity(n / kDepth % 2) {}
+  __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
-    if (++stage == kDepth) {
-      stage = 0;
-      parity ^= 1;
+    if (++index == kDepth) {
+      index = 0;
+      phase ^= 1;
     }
   }
 };
 
-// A piece of work: a tile, or a part of one.
-struct Piece {
+// A work tile: a tile, or a part of one.
+struct WorkTile {
   int index;  // number of the tile
-  int begin, end;  // the part has the tile's shares from begin to the one before end; end is 0 for a whole tile
+  int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
 };
 
-// The first p.split_tiles tiles have p.shares shares each. Each of the first p.split_blocks thread blocks begins with
-// as many of them in a row as any other, or one more: those from first_share(p, its number) on.
-__device__ __forceinline__ int first_share(const Params& p, int thread_block) {
-  return static_cast<uint32>(thread_block) * p.split_tiles * p.shares / p.split_blocks;
+// The first p.stream_k_tiles tiles have p.units work units each. Each of the first p.stream_k_ctas thread blocks begins
+// with as many of them in a row as any other, or one more: those from first_unit(p, its number) on.
+__device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
+  return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
 }
 
-// The thread block that has a share: the last one whose first share does not come after it.
-__device__ __forceinline__ int holder_of(const Params& p, int share) {
-  return (static_cast<uint32>(share + 1) * p.split_blocks - 1) / (p.split_tiles * p.shares);
+// The thread block that has a unit: the last one whose first unit does not come after it.
+__device__ __forceinline__ int owner_of(const Params& p, int unit) {
+  return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
 }
 
-// What a thread block does of a tile, from `share` on, if it has the shares before `end`.
-__device__ __forceinline__ Piece part_from(const Params& p, int share, int end) {
-  const int begin = share % p.shares;
-  return {share / p.shares, begin, min(p.shares, begin + end - share)};
+// What a thread block does of a tile, from `unit` on, if it has the units before `end`.
+__device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
+  const int begin = unit % p.units;
+  return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
 // Parts of split tiles come first. The whole tiles are taken as equally long, though windows are shorter at the
 // beginning: each thread block has every gridDim.x-th one.
-__device__ __forceinline__ Piece first_piece(const Params& p) {
+__device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
-  if (block < p.split_blocks) return part_from(p, first_share(p, block), first_share(p, block + 1));
-  return {p.split_tiles + block, 0, 0};
+  if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
+  return {p.stream_k_tiles + block, 0, 0};
 }
 
-__device__ __forceinline__ Piece next_piece(const Params& p, const Piece& piece) {
+__device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile& work) {
   const int block = blockIdx.x;
-  if (piece.end == 0) return {piece.index + static_cast<int>(gridDim.x), 0, 0};
-  const int next = piece.index * p.shares + piece.end, end = first_share(p, block + 1);
-  return next < end ? part_from(p, next, end) : Piece{p.split_tiles + block, 0, 0};
+  if (work.end == 0) return {work.index + static_cast<int>(gridDim.x), 0, 0};
+  const int next = work.index * p.units + work.end, end = first_unit(p, block + 1);
+  return next < end ? work_tile_from(p, next, end) : WorkTile{p.stream_k_tiles + block, 0, 0};
 }
 
-// The key blocks of one stream of a piece.
-__device__ __forceinline__ KeyBlocks key_blocks_of(const Params& p, const Piece& piece, const Tile& tile, int stream) {
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query + stream * kStreamRows);
-  if (piece.end > 0) blocks.restrict_to(piece.begin, piece.end - piece.begin);
+// The key blocks of one sub-tile of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
+    int sub_tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
+  if (work.end > 0) blocks.restrict_to(work.begin, work.end - work.begin);
   return blocks;
 }
 
@@ -490,34 +491,34 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The piece of an entry of the ring of tiles.
-__device__ __forceinline__ Piece read_piece(const int* entry) {
-  return {read_by_leader(entry), read_by_leader(entry + 1), read_by_leader(entry + 2)};
+// The work tile of an entry of the ring of tiles.
+__device__ __forceinline__ WorkTile read_work_tile(const int* info) {
+  return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
 }
 
-// Puts a piece into the ring of tiles, once the consumers have left the place: its number, the
-// numbers of steps of its streams, and Q (nothing but the number for the end of the tiles). One thread.
-__device__ __forceinline__ void announce(const Params& p, int* entries, uint32 base,
-    const RingPosition<kTileStages>& position, const Piece& piece) {
-  const uint32 full = base + kQFullBarrier + 8 * position.stage;
-  int* entry = entries + position.stage * kEntryWords;
-  mbarrier_wait(base + kQEmptyBarrier + 8 * position.stage, position.parity ^ 1);
-  entry[0] = piece.index;
-  if (piece.index >= p.tiles) {
+// Puts a work tile into the ring of tiles, once the consumers have left the place: its number, the
+// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+__device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, const WorkTile& work) {
+  const uint32 full = base + kQFullBarrier + 8 * state.index;
+  int* info = entries + state.index * kWorkTileWords;
+  mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  info[0] = work.index;
+  if (work.index >= p.tiles) {
     mbarrier_arrive(full);
     return;
   }
-  entry[1] = piece.begin;
-  entry[2] = piece.end;
-  const Tile tile(p, piece.index);
+  info[1] = work.begin;
+  info[2] = work.end;
+  const Tile tile(p, work.index);
 #pragma unroll
-  for (int stream = 0; stream < kStreams; ++stream) {
-    entry[kEntryWords - kStreams + stream] = key_blocks_of(p, piece, tile, stream).count;
+  for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
   }
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(base + kQOffset + position.stage * kQBytes + group * kQGroupBytes, &p.q_map, full,
+    tma_load_4d(base + kQOffset + state.index * kQBytes + group * kQGroupBytes, &p.q_map, full,
         group * kGroupColumns, tile.first_query, tile.head, tile.batch);
   }
 }
@@ -535,25 +536,25 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings, piece after piece. It also hands out the pieces, one ahead; the first one has
-// been announced.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int stream) {
+// Producer: one warp fills the rings, work tile after work tile. It also publishes the work tiles, one ahead; the first
+// one has been published.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
   const bool leader = threadIdx.x % 32 == 0;
-  int* entries = reinterpret_cast<int*>(shared + kEntriesOffset);
-  const uint32 k_ring = base + kKOffset + stream * kStages * kKvBytes;
-  const uint32 v_ring = base + kVOffset + stream * kStages * kKvBytes;
-  const uint32 barriers = base + 8 * stream * kStages;
-  // Pieces, and steps of all pieces, that are on their way: stages and parities come from these numbers.
-  uint32 pieces = 0, steps = 0;
+  int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
+  const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
+  const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
+  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  uint32 work_tiles = 0, steps = 0;
 
   while (true) {
-    const RingPosition<kTileStages> tile_position{pieces};
-    const Piece piece = read_piece(entries + tile_position.stage * kEntryWords);
-    ++pieces;
-    if (piece.index >= p.tiles) break;
-    const Tile tile(p, piece.index);
+    const PipelineState<kTileStages> tile_state{work_tiles};
+    const WorkTile work = read_work_tile(entries + tile_state.index * kWorkTileWords);
+    ++work_tiles;
+    if (work.index >= p.tiles) break;
+    const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    KeyBlocks blocks = key_blocks_of(p, piece, tile, stream);
+    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
     int loads[kStepBlocks] = {}, previous[kStepBlocks];
@@ -566,30 +567,30 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
       }
       if (leader && i < blocks.count) {
-        const int stage = k_step % kStages, parity = k_step / kStages % 2;
+        const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
       }
       if (leader && i > 0) {
-        const int stage = v_step % kStages, parity = v_step / kStages % 2;
+        const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = barriers + kVFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, parity ^ 1);
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, phase ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this piece is on its way, and the consumers are at most kStages steps from its end: the next one.
-    if (stream == 0 && leader) announce(p, entries, base, {pieces}, next_piece(p, piece));
+    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
 }
 
 // Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
@@ -600,9 +601,9 @@ __device__ __forceinline__ void load_queries(uint32 (&q)[kQSlices][4], uint32 q_
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
+__device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
@@ -616,42 +617,42 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2],
     }
   }
   wgmma_commit();
-  keep_in_place(s);
+  warpgroup_fence_operand(s);
 }
 
 // o += P V for the keys of one step (asynchronous).
-__device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2], const uint32 (&prob)[kTileN / 16][4],
+__device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const uint32 (&p_frag)[kTileN / 16][4],
     uint32 v_descriptor) {
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    wgmma_m64n128k16_registers_mn_major(o, prob[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
+    wgmma_m64n128k16_registers_mn_major(o, p_frag[k], v_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
-  keep_in_place(o);
+  warpgroup_fence_operand(o);
 }
 
 // The key blocks that a warpgroup's queries, from first_query on, see, by their numbers; first_query is never negative.
-struct SeenBlocks {
+struct VisibleRange {
   int first = 0, last = -1;  // of those that some of these queries see
-  int whole_from;            // from this one on, no block has keys that one of these queries no longer sees
-  int whole_before;          // before this one, none has keys that one of them does not see yet, or that do not exist
+  int unmasked_from;         // from this one on, no block has keys that one of these queries no longer sees
+  int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
 
-  __device__ __forceinline__ SeenBlocks(const Params& p, int batch, int first_query) {
+  __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
     const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
     const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
     if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
       first = first_key / kTileN;
       last = last_key / kTileN;
     }
-    whole_from = (first_key_of(p, batch, last_query) + kTileN - 1) / kTileN;
-    whole_before = (last_key_of(p, batch, first_query) + 1) / kTileN;
+    unmasked_from = (first_key_of(p, batch, last_query) + kTileN - 1) / kTileN;
+    unmasked_before = (last_key_of(p, batch, first_query) + 1) / kTileN;
   }
 };
 
 // Hides from each query the keys of a block after the last one that it sees. `query` is this thread's first.
-__device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+__device__ __forceinline__ void mask_right(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
   const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
   const int last_column[2] = {last_key_of(p, batch, query) - first_key,
       last_key_of(p, batch, query + 8) - first_key};
@@ -662,7 +663,7 @@ __device__ __forceinline__ void hide_after(float (&s)[kTileN / 2], const Params&
 }
 
 // Hides from each query the keys before the first one that it sees.
-__device__ __forceinline__ void hide_before(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+__device__ __forceinline__ void mask_left(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
   const int first_key = block * kTileN + threadIdx.x % 4 * 2;
   const int first_column[2] = {first_key_of(p, batch, query) - first_key,
       first_key_of(p, batch, query + 8) - first_key};
@@ -696,7 +697,7 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 }
 
 // Whether a step raises row_max of one of the warp's rows: the same in all lanes.
-__device__ __forceinline__ bool exceeds(const float (&step_max)[2], const float (&row_max)[2]) {
+__device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
@@ -722,7 +723,7 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
 
 // P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
 // in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4], float (&row_sum)[2],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
   float sum[2], odd_sum[2];  // two chains a row: half the latency
 #pragma unroll
@@ -734,67 +735,68 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kTileN / 16][4],
       const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
-      prob[k][i] = pack(even, odd);
+      p_frag[k][i] = pack(even, odd);
     }
   }
   row_sum[0] += sum[0] + odd_sum[0];
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a piece: the number of its tile, and the steps of its stream.
-struct Entry {
-  Piece piece;
+// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
+struct WorkTileInfo {
+  WorkTile work;
   int count;
 };
 
-__device__ __forceinline__ Entry read_entry(const int* entries, uint32 base, const RingPosition<kTileStages>& position,
-    int stream) {
-  mbarrier_wait(base + kQFullBarrier + 8 * position.stage, position.parity);
-  const int* words = entries + position.stage * kEntryWords;
-  const int* counts = words + kEntryWords - kStreams;
-  Entry entry;
-  entry.piece = read_piece(words);
-  entry.count = read_by_leader(counts + stream);
-  return entry;
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, int sub_tile) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.index * kWorkTileWords;
+  const int* counts = words + kWorkTileWords - kSubTiles;
+  WorkTileInfo info;
+  info.work = read_work_tile(words);
+  info.count = read_by_leader(counts + sub_tile);
+  return info;
 }
 
-// Where a warpgroup of a thread block leaves its part of a tile, of the two at most that it has parts of (its shares
-// are fewer than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
-__device__ __forceinline__ float4* part_place(const Params& p, int thread_block, int tile, int warpgroup) {
-  const int second = tile != first_share(p, thread_block) / p.shares;
-  float* const place = p.parts + ((thread_block * 2 + second) * kConsumerWarpgroups + warpgroup) * int64{kPartFloats};
+// Place of a warpgroup's partial of a tile, of the two at most that a thread block has partials of (its units are fewer
+// than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
+__device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
+  const int second = tile != first_unit(p, thread_block) / p.units;
+  const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
+  float* const place = p.partials + number * int64{kPartialFloats};
   return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
 }
 
-// Leaves a part of a tile in global memory. If all other parts of these rows are there, takes them together and returns
-// true. That is done in the order of the parts, so it does not matter which one comes last.
-__device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, int warpgroup, int* is_last,
+// Stores a partial of a tile in global memory. If all others of these rows are there, combines them and returns true.
+// The order is that of the partials, so it does not matter which one comes last.
+__device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile& work, int warpgroup, int* is_last,
     float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
-  float4* place = part_place(p, blockIdx.x, piece.index, warpgroup);
+  float4* place = partial_place(p, blockIdx.x, work.index, warpgroup);
 #pragma unroll
   for (int i = 0; i < kHeadDim / 8; ++i) {
     place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
   }
   place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
 
-  // Counts the shares that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
+  // Counts the units that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
   // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
-    int* const counter = p.shares_done + piece.index * kConsumerWarpgroups + warpgroup;
-    const int shares = piece.end - piece.begin;
-    *is_last = atomicAdd(counter, shares) + shares == p.shares;
+    int* const counter = p.units_done + work.index * kConsumerWarpgroups + warpgroup;
+    const int units = work.end - work.begin;
+    *is_last = atomicAdd(counter, units) + units == p.units;
     if (*is_last) *counter = 0;
     __threadfence();
   }
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (!*is_last) return false;
 
-  const int first = holder_of(p, piece.index * p.shares), last = holder_of(p, (piece.index + 1) * p.shares - 1);
+  const int first = owner_of(p, work.index * p.units), last = owner_of(p, (work.index + 1) * p.units - 1);
   row_max[0] = row_max[1] = kLeastLogit;
   for (int block = first; block <= last; ++block) {
-    const float4 state = __ldcg(part_place(p, block, piece.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
+    const float4 state = __ldcg(partial_place(p, block, work.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
     row_max[0] = fmaxf(row_max[0], state.x);
     row_max[1] = fmaxf(row_max[1], state.y);
   }
@@ -802,7 +804,7 @@ __device__ __forceinline__ bool join_parts(const Params& p, const Piece& piece, 
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
   for (int block = first; block <= last; ++block) {
-    const float4* from = part_place(p, block, piece.index, warpgroup);
+    const float4* from = partial_place(p, block, work.index, warpgroup);
     const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
     const float weight[2] = {ex2(state.x - row_max[0]), ex2(state.y - row_max[1])};
     row_sum[0] += state.z * weight[0];
@@ -871,115 +873,123 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
 
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int stream = warpgroup / kStreamWarpgroups;
+  const int sub_tile = warpgroup / kSubTileWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
-  const int* entries = reinterpret_cast<const int*>(shared + kEntriesOffset);
-  const uint32 barriers = base + 8 * stream * kStages;
+  const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
+  const uint32 barriers = base + 8 * sub_tile * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + stream * kStages * kKvBytes, 0), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + sub_tile * kStages * kKvBytes, 0), 0);
   const uint32 v_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + stream * kStages * kKvBytes, kKvGroupBytes), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + sub_tile * kStages * kKvBytes, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
-  RingPosition<kTileStages> tile_position;
-  RingPosition<kStages> k_position, v_position;
+  PipelineState<kTileStages> tile_state;
+  PipelineState<kStages> k_state, v_state;
   // Steps whose keys this warpgroup does not see are handed back as they come.
-  const auto hand_back = [&](int steps) {
+  const auto consumer_release = [&](int steps) {
     for (; steps > 0; --steps) {
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-      k_position.advance();
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-      v_position.advance();
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
     }
   };
 
   while (true) {
-    const Entry entry = read_entry(entries, base, tile_position, stream);
-    if (entry.piece.index >= p.tiles) break;
-    const Tile tile(p, entry.piece.index);
+    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
+    if (info.work.index >= p.tiles) break;
+    const Tile tile(p, info.work.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
-    uint32 prob[kTileN / 16][4];
+    uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    const uint32 q_descriptor = q_descriptors + (tile_position.stage * kQBytes >> 4);
+    const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
     uint32 q[kQSlices][4];
-    load_queries(q, base + kQOffset + tile_position.stage * kQBytes, warpgroup);
+    load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
 
     // Blocks come from the last one back: first those after all that these queries see, at the end those before them.
-    const int newest = key_blocks_of(p, entry.piece, tile, stream).at(0);
-    const SeenBlocks seen(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
-    const int after = min(max(newest - seen.last, 0), entry.count);
-    const int before = min(max(seen.first - (newest - entry.count + 1), 0), entry.count - after);
-    const int count = entry.count - after - before;
-    const int newest_seen = newest - after;
-    hand_back(after);
+    const int newest = kv_blocks_of(p, info.work, tile, sub_tile).at(0);
+    const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
+    const int after = min(max(newest - range.last, 0), info.count);
+    const int before = min(max(range.first - (newest - info.count + 1), 0), info.count - after);
+    const int count = info.count - after - before;
+    const int newest_visible = newest - after;
+    consumer_release(after);
     if (count > 0) {
       // First step: scores and softmax.
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-      issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(s);
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-      k_position.advance();
-      if (newest_seen >= seen.whole_before) hide_after(s, p, tile.batch, newest_seen, tile.first_query + first_row);
-      if (newest_seen < seen.whole_from) hide_before(s, p, tile.batch, newest_seen, tile.first_query + first_row);
+      warpgroup_fence_operand(s);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      if (newest_visible >= range.unmasked_before) {
+        mask_right(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
+      if (newest_visible < range.unmasked_from) {
+        mask_left(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
-      scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
-      if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
+      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
+      if (count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < count; ++i) {
-        issue_scores(s, q, q_descriptor, k_descriptors + (k_position.stage * kKvBytes >> 4));
-        mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-        issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+        issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
+        mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+        issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
         wgmma_wait<1>();
-        keep_in_place(s);
-        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_position.stage);
-        k_position.advance();
-        const int block = newest_seen - i;
-        if (block >= seen.whole_before) hide_after(s, p, tile.batch, block, tile.first_query + first_row);
-        if (block < seen.whole_from) hide_before(s, p, tile.batch, block, tile.first_query + first_row);
+        warpgroup_fence_operand(s);
+        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+        k_state.advance();
+        const int block = newest_visible - i;
+        if (block >= range.unmasked_before) {
+          mask_right(s, p, tile.batch, block, tile.first_query + first_row);
+        }
+        if (block < range.unmasked_from) {
+          mask_left(s, p, tile.batch, block, tile.first_query + first_row);
+        }
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
-        const bool raises = exceeds(step_max, row_max);
+        const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_position.stage, k_position.parity);
-        // P V still reads `prob`, where the new weights go.
+        if (i + 1 < count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        // P V still reads `p_frag`, where the new weights go.
         wgmma_wait<0>();
-        keep_in_place(o);
-        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-        v_position.advance();
+        warpgroup_fence_operand(o);
+        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+        v_state.advance();
         if (raises) rescale_rows(o, row_sum, rescale);
-        scale_apply_exp2(prob, row_sum, s, row_max, p.scale_log2);
+        scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       }
 
       // The last scores are there: Q's place is free for the tile after the next.
-      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
       // Output of the last step.
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_position.stage, v_position.parity);
-      issue_output(o, prob, v_descriptors + (v_position.stage * kKvBytes >> 4));
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
-      keep_in_place(o);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_position.stage);
-      v_position.advance();
+      warpgroup_fence_operand(o);
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
     } else if (warp_leader) {
-      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_position.stage);
+      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     }
-    hand_back(before);
-    if (entry.piece.end == 0 ||
-        join_parts(p, entry.piece, warpgroup, is_last, o, row_max, row_sum)) {
+    consumer_release(before);
+    if (info.work.end == 0 ||
+        combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     }
-    tile_position.advance();
+    tile_state.advance();
   }
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
@@ -998,13 +1008,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kStreams - 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);
     }
-    for (int i = 0; i < kStreams * kStages; ++i) {
+    for (int i = 0; i < kSubTiles * kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kStreamWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
@@ -1012,13 +1022,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
     // The first tile is asked for before anything else is done.
-    announce(p, reinterpret_cast<int*>(shared + kEntriesOffset), base, {0u}, first_piece(p));
+    publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp < kStreams) produce(p, shared, base, warp);
+    if (warp < kSubTiles) produce(p, shared, base, warp);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

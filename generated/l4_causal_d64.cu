@@ -3,8 +3,8 @@
 //     codegen render specs/l4_causal_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
-// templates: attention/patterns/causal.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f6825b618794d8ce6914d3f6a84a0f674b8e5a1d21d80882c90dfa61b5e0401b
+// templates: attention/mma_sync.cu.j2, attention/patterns/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 487c68993711fe5fcfd2566648389e84350d1ff5c35c78d99ee7929257bc66b8
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -24,7 +24,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block
-//   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -41,7 +41,7 @@ constexpr int kTileM = 128;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // slots of the ring
 constexpr int kAhead = 2;  // K and V tiles in flight while the two of a step are read
-constexpr int kStreamRows = 128;  // queries of a tile, over one range of keys
+constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
 constexpr int kWarpRows = 32;  // rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
@@ -61,7 +61,7 @@ constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each K or V of one step
 constexpr int kQOffset = 16384;  // 16384 bytes: Q tile: in the slots that are filled last
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
 
-static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
+static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
@@ -183,12 +183,12 @@ __device__ __forceinline__ int diagonal(const Params& p) {
   return p.kv_len - p.q_len;
 }
 
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;           // key blocks that these queries see
   int first_diagonal;  // the last key that the first query sees
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kStreamRows, p.q_len) - 1;
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
@@ -269,7 +269,7 @@ struct Step {
   int block[kStepBlocks];
   bool masked[kStepBlocks];
 
-  __device__ __forceinline__ void take(KeyBlocks& blocks, int i) {
+  __device__ __forceinline__ void take(KvBlockIterator& blocks, int i) {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
       block[load] = blocks.at(i * kStepBlocks + load);
@@ -277,7 +277,7 @@ struct Step {
     }
   }
   // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const Params& p) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
@@ -288,7 +288,7 @@ struct Step {
 };
 
 // s = Q K^T for this warp's rows and one step.
-__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4],
+__device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4],
     const uint32 (&q)[kRowTiles][kHeadDim / 16][4], uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
   const int lane = threadIdx.x % 32;
@@ -317,7 +317,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
     int batch, int first_query) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
@@ -378,7 +378,7 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
 // 16 keys. row_sum takes in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4],
     float (&row_sum)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int group,
     const float (&row_max)[kRowTiles][2], float scale_log2) {
 #pragma unroll
@@ -392,7 +392,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGrou
         const float low = ex2(s[tile][j][row * 2] * scale_log2 - row_max[tile][row]);
         const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - row_max[tile][row]);
         sum[row] = k == 0 && i < 2 ? low + high : sum[row] + (low + high);
-        prob[tile][k][i] = pack(low, high);
+        p_frag[tile][k][i] = pack(low, high);
       }
     }
     row_sum[tile][0] += sum[0];
@@ -401,8 +401,8 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGrou
 }
 
 // o += P V for this warp's rows and one group of keys.
-__device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 8][4],
-    const uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
+__device__ __forceinline__ void compute_pv_group(float (&o)[kRowTiles][kHeadDim / 8][4],
+    const uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of 16 for 8 columns, then for the next 8; transposed.
 #pragma unroll
   for (int k = 0; k < kGroupKeys / 16; ++k) {
@@ -412,8 +412,8 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
       ldmatrix_x4_trans(v, further_on(v_lane, columns / 8) + k * 16 * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(o[tile][columns / 8], prob[tile][k], v[0], v[1]);
-        mma_m16n8k16(o[tile][columns / 8 + 1], prob[tile][k], v[2], v[3]);
+        mma_m16n8k16(o[tile][columns / 8], p_frag[tile][k], v[0], v[1]);
+        mma_m16n8k16(o[tile][columns / 8 + 1], p_frag[tile][k], v[2], v[3]);
       }
     }
   }
@@ -422,14 +422,14 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
 // first. There is one group here.
 template <int kFirst, int kEnd>
-__device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+__device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
     uint32 v_lane) {
-  uint32 prob[2][kRowTiles][kGroupKeys / 16][4];
+  uint32 p_frag[2][kRowTiles][kGroupKeys / 16][4];
 #pragma unroll
   for (int group = kFirst; group <= kEnd; ++group) {
-    if (group < kEnd) scale_apply_exp2(prob[group % 2], row_sum, s, group, row_max, scale_log2);
-    if (group > kFirst) multiply_group(o, prob[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
+    if (group < kEnd) scale_apply_exp2(p_frag[group % 2], row_sum, s, group, row_max, scale_log2);
+    if (group > kFirst) compute_pv_group(o, p_frag[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
   }
 }
 
@@ -448,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal_d64(const __
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 
   // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
   // last step.
@@ -506,14 +506,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_causal_d64(const __
     fetch(i * 2 + kAhead, refill);
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
-    multiply_scores(s, q, k_slot);
-    if (step.hide_some(p)) {
+    compute_qk_gemm(s, q, k_slot);
+    if (step.needs_mask(p)) {
       const Tile here(p, ctaid_x());  // worked out anew, as at the end
-      hide_pairs(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+      apply_mask(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
     }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     const uint32 v_lane = v_slot + lane_offset;
-    multiply_output<0, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    compute_pv_gemm<0, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
     k_slot = slot_after(v_slot);
   }
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
 // templates: attention/patterns/dense.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fe9e33f374e9cf1dd4691d33386b85041133c452ae78055ca949113601dc620a
+// seal: sha256 b4b478935f09b1cd46990e5b0f0ab36acba5de13fd216a00b9e1697fe1e89869
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -48,7 +48,7 @@ constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 32;  // keys of one step
 constexpr int kStages = 4;  // slots of the ring
 constexpr int kAhead = 3;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // queries of a tile, over one range of keys
+constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product; query rows of a warp
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kChunk = 8;  // elements of a 16-byte copy
@@ -69,7 +69,7 @@ constexpr int kRingOffset = 0;  // 34816 bytes: 4 slots, each K or V of one step
 constexpr int kStripsOffset = 34816;  // 10240 bytes: a strip for each warp, 16 rows of 40 floats
 constexpr int kQOffset = 26112;  // 17408 bytes: Q tile: in the slot that is filled last, and the strips after it
 
-static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
+static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
@@ -149,10 +149,10 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 }
 
 // Pattern: every query sees every key.
-struct KeyBlocks {
+struct KvBlockIterator {
   int count;  // key blocks that these queries see
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
   }
   // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
@@ -204,14 +204,14 @@ __device__ __forceinline__ void copy_step(Element* tile, const Element* thread_h
 struct Step {
   int block[kStepBlocks];
 
-  __device__ __forceinline__ Step(KeyBlocks& blocks, int i) {
+  __device__ __forceinline__ Step(KvBlockIterator& blocks, int i) {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const Params& p) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
@@ -226,7 +226,7 @@ __device__ __forceinline__ int lane_row() { return threadIdx.x % 32 / 2; }
 __device__ __forceinline__ int lane_column() { return threadIdx.x % 2 * 4; }
 
 // Puts the scores Q K^T of this warp's rows and one step into its strip.
-__device__ __forceinline__ void multiply_scores(float* scores, const FragmentA (&q)[kHeadDim / kMma],
+__device__ __forceinline__ void compute_qk_gemm(float* scores, const FragmentA (&q)[kHeadDim / kMma],
     const Element* k_tile) {
   Accumulator sums[kTileN / kMma];
 #pragma unroll
@@ -260,7 +260,7 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void hide_pairs(float (&s)[kTileN / 2], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const Step& step) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
@@ -288,7 +288,7 @@ __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], fl
 
 // Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's
 // weights.
-__device__ __forceinline__ float exponentiate(Element* prob, const float (&s)[kTileN / 2], float row_max,
+__device__ __forceinline__ float exponentiate(Element* p_frag, const float (&s)[kTileN / 2], float row_max,
     float scale_log2) {
   float sum = 0.0f;
 #pragma unroll
@@ -299,7 +299,7 @@ __device__ __forceinline__ float exponentiate(Element* prob, const float (&s)[kT
       power[column] = ex2(s[i * 4 + column] * scale_log2 - row_max);
       sum += power[column];
     }
-    *reinterpret_cast<uint2*>(prob + lane_row() * kStripStride + i * 8 + lane_column()) =
+    *reinterpret_cast<uint2*>(p_frag + lane_row() * kStripStride + i * 8 + lane_column()) =
         make_uint2(pack(power[0], power[1]), pack(power[2], power[3]));
   }
   return sum;
@@ -326,12 +326,12 @@ __device__ __forceinline__ void rescale_output(Accumulator (&o)[kHeadDim / kMma]
 }
 
 // o += P V for this warp's rows and one step.
-__device__ __forceinline__ void multiply_output(Accumulator (&o)[kHeadDim / kMma], const Element* prob,
+__device__ __forceinline__ void compute_pv_gemm(Accumulator (&o)[kHeadDim / kMma], const Element* p_frag,
     const Element* v_tile) {
 #pragma unroll
   for (int keys = 0; keys < kTileN; keys += kMma) {
     FragmentA p;
-    wmma::load_matrix_sync(p, prob + keys, kStripStride);
+    wmma::load_matrix_sync(p, p_frag + keys, kStripStride);
 #pragma unroll
     for (int j = 0; j < kHeadDim / kMma; ++j) {
       FragmentV v;
@@ -374,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // The strip of this warp, by what is in it.
   unsigned char* const strip = shared + kStripsOffset + threadIdx.x / 32 * kStripBytes;
   float* const scores = reinterpret_cast<float*>(strip);
-  Element* const prob = reinterpret_cast<Element*>(strip);
+  Element* const p_frag = reinterpret_cast<Element*>(strip);
   float* const factors = reinterpret_cast<float*>(strip + kFactorsOffset);
 
   const Tile tile(p, blockIdx.x);
@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       copy_row() * p.v_row_stride + copy_chunk() * kChunk;
 
   // Two walks over the key blocks: one that loads them, and one that follows it and computes with them.
-  KeyBlocks loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
+  KvBlockIterator loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
   int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
 
   // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
@@ -440,16 +440,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
-    multiply_scores(scores, q, ring + k_slot * kSlot);
+    compute_qk_gemm(scores, q, ring + k_slot * kSlot);
     __syncwarp();
 
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.hide_some(p)) hide_pairs(s, p, step);
+    if (step.needs_mask(p)) apply_mask(s, p, step);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
-    row_sum = row_sum * rescale + exponentiate(prob, s, row_max, p.scale_log2);
+    row_sum = row_sum * rescale + exponentiate(p_frag, s, row_max, p.scale_log2);
     write_factors(factors, rescale);
 
     // The barrier also parts the lanes' writes to the strip from the loads of P and of the factors.
@@ -458,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     fetch(i * 2 + 1 + kAhead, k_slot);
     v_slot = slot_after(k_slot);
     rescale_output(o, factors);
-    multiply_output(o, prob, ring + v_slot * kSlot);
+    compute_pv_gemm(o, p_frag, ring + v_slot * kSlot);
   }
 
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.

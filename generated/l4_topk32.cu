@@ -3,8 +3,8 @@
 //     codegen render specs/l4_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: ce958f431c9f641224021957d3be6eadd941a761542517db6343ac51850e1445
-// templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 47e393ea1b0d8bec3159c8c56057ddf9dcdd9f2c877455f4da95f40d3799be8f
+// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 f5242446c2191588dea6ebfebcd936b580efcc22036d45d60a595504e599892d
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -23,7 +23,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block
-//   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -40,7 +40,7 @@ constexpr int kTileM = 64;  // queries of a thread block
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
-constexpr int kStreamRows = 64;  // queries of a tile: they share a list of key blocks
+constexpr int kSubTileRows = 64;  // queries of a tile: they share a list of key blocks
 constexpr int kWarpRows = 32;  // rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 64;  // 2 warps
@@ -65,7 +65,7 @@ constexpr int kQOffset = 0;  // 16384 bytes: Q tile
 constexpr int kRingOffset = 16384;  // 32768 bytes: 2 slots, each K or V of one step
 constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the place of Q
 
-static_assert(kStreamRows == kTileM);  // a thread block walks over its key blocks once
+static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
@@ -194,15 +194,15 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 }
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
-struct KeyBlocks {
+struct KvBlockIterator {
   // Steps of these queries; the last one may have fewer entries than the others.
   static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
-    const int row = first_query / kStreamRows;
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
@@ -287,14 +287,14 @@ __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tenso
 struct Step {
   int block[kStepBlocks];
 
-  __device__ __forceinline__ void take(KeyBlocks& blocks, int i) {
+  __device__ __forceinline__ void take(KvBlockIterator& blocks, int i) {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const Params& p) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
@@ -305,7 +305,7 @@ struct Step {
 };
 
 // s = Q K^T for this warp's rows and one step.
-__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
+__device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
   // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
   const int lane = tid_x() % 32;
@@ -339,7 +339,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -398,7 +398,7 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
 // 16 keys. row_sum takes in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4],
     float (&row_sum)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int group,
     const float (&row_max)[kRowTiles][2], float scale_log2) {
 #pragma unroll
@@ -412,7 +412,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGrou
         const float low = ex2(s[tile][j][row * 2] * scale_log2 - row_max[tile][row]);
         const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - row_max[tile][row]);
         sum[row] = k == 0 && i < 2 ? low + high : sum[row] + (low + high);
-        prob[tile][k][i] = pack(low, high);
+        p_frag[tile][k][i] = pack(low, high);
       }
     }
     row_sum[tile][0] += sum[0];
@@ -421,8 +421,8 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGrou
 }
 
 // o += P V for this warp's rows and one group of keys.
-__device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 8][4],
-    const uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
+__device__ __forceinline__ void compute_pv_group(float (&o)[kRowTiles][kHeadDim / 8][4],
+    const uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of 16 for 8 columns, then for the next 8; transposed.
 #pragma unroll
   for (int k = 0; k < kGroupKeys / 16; ++k) {
@@ -432,8 +432,8 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
       ldmatrix_x4_trans(v, further_on(v_lane, columns / 8) + k * 16 * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(o[tile][columns / 8], prob[tile][k], v[0], v[1]);
-        mma_m16n8k16(o[tile][columns / 8 + 1], prob[tile][k], v[2], v[3]);
+        mma_m16n8k16(o[tile][columns / 8], p_frag[tile][k], v[0], v[1]);
+        mma_m16n8k16(o[tile][columns / 8 + 1], p_frag[tile][k], v[2], v[3]);
       }
     }
   }
@@ -442,14 +442,14 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
 // on the way: a group is exponentiated beside the products of the one before.
 template <int kFirst, int kEnd>
-__device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+__device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
     uint32 v_lane) {
-  uint32 prob[2][kRowTiles][kGroupKeys / 16][4];
+  uint32 p_frag[2][kRowTiles][kGroupKeys / 16][4];
 #pragma unroll
   for (int group = kFirst; group <= kEnd; ++group) {
-    if (group < kEnd) scale_apply_exp2(prob[group % 2], row_sum, s, group, row_max, scale_log2);
-    if (group > kFirst) multiply_group(o, prob[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
+    if (group < kEnd) scale_apply_exp2(p_frag[group % 2], row_sum, s, group, row_max, scale_log2);
+    if (group > kFirst) compute_pv_group(o, p_frag[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
   }
 }
 
@@ -468,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32(const __grid
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
   // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
 
   // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
@@ -515,16 +515,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32(const __grid
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
-    multiply_scores(s, q_lane, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step);
+    compute_qk_gemm(s, q_lane, k_slot);
+    if (step.needs_mask(p)) apply_mask(s, p, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     v_slot = slot_after(k_slot);
     const uint32 v_lane = v_slot + lane_offset;
-    multiply_output<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    compute_pv_gemm<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, v_lane);
     fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    compute_pv_gemm<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
   }
 
   // Worked out anew: kept from the beginning it would take up registers throughout.

@@ -1,16 +1,16 @@
 // Generated from specs/l4_topk32_gqa8_b64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","packed_heads":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
-// spec hash: 7c35b8a058fc18b31caec81651f202837affc118e8f95e4c8cb9ee25def61c0c
-// templates: attention/patterns/topk.cuh.j2, attention/sm89.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a624a7c63521405b3d462920bf71bfb56100e436345a7efadfc2c0fa67421438
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
+// spec hash: a52cb9f1ef2cd39fca55c39a7841fd84d8026c224f5aac704a7064831113c9d1
+// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 018f1e5772a6550956de2a4d692a9552617b484b4954bf9eaca18a5ad6c4bc79
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
 // Who does what
-//   A thread block computes kTileM rows: kTileQueries queries of kPackedHeads query heads of one K/V head. Row r is
-//   head r % kPackedHeads of the pack and query r / kPackedHeads of the tile. p.heads, p.heads_per_kv_head, Tile::head
+//   A thread block computes kTileM rows: kTileQueries queries of kPackGqa query heads of one K/V head. Row r is
+//   head r % kPackGqa of the pack and query r / kPackGqa of the tile. p.heads, p.heads_per_kv_head, Tile::head
 //   and strides from head to head of lists are of packs, other strides of single heads. Every warp owns kWarpRows rows,
 //   S, P and O in registers, and every thread takes part in the copies.
 //
@@ -25,7 +25,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block, or an equal part of it
-//   s, prob     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows rows of Q, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -42,9 +42,9 @@ constexpr int kTileM = 128;  // rows of a thread block
 constexpr int kTileN = 32;  // keys of one step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
-constexpr int kPackedHeads = 8;  // query heads of a pack: row = query * kPackedHeads + head
+constexpr int kPackGqa = 8;  // query heads of a pack: row = query * kPackGqa + head
 constexpr int kTileQueries = 16;  // queries of a tile
-constexpr int kStreamRows = 16;  // queries of a tile: they share a list of key blocks
+constexpr int kSubTileRows = 16;  // queries of a tile: they share a list of key blocks
 constexpr int kWarpRows = 32;  // rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
@@ -70,8 +70,8 @@ constexpr int kQOffset = 0;  // 32768 bytes: Q tile
 constexpr int kRingOffset = 32768;  // 16384 bytes: 2 slots, each K or V of one step
 constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
 
-static_assert(kTileQueries * kPackedHeads == kTileM);  // no row is left over
-static_assert(kStreamRows == kTileQueries);  // a thread block walks over its key blocks once
+static_assert(kTileQueries * kPackGqa == kTileM);  // no row is left over
+static_assert(kSubTileRows == kTileQueries);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
@@ -97,14 +97,14 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads * kPackedHeads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
-  int heads;  // packs of kPackedHeads query heads
+  int heads;  // packs of kPackGqa query heads
   int heads_per_kv_head;  // packs that share one K/V head
   int query_tiles;  // tiles of kTileQueries queries of a pack
   int tiles;  // batch * heads * query_tiles
@@ -193,14 +193,14 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 }
 
 // Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
-struct KeyBlocks {
+struct KvBlockIterator {
   // Steps of these queries; the last one may have fewer entries than the others.
   static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
 
-  __device__ __forceinline__ KeyBlocks(const Params& p, int batch, int head, int first_query) {
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int row = first_query / kBlockQueries;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
@@ -272,12 +272,12 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
 // Starts the copy of this thread's part of the Q tile. Queries that there are not become zeros.
 __device__ __forceinline__ void copy_queries(uint32 to, const Params& p, const Tile& tile) {
   const unsigned short* tile_thread = p.q + tile.batch * p.q_batch_stride +
-      static_cast<int64>(tile.head) * kPackedHeads * p.q_head_stride + tile.first_query * p.q_row_stride +
+      static_cast<int64>(tile.head) * kPackGqa * p.q_head_stride + tile.first_query * p.q_row_stride +
       copy_chunk() * 8;
 #pragma unroll
   for (int pass = 0; pass < kTileM; pass += kPassRows) {
-    const int row = copy_row() + pass, query = row / kPackedHeads;
-    const unsigned short* from = tile_thread + row % kPackedHeads * p.q_head_stride + query * p.q_row_stride;
+    const int row = copy_row() + pass, query = row / kPackGqa;
+    const unsigned short* from = tile_thread + row % kPackGqa * p.q_head_stride + query * p.q_row_stride;
     const uint32 chunk = to + chunk_offset(row, copy_chunk());
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
@@ -303,14 +303,14 @@ __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tenso
 struct Step {
   int block[kStepBlocks];
 
-  __device__ __forceinline__ void take(KeyBlocks& blocks, int i) {
+  __device__ __forceinline__ void take(KvBlockIterator& blocks, int i) {
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool hide_some(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const Params& p) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
@@ -321,7 +321,7 @@ struct Step {
 };
 
 // s = Q K^T for this warp's rows and one step.
-__device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
+__device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
   // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
   const int lane = threadIdx.x % 32;
@@ -355,7 +355,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void hide_pairs(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -414,7 +414,7 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
 // 16 keys. row_sum takes in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGroupKeys / 16][4],
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4],
     float (&row_sum)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int group,
     const float (&row_max)[kRowTiles][2], float scale_log2) {
 #pragma unroll
@@ -428,7 +428,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGrou
         const float low = ex2(s[tile][j][row * 2] * scale_log2 - row_max[tile][row]);
         const float high = ex2(s[tile][j][row * 2 + 1] * scale_log2 - row_max[tile][row]);
         sum[row] = k == 0 && i < 2 ? low + high : sum[row] + (low + high);
-        prob[tile][k][i] = pack(low, high);
+        p_frag[tile][k][i] = pack(low, high);
       }
     }
     row_sum[tile][0] += sum[0];
@@ -437,8 +437,8 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&prob)[kRowTiles][kGrou
 }
 
 // o += P V for this warp's rows and one group of keys.
-__device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 8][4],
-    const uint32 (&prob)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
+__device__ __forceinline__ void compute_pv_group(float (&o)[kRowTiles][kHeadDim / 8][4],
+    const uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4], uint32 v_lane) {
   // Matrices of one ldmatrix: keys 0-7 and 8-15 of 16 for 8 columns, then for the next 8; transposed.
 #pragma unroll
   for (int k = 0; k < kGroupKeys / 16; ++k) {
@@ -448,8 +448,8 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
       ldmatrix_x4_trans(v, further_on(v_lane, columns / 8) + k * 16 * kRowBytes);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16(o[tile][columns / 8], prob[tile][k], v[0], v[1]);
-        mma_m16n8k16(o[tile][columns / 8 + 1], prob[tile][k], v[2], v[3]);
+        mma_m16n8k16(o[tile][columns / 8], p_frag[tile][k], v[0], v[1]);
+        mma_m16n8k16(o[tile][columns / 8 + 1], p_frag[tile][k], v[2], v[3]);
       }
     }
   }
@@ -458,14 +458,14 @@ __device__ __forceinline__ void multiply_group(float (&o)[kRowTiles][kHeadDim / 
 // o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
 // first. There is one group here.
 template <int kFirst, int kEnd>
-__device__ __forceinline__ void multiply_output(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+__device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
     uint32 v_lane) {
-  uint32 prob[2][kRowTiles][kGroupKeys / 16][4];
+  uint32 p_frag[2][kRowTiles][kGroupKeys / 16][4];
 #pragma unroll
   for (int group = kFirst; group <= kEnd; ++group) {
-    if (group < kEnd) scale_apply_exp2(prob[group % 2], row_sum, s, group, row_max, scale_log2);
-    if (group > kFirst) multiply_group(o, prob[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
+    if (group < kEnd) scale_apply_exp2(p_frag[group % 2], row_sum, s, group, row_max, scale_log2);
+    if (group > kFirst) compute_pv_group(o, p_frag[(group - 1) % 2], v_lane + (group - 1) * kGroupKeys * kRowBytes);
   }
 }
 
@@ -481,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
   // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
-  KeyBlocks blocks(p, tile.batch, tile.head, tile.first_query);
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
 
   // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
@@ -528,16 +528,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
-    multiply_scores(s, q_lane, k_slot);
-    if (step.hide_some(p)) hide_pairs(s, p, step);
+    compute_qk_gemm(s, q_lane, k_slot);
+    if (step.needs_mask(p)) apply_mask(s, p, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     v_slot = slot_after(k_slot);
     const uint32 v_lane = v_slot + lane_offset;
-    multiply_output<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    compute_pv_gemm<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, v_lane);
     fetch(i * 2 + 1 + kAhead, k_slot);
-    multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
+    compute_pv_gemm<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
   }
 
   // Worked out anew: kept from the beginning it would take up registers throughout.
@@ -548,7 +548,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const int tile_row = warp_row + t * 16 + row * 8 + lane / 4;
-      const int64 head = static_cast<int64>(end.head) * kPackedHeads + tile_row % kPackedHeads;
+      const int64 head = static_cast<int64>(end.head) * kPackGqa + tile_row % kPackGqa;
       const float sum = quad_sum(row_sum[t][row]);
       const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
       const float lse = sum == 0.0f ? kMinusInfinity : (row_max[t][row] + lg2(sum)) * kLn2;
@@ -557,9 +557,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
         o[t][j][row * 2] *= inverse;
         o[t][j][row * 2 + 1] *= inverse;
       }
-      const int query = end.first_query + tile_row / kPackedHeads;
+      const int query = end.first_query + tile_row / kPackGqa;
       if (lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads * kPackedHeads + head) * p.q_len + query] = lse;
+        p.lse[(static_cast<int64>(end.batch) * p.heads * kPackGqa + head) * p.q_len + query] = lse;
       }
     }
   }
@@ -586,12 +586,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
 
   // Store them, 16 bytes a lane, a line of each of kWarpPassRows rows at a time.
   unsigned short* o_pack =
-      p.o + end.batch * p.o_batch_stride + static_cast<int64>(end.head) * kPackedHeads * p.o_head_stride;
+      p.o + end.batch * p.o_batch_stride + static_cast<int64>(end.head) * kPackGqa * p.o_head_stride;
 #pragma unroll
   for (int pass = 0; pass < kWarpRows / kWarpPassRows; ++pass) {
     const int row = warp_row + pass * kWarpPassRows + lane / kLineChunks;
-    const int query = end.first_query + row / kPackedHeads;
-    unsigned short* o_row = o_pack + row % kPackedHeads * p.o_head_stride + query * p.o_row_stride;
+    const int query = end.first_query + row / kPackGqa;
+    unsigned short* o_row = o_pack + row % kPackGqa * p.o_head_stride + query * p.o_row_stride;
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;

@@ -128,7 +128,7 @@ def require_gpu(verb: str, undone: str) -> None:
         raise DeviceError(f"{verb} needs a GPU, and torch sees none; nothing was {undone}")
 
 
-def tell(timings: Iterable[MeasurementRecord]) -> None:
+def print_timings(timings: Iterable[MeasurementRecord]) -> None:
     """Print what was timed."""
     for timing in timings:
         typer.echo(
@@ -177,7 +177,7 @@ def verify_command(
                     f"    {case.name} ({case.description}): error {case.max_error:.3g}, allowed {case.tolerance:.3g}, "
                     f"torch {case.torch_error}; repeat: {verify_line(named)}"
                 )
-        tell(timings)
+        print_timings(timings)
         failed += bool(record.failed)
     if failed:
         raise typer.Exit(CHECK_FAILED)
@@ -211,7 +211,7 @@ def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: 
         timings = measure(kernel)
         Receipt.read(path).model_copy(update={"measurement": timings}).write(path)
         typer.echo(f"{named.stem}:")
-        tell(timings)
+        print_timings(timings)
     for difference in unverified:
         typer.echo(difference, err=True)
     if unverified:

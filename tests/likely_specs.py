@@ -44,10 +44,10 @@ def _attention(choose: Choose) -> dict[str, Any]:
         "lse": (False,),
         "softcap": (20.0,),
         "sink": (True,),
-        "packed_heads": (2, 4, 8, 16, 32, 64),
-        "split_tail": (False,),
-        "key_parts": (2,),
-        "paced": (True,),
+        "pack_gqa": (2, 4, 8, 16, 32, 64),
+        "stream_k_tail": (False,),
+        "kv_splits": (2,),
+        "l2_lockstep": (True,),
         "warp_rows": (16, 32),
     }
     return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
@@ -60,9 +60,9 @@ def _sharing_attention(choose: Choose) -> dict[str, Any]:
         "head_dim": choose((64, 96, 128)),
         "pattern": {"kind": "topk", "k": choose((1, 8, 9, 32, 64, 128)), "block": block},
         "tile": {"m": choose((128, 192))},
-        "share_kv": choose((True, True, False)),
+        "share_kv_loads": choose((True, True, False)),
         **choose(({}, {"query_grouping": "given"}, {"query_grouping": "search"})),
-        **choose(({}, {"paced": True})),
+        **choose(({}, {"l2_lockstep": True})),
         **choose(({}, {"softcap": 20.0}, {"sink": True})),
     }
 
@@ -114,10 +114,10 @@ def _bsr_spmm(choose: Choose) -> dict[str, Any]:
         return _small_blocks(choose)
     options: dict[str, Sequence[Any]] = {
         "accumulate": (True,),
-        "balanced": (True,),
+        "scheduler": ("dynamic",),
         "transpose_a": (True,),
         "b_layout": ("column_major",),
-        "blocks_per_sm": (2, 3),
+        "ctas_per_sm": (2, 3),
         "epilogue": EPILOGUES,
     }
     return {**_product(choose), **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
@@ -129,8 +129,8 @@ def _small_blocks(choose: Choose) -> dict[str, Any]:
     return {
         "arch": "sm_90a",
         "block": {"rows": rows, "cols": cols},
-        "blocks_per_sm": choose((1, 2, 3)),
-        "balanced": choose(OFTEN),
+        "ctas_per_sm": choose((1, 2, 3)),
+        "scheduler": choose(("static", "static", "static", "dynamic")),
         "accumulate": choose(OFTEN),
         **choose(({}, {"tile": tile})),
         **choose(({}, {"epilogue": choose(EPILOGUES)})),
@@ -138,11 +138,11 @@ def _small_blocks(choose: Choose) -> dict[str, Any]:
 
 
 def _bsr_sddmm(choose: Choose) -> dict[str, Any]:
-    return {**_product(choose), **({"blocks_per_sm": choose((2, 3))} if choose(RARELY) else {})}
+    return {**_product(choose), **({"ctas_per_sm": choose((2, 3))} if choose(RARELY) else {})}
 
 
 def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
-    option = choose(({}, {"output": "bsr"}, {"balanced": True}))
+    option = choose(({}, {"output": "bsr"}, {"scheduler": "dynamic"}))
     fields = _product(choose)
     rows = fields["block"]["rows"]
     return {**fields, "block": {"rows": rows, "cols": rows}, **option}

@@ -16,19 +16,19 @@ def _only_int(value: object) -> object:
     return value
 
 
-Integral = BeforeValidator(_only_int)
+StrictInt = BeforeValidator(_only_int)
 """Makes a Literal of integers refuse 64.0, which equals 64, and true, which equals 1."""
-QueryBlockSize = Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], Integral]
-KeyBlockSize = Annotated[Literal[16, 32, 64, 128], Integral]
+QueryBlockSize = Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], StrictInt]
+KeyBlockSize = Annotated[Literal[16, 32, 64, 128], StrictInt]
 
 
-class Frozen(BaseModel):
+class SpecModel(BaseModel):
     """Base of every spec model: immutable, strict, no unknown fields."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class Block(Frozen):
+class Block(SpecModel):
     """Shape of one block of the attention matrix, in rows (queries) and columns (keys)."""
 
     q: QueryBlockSize = Field(description="query rows of a block")
@@ -66,20 +66,20 @@ NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 """What ``visible`` is given for patterns whose index tensors are all lists."""
 
 
-class PatternBase(Frozen):
+class PatternBase(SpecModel):
     """Base of the patterns. A subclass sets ``kind`` and overrides what differs from a dense matrix.
 
-    The template of a pattern, ``templates/attention/patterns/<kind>.cuh.j2``, defines ``struct KeyBlocks``: how many
-    key blocks a query block attends to, and the number of the i-th one.
+    The template of a pattern, ``templates/attention/patterns/<kind>.cuh.j2``, defines ``struct KvBlockIterator``: how
+    many key blocks a query block attends to, and the number of the i-th one.
     """
 
     kind: str
-    splits: ClassVar[bool] = False
-    """Whether a tile can be divided between thread blocks: then ``KeyBlocks`` has ``restrict_to``."""
-    divides: ClassVar[bool] = False
-    """Whether the keys of a tile can be divided between warpgroups: then ``KeyBlocks`` has ``restrict_to`` too."""
-    reversible: ClassVar[bool] = False
-    """Whether kernels for sm_90a walk through every other list from its end: then ``KeyBlocks`` has ``backwards``."""
+    supports_stream_k: ClassVar[bool] = False
+    """Whether a tile can be divided between thread blocks: then ``KvBlockIterator`` has ``restrict_to``."""
+    supports_kv_splits: ClassVar[bool] = False
+    """Whether the keys of a tile can be divided between warpgroups: then ``KvBlockIterator`` has ``restrict_to``."""
+    serpentine: ClassVar[bool] = False
+    """Whether every other tile walks its lists from the end, on sm_90a: ``KvBlockIterator`` then has ``backwards``."""
 
     @property
     def fixed_block(self) -> Block | None:
@@ -107,7 +107,7 @@ class PatternBase(Frozen):
         return False
 
     @property
-    def uneven(self) -> bool:
+    def load_imbalanced(self) -> bool:
         """Whether query blocks differ in how many key blocks they see."""
         return False
 
@@ -121,7 +121,7 @@ class PatternBase(Frozen):
         return False
 
     @property
-    def leaves_keys(self) -> bool:
+    def left_bounded(self) -> bool:
         """Whether late queries no longer see the first keys, where ``banded`` holds."""
         return False
 
@@ -135,7 +135,7 @@ class PatternBase(Frozen):
         """Whether the first queries see fewer keys than later ones, though tiles are scheduled as equally long."""
         return False
 
-    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
+    def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return into how many shares a tile can be divided: steps or listed blocks, the most that any tile has.
 
         Args:

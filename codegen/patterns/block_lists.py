@@ -54,7 +54,7 @@ class BlockLists(PatternBase):
         )
 
     @property
-    def uneven(self) -> bool:
+    def load_imbalanced(self) -> bool:
         """Rows differ in length."""
         return True
 

@@ -13,7 +13,7 @@ from codegen.patterns.base import NO_VALUES, PatternBase
 class Causal(PatternBase):
     """Query i sees key j if j <= i + shift; shift is kv_len - q_len (bottom_right) or 0 (top_left)."""
 
-    divides: ClassVar[bool] = True
+    supports_kv_splits: ClassVar[bool] = True
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(
         default="bottom_right",
@@ -37,7 +37,7 @@ class Causal(PatternBase):
         return True
 
     @property
-    def uneven(self) -> bool:
+    def load_imbalanced(self) -> bool:
         """Rows differ in length."""
         return True
 

@@ -10,11 +10,11 @@ from codegen.patterns.base import PatternBase
 class Dense(PatternBase):
     """Every query sees every key."""
 
-    splits: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
+    supports_stream_k: ClassVar[bool] = True
+    supports_kv_splits: ClassVar[bool] = True
     kind: Literal["dense"]
 
-    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
+    def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the number of steps."""
         del rows, listed
         return -(-kv_len // keys)

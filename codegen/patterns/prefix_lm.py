@@ -11,7 +11,7 @@ from codegen.patterns.base import NO_VALUES, IndexTensor, PatternBase
 class PrefixLM(PatternBase):
     """Query i of batch b sees key j if j < prefix_len[b] or j <= i + kv_len - q_len."""
 
-    divides: ClassVar[bool] = True
+    supports_kv_splits: ClassVar[bool] = True
     kind: Literal["prefix_lm"]
 
     @property
@@ -30,7 +30,7 @@ class PrefixLM(PatternBase):
         return True
 
     @property
-    def uneven(self) -> bool:
+    def load_imbalanced(self) -> bool:
         """Queries behind the prefix differ in length."""
         return True
 

@@ -13,8 +13,8 @@ from codegen.patterns.base import NO_VALUES, PatternBase
 class SlidingWindow(PatternBase):
     """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size)."""
 
-    splits: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
+    supports_stream_k: ClassVar[bool] = True
+    supports_kv_splits: ClassVar[bool] = True
     kind: Literal["sliding_window"]
     left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
     right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")
@@ -30,7 +30,7 @@ class SlidingWindow(PatternBase):
         return True
 
     @property
-    def leaves_keys(self) -> bool:
+    def left_bounded(self) -> bool:
         """Late queries see a window that begins after the first key."""
         return True
 
@@ -49,7 +49,7 @@ class SlidingWindow(PatternBase):
         centre = q + (kv_len - q_len)
         return super().visible(q, k, q_len, kv_len, values) & (k >= centre - self.left) & (k <= centre + self.right)
 
-    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
+    def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the most steps that the windows of neighbouring queries touch."""
         del listed
         return min(-(-kv_len // keys), (self.left + rows + self.right + keys - 2) // keys + 1)

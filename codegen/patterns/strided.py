@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import NO_VALUES, Integral, PatternBase
+from codegen.patterns.base import NO_VALUES, PatternBase, StrictInt
 
 
 class Strided(PatternBase):
@@ -26,7 +26,7 @@ class Strided(PatternBase):
     kind: Literal["strided"]
     stride: int = Field(ge=2, le=1 << 16, description="blocks from one stripe, which all queries see, to the next")
     local: int = Field(ge=0, le=1 << 16, description="blocks next to the query's own block that are seen too")
-    block: Annotated[Literal[64, 128], Integral] = Field(description="keys of a block")
+    block: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of a block")
     causal: bool = Field(default=True, description="mask of the keys after the query's own position")
 
     @property
@@ -40,7 +40,7 @@ class Strided(PatternBase):
         return True
 
     @property
-    def uneven(self) -> bool:
+    def load_imbalanced(self) -> bool:
         """Late queries see more stripes."""
         return self.causal
 

@@ -12,9 +12,9 @@ from codegen.patterns.base import Block, IndexTensor, PatternBase
 class TopK(PatternBase):
     """Each query block sees the key blocks listed for it, k or any number; a block counts as often as it is listed."""
 
-    splits: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
-    reversible: ClassVar[bool] = True
+    supports_stream_k: ClassVar[bool] = True
+    supports_kv_splits: ClassVar[bool] = True
+    serpentine: ClassVar[bool] = True
     kind: Literal["topk"]
     k: int | None = Field(
         default=None,
@@ -41,7 +41,7 @@ class TopK(PatternBase):
             ),
         )
 
-    def shares(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
+    def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the number of listed blocks, or of steps where they hold more than one."""
         del kv_len, rows
         return -(-(listed if self.k is None else self.k) // max(1, keys // self.block.kv))

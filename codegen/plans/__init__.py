@@ -6,20 +6,20 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec
 from codegen.plan import Plan, require
 from codegen.plans import (
-    attention_sm89,
+    attention_mma_sync,
     attention_sm90a,
     attention_wmma,
     bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
-    bsr_sddmm_sm90a_narrow,
+    bsr_sddmm_sm90a_swap_ab,
     bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_gathered,
     bsr_spmm_sm90a_gathered_mma,
-    bsr_spmm_sm90a_narrow,
     bsr_spmm_sm90a_pairs,
+    bsr_spmm_sm90a_swap_ab,
     bsr_spmm_sm90a_transposed,
     bsr_spmm_wmma,
     gathered,
@@ -44,7 +44,7 @@ def _dispatch(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, AttentionSpec):
         if spec.mma == "wgmma":
             return attention_sm90a.plan(spec, stem)
-        return attention_wmma.plan(spec, stem) if spec.mma == "wmma" else attention_sm89.plan(spec, stem)
+        return attention_wmma.plan(spec, stem) if spec.mma == "wmma" else attention_mma_sync.plan(spec, stem)
     if isinstance(spec, BsrSddmmSpec):
         return _sddmm(spec, stem)
     if isinstance(spec, BsrSpgemmSpec):
@@ -60,12 +60,12 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
         if spec.mma == "mma":
             return bsr_spmm_sm90a_gathered_mma.plan(spec, stem)
         return bsr_spmm_sm90a_gathered.plan(spec, stem)
-    if spec.mma == "wgmma" and not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_narrow.SIZES:
-        return bsr_spmm_sm90a_narrow.plan(spec, stem)
+    if spec.mma == "wgmma" and not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_swap_ab.SIZES:
+        return bsr_spmm_sm90a_swap_ab.plan(spec, stem)
     require(
-        spec.blocks_per_sm == 1,
-        "blocks_per_sm",
-        f"is {spec.blocks_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
+        spec.ctas_per_sm == 1,
+        "ctas_per_sm",
+        f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
     )
     if spec.mma != "wgmma":
         return bsr_spmm_mma.plan(spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
@@ -76,11 +76,11 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _sddmm(spec: BsrSddmmSpec, stem: str) -> Plan:
-    if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_narrow.SIZES:
-        return bsr_sddmm_sm90a_narrow.plan(spec, stem)
+    if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_swap_ab.SIZES:
+        return bsr_sddmm_sm90a_swap_ab.plan(spec, stem)
     require(
-        spec.blocks_per_sm == 1,
-        "blocks_per_sm",
-        f"is {spec.blocks_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows",
+        spec.ctas_per_sm == 1,
+        "ctas_per_sm",
+        f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows",
     )
     return bsr_sddmm_sm90a.plan(spec, stem) if spec.mma == "wgmma" else bsr_sddmm_multistage.plan(spec, stem)

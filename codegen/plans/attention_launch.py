@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.plan import Plan
-from codegen.plans.attention_order import section_heads
+from codegen.plans.attention_order import heads_in_l2
 from codegen.plans.attention_query_order import order_search
 from codegen.problem import SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionSpec
@@ -13,7 +13,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     """Work out a launch on a device that runs ``slots`` thread blocks at once."""
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
-    heads, group = shape.heads // spec.packed_heads, shape.heads // shape.kv_heads // spec.packed_heads
+    heads, group = shape.heads // spec.pack_gqa, shape.heads // shape.kv_heads // spec.pack_gqa
     query_tiles = -(-shape.q_len // plan.tile_queries)
     tiles = shape.batch * heads * query_tiles
     block = spec.pattern.fixed_block
@@ -25,23 +25,29 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "query_tiles": query_tiles,
         "tiles": tiles,
         "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
-        "section": section_heads(spec, shape.kv_len, group, shape.batch * heads),
+        "heads_in_l2": heads_in_l2(spec, shape.kv_len, group, shape.batch * heads),
     }
     counters, scratch = {}, {}
-    prologue_grid = split_blocks = 0
+    prologue_grid = stream_k_ctas = 0
     if plan.dynamic_scheduler:
         counters["scheduler"] = SCHEDULER_COUNTERS
-    if spec.paced:
+    if spec.l2_lockstep:
         counters["progress"] = SCHEDULER_COUNTERS
     if plan.prologue is not None:
         search = order_search(
-            shape.list_batches, shape.list_heads, numbers["query_blocks"], query_tiles=query_tiles, streams=plan.streams
+            shape.list_batches,
+            shape.list_heads,
+            numbers["query_blocks"],
+            query_tiles=query_tiles,
+            sub_tiles=plan.sub_tiles,
         )
         numbers |= search.values
         prologue_grid, scratch["query_order"] = search.thread_blocks, search.bytes
-    if plan.split is not None:
-        shares = spec.pattern.shares(shape.kv_len, plan.tile_queries // plan.streams, spec.tile.n, shape.list_length)
-        split_tiles, split_blocks = plan.split.divide(tiles, shares, slots)
-        numbers |= {"shares": shares, "split_tiles": split_tiles, "split_blocks": split_blocks}
-        counters["shares_done"], scratch["parts"] = plan.split.workspace(split_tiles, split_blocks)
-    return LaunchArgs(numbers, max(tiles, split_blocks), prologue_grid, counters, scratch)
+    if plan.stream_k is not None:
+        units = spec.pattern.stream_k_units(
+            shape.kv_len, plan.tile_queries // plan.sub_tiles, spec.tile.n, shape.list_length
+        )
+        stream_k_tiles, stream_k_ctas = plan.stream_k.divide(tiles, units, slots)
+        numbers |= {"units": units, "stream_k_tiles": stream_k_tiles, "stream_k_ctas": stream_k_ctas}
+        counters["units_done"], scratch["partials"] = plan.stream_k.workspace(stream_k_tiles, stream_k_ctas)
+    return LaunchArgs(numbers, max(tiles, stream_k_ctas), prologue_grid, counters, scratch)

@@ -11,15 +11,15 @@ L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest goes 
 
 def order_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of the order, where tiles are not all equally long."""
-    if not spec.pattern.uneven:
+    if not spec.pattern.load_imbalanced:
         return []
     return [
         pointer("scheduler", "int", "tiles handed out, thread blocks that ended: both 0 between launches", writes=True),
-        i32("section", "heads whose tiles are handed out together: their K and V fit the L2"),
+        i32("heads_in_l2", "heads whose tiles are handed out together: their K and V fit the L2"),
     ]
 
 
-def section_heads(spec: AttentionSpec, kv_len: int, heads_per_kv_head: int, heads: int) -> int:
+def heads_in_l2(spec: AttentionSpec, kv_len: int, heads_per_kv_head: int, heads: int) -> int:
     """Return how many of all ``heads`` (or packs of heads) are handed out together: those of one K/V head at least."""
     kv_head_bytes = kv_len * 2 * spec.head_dim * DTYPES[spec.dtype].bytes
     return min(max(1, L2_BYTES // kv_head_bytes) * heads_per_kv_head, heads)

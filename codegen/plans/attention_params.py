@@ -31,14 +31,14 @@ def asks_heads(spec: AttentionSpec) -> bool:
 
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the log-sum-exp, if the spec asks for it."""
-    heads = "heads * kPackedHeads" if spec.packed_heads > 1 else "heads"
+    heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
     doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
 def sink_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the sinks, if the spec has them."""
-    heads = "heads * kPackedHeads" if spec.packed_heads > 1 else "heads"
+    heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
     return [pointer("sink", "float", f"logit that joins each row's sum, ({heads})")] if spec.sink else []
 
 
@@ -47,7 +47,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
     return [
         i32("q_len", "queries of a head"),
         i32("kv_len", "keys of a head"),
-        *(_pack_sizes(spec) if spec.packed_heads > 1 else _head_sizes()),
+        *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
         f32("scale_log2", "scale * log2(e)"),
     ]
@@ -56,7 +56,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
 def index_params(spec: AttentionSpec) -> list[Param]:
     """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
     params = []
-    owner = "pack" if spec.packed_heads > 1 else "head"
+    owner = "pack" if spec.pack_gqa > 1 else "head"
     docs = (
         ("batch", "elements from one batch to the next (0: shared)"),
         ("head", f"elements from one {owner} to the next (0: shared)"),
@@ -104,7 +104,7 @@ def _head_sizes() -> list[Param]:
 
 def _pack_sizes(spec: AttentionSpec) -> list[Param]:
     return [
-        i32("heads", f"packs of {'kPackedHeads' if asks_heads(spec) else spec.packed_heads} query heads"),
+        i32("heads", f"packs of {'kPackGqa' if asks_heads(spec) else spec.pack_gqa} query heads"),
         i32("heads_per_kv_head", "packs that share one K/V head"),
         i32("query_tiles", "tiles of kTileQueries queries of a pack"),
     ]
@@ -132,7 +132,7 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
     if spec.sink:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
-    if spec.packed_heads > 1:
-        heads = spec.packed_heads
+    if spec.pack_gqa > 1:
+        heads = spec.pack_gqa
         lines.append(("packed heads", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
     return lines

@@ -16,7 +16,7 @@ def q_slices(spec: AttentionSpec, registers: int) -> int:
     Where the keys of a tile are in parts, tiles are too short to gain. What caps scores needs some of the registers
     that are left by count: the compiler would spill.
     """
-    if spec.key_parts > 1 or (spec.share_kv and not has_long_tiles(spec)):
+    if spec.kv_splits > 1 or (spec.share_kv_loads and not has_long_tiles(spec)):
         return 0
     registers -= SLICE_REGISTERS * (spec.softcap is not None)
     return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // SLICE_COLUMNS - 1))

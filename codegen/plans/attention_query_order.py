@@ -32,14 +32,14 @@ class OrderSearch(NamedTuple):
     bytes: int
 
 
-def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, streams: int) -> OrderSearch:
+def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, sub_tiles: int) -> OrderSearch:
     """Return what it takes to find the order of lists (batches, heads, query_blocks, k) in ``query_tiles`` a head."""
     values = {
         "order_heads": heads,
         "query_order_head_stride": query_blocks if heads > 1 else 0,
         "query_order_batch_stride": heads * query_blocks if batches > 1 else 0,
     }
-    windows = -(-query_tiles // WINDOW_TILES[streams])
+    windows = -(-query_tiles // WINDOW_TILES[sub_tiles])
     blocks = batches * heads * -(-windows // BLOCK_WINDOWS)
     return OrderSearch(values, blocks, 4 * batches * heads * query_blocks)
 
@@ -60,33 +60,33 @@ class OrderWindow(NamedTuple):
     bytes: int
 
 
-def order_window(streams: int) -> OrderWindow:
-    """Lay out a window of tiles of ``streams`` query blocks: the fields of the template's Window, one after another."""
-    tiles, others = WINDOW_TILES[streams], streams - 1
+def order_window(sub_tiles: int) -> OrderWindow:
+    """Lay out a window of tiles of ``sub_tiles`` query blocks: the fields of the template's Window in their order."""
+    tiles, others = WINDOW_TILES[sub_tiles], sub_tiles - 1
     offered = tiles * others
     list_stride, weight_stride = (LIST_BITS // 8 + PAD) // 4, offered + PAD // 2
-    size = 4 * tiles * streams * list_stride + 2 * tiles * weight_stride  # lists, weights
+    size = 4 * tiles * sub_tiles * list_stride + 2 * tiles * weight_stride  # lists, weights
     size += offered // 8 + 4 * offered  # left, asked
     size += 4 * (tiles * others + others + 2)  # taken, lacking, loads
     return OrderWindow(offered, list_stride, weight_stride, -(-size // WINDOW_ALIGN) * WINDOW_ALIGN)
 
 
-def query_order_prologue(spec: AttentionSpec, stem: str, streams: int) -> Prologue | None:
+def query_order_prologue(spec: AttentionSpec, stem: str, sub_tiles: int) -> Prologue | None:
     """Return the kernel that finds the order."""
     if spec.query_grouping != "search":
         return None
-    shared_bytes = HALVES * order_window(streams).bytes
+    shared_bytes = HALVES * order_window(sub_tiles).bytes
     return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=shared_bytes, overlaps=True)
 
 
-def query_order_constants(spec: AttentionSpec, streams: int) -> list[Constant]:
+def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]:
     """Return the constants of that kernel."""
     if spec.query_grouping != "search":
         return []
-    window = order_window(streams)
+    window = order_window(sub_tiles)
     early = -(-EARLY_ENTRIES // list_length(spec))
     return [
-        Constant("kWindowTiles", WINDOW_TILES[streams], "tiles of a window, whose query blocks it may exchange"),
+        Constant("kWindowTiles", WINDOW_TILES[sub_tiles], "tiles of a window, whose query blocks it may exchange"),
         Constant("kEarlyRounds", early, "tiles of a thread block that are begun before an order is found"),
         Constant("kListBits", LIST_BITS, "key blocks that are told apart when lists are compared"),
         Constant("kOrderThreads", ORDER_THREADS, "threads of a block that finds an order"),

@@ -22,8 +22,8 @@ class Rows:
 
     Attributes:
         heads: query heads packed into the rows of a query.
-        streams: query blocks of a tile that follow lists of their own.
-        stream_queries: queries of a stream.
+        sub_tiles: query blocks of a tile that follow lists of their own.
+        sub_tile_queries: queries of a stream.
         warpgroup_queries: queries of a warpgroup.
         boxes: copies that a column group of Q takes: one, or where there is padding one a stream.
         packed: whether rows are anything but consecutive queries of one head.
@@ -31,8 +31,8 @@ class Rows:
     """
 
     heads: int
-    streams: int
-    stream_queries: int
+    sub_tiles: int
+    sub_tile_queries: int
     warpgroup_queries: int
     boxes: int
     packed: bool
@@ -41,16 +41,16 @@ class Rows:
     @classmethod
     def of(cls, spec: AttentionSpec) -> Rows:
         """Share out the rows of a tile."""
-        block, heads, m = spec.pattern.fixed_block, spec.packed_heads, spec.tile.m
+        block, heads, m = spec.pattern.fixed_block, spec.pack_gqa, spec.tile.m
         block_rows = m if block is None else min(m, block.q * heads)
-        streams = m // max(block_rows, WARPGROUP_ROWS)
+        sub_tiles = m // max(block_rows, WARPGROUP_ROWS)
         padded = block_rows < WARPGROUP_ROWS
         return cls(
             heads=heads,
-            streams=streams,
-            stream_queries=block_rows // heads,
+            sub_tiles=sub_tiles,
+            sub_tile_queries=block_rows // heads,
             warpgroup_queries=min(block_rows, WARPGROUP_ROWS) // heads,
-            boxes=streams if padded else 1,
+            boxes=sub_tiles if padded else 1,
             packed=heads > 1 or padded,
             asks_heads=asks_heads(spec),
         )
@@ -63,7 +63,7 @@ class Rows:
     @property
     def tile_queries(self) -> int:
         """Queries of a tile."""
-        return self.streams * self.stream_queries
+        return self.sub_tiles * self.sub_tile_queries
 
     @property
     def box_queries(self) -> int:
@@ -79,7 +79,7 @@ class Rows:
         load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
         listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
         padding = "" if self.warpgroup_queries * self.heads == WARPGROUP_ROWS else "; its other rows are padding"
-        heads = Constant("kPackedHeads", self.heads, "query heads of a pack: row = query * kPackedHeads + head")
+        heads = Constant("kPackGqa", self.heads, "query heads of a pack: row = query * kPackGqa + head")
         return [
             *([heads] if self.asks_heads else []),
             Constant("kTileQueries", self.tile_queries, "queries of a tile"),

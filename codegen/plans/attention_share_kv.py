@@ -1,4 +1,4 @@
-"""What ``share_kv`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec."""
+"""What ``share_kv_loads`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys
 LONG_TILE = 64  # entries of a list from which it pays that tiles begin with Q on its way to registers
 
 
-def check_share_kv(spec: AttentionSpec) -> None:
+def check_share_kv_loads(spec: AttentionSpec) -> None:
     """Refuse a spec for which the kernel is not written.
 
     Raises:
@@ -26,15 +26,19 @@ def check_share_kv(spec: AttentionSpec) -> None:
     """
     block, m, rows = spec.pattern.fixed_block, spec.tile.m, [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]
     assert block is not None  # the pattern is topk
-    given = f"is {spec.schedule}; with share_kv and tile.m {m} warpgroups take no turns: cooperative"
+    given = f"is {spec.schedule}; with share_kv_loads and tile.m {m} warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     # Before the tile: what it is, if it is left out, follows the head.
-    require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv: 64, 96, 128")
-    require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with share_kv: 1")
-    require(block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv: {WARPGROUP_ROWS}")
+    require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv_loads: 64, 96, 128")
+    require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with share_kv_loads: 1")
+    require(
+        block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv_loads: {WARPGROUP_ROWS}"
+    )
     allowed = " or ".join(map(str, rows))
-    require(m in rows, "tile.m", f"is {m}; with share_kv a tile is two or three query blocks: {allowed}")
-    require(spec.tile.n == block.kv, "tile.n", f"is {spec.tile.n}; with share_kv a step is a listed block: {block.kv}")
+    require(m in rows, "tile.m", f"is {m}; with share_kv_loads a tile is two or three query blocks: {allowed}")
+    require(
+        spec.tile.n == block.kv, "tile.n", f"is {spec.tile.n}; with share_kv_loads a step is a listed block: {block.kv}"
+    )
     few = f"is {m}; of steps of {block.kv} keys with head_dim {spec.head_dim} two stages fit, for two query blocks"
     fits = m == rows[0] or block.kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
     require(fits, "tile.m", f"{few}: {rows[0]}")
@@ -42,26 +46,26 @@ def check_share_kv(spec: AttentionSpec) -> None:
     unknown = f"is left out; lists that share loads have one length: 1 to {LONGEST_LIST}"
     require(spec.pattern.k is not None, "pattern.k", unknown)
     length = list_length(spec)
-    require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv: 1 to {LONGEST_LIST}")
+    require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv_loads: 1 to {LONGEST_LIST}")
     least = m // WARPGROUP_ROWS  # the template says why
-    places = f"is {spec.stages}; allowed with share_kv and {least} query blocks a tile: {least} to {MOST_STAGES}"
+    places = f"is {spec.stages}; allowed with share_kv_loads and {least} query blocks a tile: {least} to {MOST_STAGES}"
     require(least <= spec.stages <= MOST_STAGES, "stages", places)
 
 
 def list_length(spec: AttentionSpec) -> int:
-    """Return the entries of a list, which :func:`check_share_kv` wants to be known."""
+    """Return the entries of a list, which :func:`check_share_kv_loads` wants to be known."""
     assert isinstance(spec.pattern, TopK) and spec.pattern.k is not None
     return spec.pattern.k
 
 
 def has_long_tiles(spec: AttentionSpec) -> bool:
     """Return whether a tile's steps outweigh its beginning: more can be done there to make them cheaper."""
-    return spec.share_kv and (spec.paced or list_length(spec) >= LONG_TILE)
+    return spec.share_kv_loads and (spec.l2_lockstep or list_length(spec) >= LONG_TILE)
 
 
-def order_constants(streams: int) -> list[Constant]:
+def order_constants(sub_tiles: int) -> list[Constant]:
     """Return the constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
-    arrivals = math.lcm(*range(1, streams + 1))
+    arrivals = math.lcm(*range(1, sub_tiles + 1))
     return [
         Constant("kTileStages", ORDERS, "depth of the ring of orders"),
         Constant("kArrivals", arrivals, "arrivals that free a place of a ring, times the warps of a warpgroup"),
@@ -73,31 +77,31 @@ def q_places(number: int) -> list[Constant]:
     return [Constant("kQPlaces", number, "places for Q of each warpgroup")]
 
 
-def add_orders(shared: SharedLayout, spec: AttentionSpec, streams: int) -> None:
+def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> None:
     """Add the barriers, the orders of tiles and what they are made from to the shared memory of a thread block."""
-    sets, entries = (1 << streams) - 1, streams * list_length(spec)
-    barriers = streams + 2 * ORDERS + 2 * (sets + 1) * spec.stages
+    sets, entries = (1 << sub_tiles) - 1, sub_tiles * list_length(spec)
+    barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
-    shared.add("Slots", 4 * spec.stages, "numbers of the loads in the K ring", align=4)
+    shared.add("BlockMeta", 4 * spec.stages, "numbers of the loads in the K ring", align=4)
     shared.add("Loads", 4 * ORDERS * entries, "ring of orders: key blocks of a tile as they are loaded", align=4)
     shared.add("Steps", 4 * ORDERS * entries, "ring of orders: notes on the steps of each warpgroup", align=4)
     shared.add("Numbers", 4 * ORDERS, "ring of orders: loads of a tile", align=4)
     if spec.query_grouping == "search":
-        shared.add("Queries", 4 * ORDERS * streams, "ring of orders: first queries of a tile's query blocks", align=4)
+        shared.add("Queries", 4 * ORDERS * sub_tiles, "ring of orders: first queries of a tile's query blocks", align=4)
         shared.add("Tiles", 4 * ORDERS, "ring of orders: number of the tile", align=4)
     shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
     shared.add("Grouped", 4 * entries, "key blocks that this tile loads, by the lists they are for", align=4)
     shared.add("Sets", entries, "which lists each entry of them is loaded for", align=1)
 
 
-def stream_owns(spec: AttentionSpec) -> str:
+def sub_tile_owns(spec: AttentionSpec) -> str:
     """Return what each query block of a tile has for itself, in words."""
-    return "list" if spec.share_kv else "key blocks and K/V rings"
+    return "list" if spec.share_kv_loads else "key blocks and K/V rings"
 
 
 def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return what ``explain`` says of loads that lists of a tile share."""
-    if not spec.share_kv:
+    if not spec.share_kv_loads:
         return []
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_grouping == "given" else []
     if spec.query_grouping == "search":
@@ -111,9 +115,9 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 def producers(spec: AttentionSpec) -> str:
     """Return the warps that bring tiles, in words."""
-    return "a warp for K, one for V, one that orders loads" if spec.share_kv else "one producer warp a stream"
+    return "a warp for K, one for V, one that orders loads" if spec.share_kv_loads else "one producer warp a stream"
 
 
 def flight_owner(spec: AttentionSpec) -> str:
     """Return whose the blocks are that are in flight, in words."""
-    return "" if spec.share_kv else " for each stream"
+    return "" if spec.share_kv_loads else " for each stream"

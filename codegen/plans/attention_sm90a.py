@@ -7,16 +7,16 @@ from dataclasses import replace
 from codegen.arch import ARCHS, KIB
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
 from codegen.plans import attention_sm90a_text as text
-from codegen.plans.attention_key_parts import add_parts, check_key_parts
+from codegen.plans.attention_kv_splits import add_parts, check_kv_splits
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_pace import check_pace
+from codegen.plans.attention_lockstep import check_lockstep
 from codegen.plans.attention_queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
 from codegen.plans.attention_query_order import query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
-from codegen.plans.attention_share_kv import add_orders, check_share_kv
+from codegen.plans.attention_share_kv import add_orders, check_share_kv_loads
 from codegen.plans.attention_sm90a_text import WARPGROUP, Arrangement, Sizes
 from codegen.spec import AttentionSpec
-from codegen.split import Split
+from codegen.stream_k import StreamK
 
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
@@ -48,7 +48,7 @@ ARRANGEMENTS = (
     Arrangement(False, TILE_STAGES, True),
     Arrangement(False, 1, True),
 )
-SHARED_ARRANGEMENTS = (  # with share_kv
+SHARED_ARRANGEMENTS = (  # with share_kv_loads
     Arrangement(True, 1, False),
     Arrangement(False, TILE_STAGES, True),
     Arrangement(False, 1, True),
@@ -60,7 +60,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     _check_tile(spec)
     sizes = Sizes.of(spec)
-    check_pace(spec, sizes.streams)
+    check_lockstep(spec, sizes.sub_tiles)
     at, shared, accumulators = _arrange(sizes)
     arch, consumers = ARCHS[spec.arch], sizes.consumers
     splits = _splits(spec, consumers, sizes.step_blocks)
@@ -72,13 +72,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers, setmaxnreg = _registers(splits, consumers, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
-    pair_flops = 4 * spec.head_dim * spec.packed_heads * spec.key_parts
+    pair_flops = 4 * spec.head_dim * spec.pack_gqa * spec.kv_splits
     return Plan(
         spec=spec,
         stem=stem,
-        template="attention/sm90a_shared.cu.j2" if spec.share_kv else "attention/sm90a.cu.j2",
+        template="attention/sm90a_shared.cu.j2" if spec.share_kv_loads else "attention/sm90a.cu.j2",
         threads=WARPGROUP * (1 + consumers),
-        blocks_per_sm=resident,
+        ctas_per_sm=resident,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -86,17 +86,17 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=text.params(sizes),
         tensor_maps=text.tensor_maps(sizes),
         constants=text.constants(sizes, at, setmaxnreg),
-        flags=text.flags(sizes, at, moves_registers=bool(setmaxnreg)),
+        flags=text.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=text.summary(sizes),
-        split=Split(consumers, 4 * consumers * sizes.part_floats) if spec.split_tail else None,
+        stream_k=StreamK(consumers, 4 * consumers * sizes.partial_floats) if spec.stream_k_tail else None,
         flops=pair_flops * sizes.rows.tile_queries * spec.tile.n,
-        bytes=2 * sizes.kv_bytes * sizes.streams,
+        bytes=2 * sizes.kv_bytes * sizes.sub_tiles,
         arguments=arguments,
-        dynamic_scheduler=spec.pattern.uneven or spec.query_grouping == "search",
+        dynamic_scheduler=spec.pattern.load_imbalanced or spec.query_grouping == "search",
         tile_queries=sizes.rows.tile_queries,
-        streams=sizes.streams,
-        prologue=query_order_prologue(spec, stem, sizes.streams),
+        sub_tiles=sizes.sub_tiles,
+        prologue=query_order_prologue(spec, stem, sizes.sub_tiles),
     )
 
 
@@ -111,7 +111,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
     splits = _splits(spec, consumers, sizes.step_blocks)
     has_room = kept <= max(consumer for _, consumer in splits)
-    for at in SHARED_ARRANGEMENTS if spec.share_kv else ARRANGEMENTS:
+    for at in SHARED_ARRANGEMENTS if spec.share_kv_loads else ARRANGEMENTS:
         shared = _shared(sizes, at)
         if (has_room or not at.q_in_registers) and shared.size <= ARCHS[spec.arch].shared_memory_per_block:
             break
@@ -128,24 +128,24 @@ def _check_tile(spec: AttentionSpec) -> None:
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     allowed = tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS)
     require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
-    if spec.key_parts > 1:
-        check_key_parts(spec)
+    if spec.kv_splits > 1:
+        check_kv_splits(spec)
     turns = f"is ping_pong, where warpgroups take turns; with tile.m {m} there is one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
-        sizes = [size for size in QUERY_BLOCKS if size * spec.packed_heads >= LEAST_ROWS]
-        those = f"allowed on {spec.arch} with packed_heads {spec.packed_heads}: {', '.join(map(str, sizes))}"
+        sizes = [size for size in QUERY_BLOCKS if size * spec.pack_gqa >= LEAST_ROWS]
+        those = f"allowed on {spec.arch} with pack_gqa {spec.pack_gqa}: {', '.join(map(str, sizes))}"
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
         require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {spec.arch}: 64, 128")
-        rows = block.q * spec.packed_heads
+        rows = block.q * spec.pack_gqa
         reason = f"is {m}; a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
         require(m % rows == 0 or rows % m == 0, "tile.m", reason)
     require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
     keys = spec.pattern.block_keys
     reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
-    if spec.share_kv:
-        check_share_kv(spec)
+    if spec.share_kv_loads:
+        check_share_kv_loads(spec)
 
 
 def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
@@ -178,28 +178,28 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
     spec = sizes.spec
     q_bytes = sizes.groups * spec.tile.m * SWIZZLE
-    depth = spec.stages * (1 if spec.share_kv else sizes.streams)
+    depth = spec.stages * (1 if spec.share_kv_loads else sizes.sub_tiles)
     held = f"ring of Q tiles, {spec.tile.m} rows in column groups of {sizes.columns}"
-    if spec.share_kv:
+    if spec.share_kv_loads:
         held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {sizes.columns}"
     shared = SharedLayout()
-    shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.shares_staging else ""))
-    of_whom = "" if spec.share_kv else " of each stream"
+    shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.o_aliases_q else ""))
+    of_whom = "" if spec.share_kv_loads else " of each stream"
     shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}")
     shared.add("V", depth * sizes.kv_bytes, f"V ring{of_whom}")
-    if not at.shares_staging:
+    if not at.o_aliases_q:
         shared.add("O", q_bytes, "O tile on its way out")
-    if spec.share_kv:
-        add_orders(shared, spec, sizes.streams)
+    if spec.share_kv_loads:
+        add_orders(shared, spec, sizes.sub_tiles)
         return shared
-    part_barriers = add_parts(shared, spec, sizes.part_floats)
+    part_barriers = add_parts(shared, spec, sizes.partial_floats)
     shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + part_barriers), "mbarriers", align=8)
-    words = (3 if spec.split_tail else 1) + sizes.streams
-    entries = f"ring of tiles: number,{' shares,' if spec.split_tail else ''} numbers of steps"
+    words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
+    entries = f"ring of tiles: number,{' shares,' if spec.stream_k_tail else ''} numbers of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
-    shared.add("Entries", size, entries, align=4)
-    if not sizes.skips:  # else consumers know which blocks come
-        shared.add("Slots", 4 * depth * sizes.step_blocks, "numbers of the loads in the K rings", align=4)
-    if spec.split_tail:
+    shared.add("WorkTiles", size, entries, align=4)
+    if not sizes.skip_masked:  # else consumers know which blocks come
+        shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "numbers of the loads in the K rings", align=4)
+    if spec.stream_k_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
     return shared

@@ -8,9 +8,9 @@ from codegen.dtypes import DTYPES
 from codegen.flags import AttentionSm90aFlags
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, TensorMap, i32, pointer, tensor_map
-from codegen.plans.attention_key_parts import computing, part_constants, what_streams_are
+from codegen.plans.attention_kv_splits import computing, part_constants, what_sub_tiles_are
+from codegen.plans.attention_lockstep import lockstep_constants, lockstep_params, lockstep_summary
 from codegen.plans.attention_order import order_params
-from codegen.plans.attention_pace import pace_constants, pace_params, pace_summary
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -29,7 +29,7 @@ from codegen.plans.attention_share_kv import (
     producers,
     q_places,
     shared_summary,
-    stream_owns,
+    sub_tile_owns,
 )
 from codegen.spec import AttentionSpec
 
@@ -38,11 +38,11 @@ TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the
 PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
 STREAM_SHARERS = "warpgroups that share a stream"
 SPLIT_PARAMS = (
-    pointer("parts", "float", "unfinished O and softmax state of parts of tiles", writes=True),
-    pointer("shares_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
-    i32("split_tiles", "tiles at the front that are divided between thread blocks"),
-    i32("split_blocks", "thread blocks that they are divided between"),
-    i32("shares", "shares of a split tile: what can be divided"),
+    pointer("partials", "float", "unfinished O and softmax state of parts of tiles", writes=True),
+    pointer("units_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
+    i32("stream_k_tiles", "tiles at the front that are divided between thread blocks"),
+    i32("stream_k_ctas", "thread blocks that they are divided between"),
+    i32("units", "shares of a split tile: what can be divided"),
 )
 
 
@@ -53,21 +53,21 @@ class Sizes:
     Attributes:
         spec: the spec.
         rows: whose queries a tile's rows are.
-        streams: parts of a tile with key blocks of their own.
+        sub_tiles: parts of a tile with key blocks of their own.
         consumers: warpgroups that compute.
     """
 
     spec: AttentionSpec
     rows: Rows
-    streams: int
+    sub_tiles: int
     consumers: int
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Sizes:
         """Share out the tile of a spec."""
         rows = Rows.of(spec)
-        consumers = spec.tile.m // WARPGROUP_ROWS * spec.key_parts
-        return cls(spec, rows, max(rows.streams, spec.key_parts), consumers)
+        consumers = spec.tile.m // WARPGROUP_ROWS * spec.kv_splits
+        return cls(spec, rows, max(rows.sub_tiles, spec.kv_splits), consumers)
 
     @property
     def block(self) -> Block | None:
@@ -92,7 +92,7 @@ class Sizes:
     @property
     def q_rows(self) -> int:
         """Rows of Q that lie together in shared memory: a warpgroup's, or a tile's."""
-        return WARPGROUP_ROWS if self.spec.share_kv else self.spec.tile.m
+        return WARPGROUP_ROWS if self.spec.share_kv_loads else self.spec.tile.m
 
     @property
     def kv_bytes(self) -> int:
@@ -110,19 +110,19 @@ class Sizes:
         return 1 if self.block is None else max(1, self.spec.tile.n // self.block.kv)
 
     @property
-    def part_floats(self) -> int:
+    def partial_floats(self) -> int:
         """Floats that a warpgroup leaves of a part: O, two maxima and two sums of each thread."""
         return WARPGROUP * (WARPGROUP_ROWS * self.spec.head_dim // WARPGROUP + 4)
 
     @property
-    def skips(self) -> bool:
+    def skip_masked(self) -> bool:
         """Whether warpgroups leave out steps of their tile that they see nothing of.
 
         Where they take turns, all take part in each step. A step wider than the distance of the first warpgroup from
         the last is hardly ever hidden from one of them.
         """
         spec, apart = self.spec, self.spec.tile.m - WARPGROUP_ROWS
-        alone = self.rows.streams == spec.key_parts == 1 and not self.rows.packed and spec.schedule == "cooperative"
+        alone = self.rows.sub_tiles == spec.kv_splits == 1 and not self.rows.packed and spec.schedule == "cooperative"
         return spec.pattern.banded and alone and spec.tile.n <= apart
 
 
@@ -133,13 +133,13 @@ class Arrangement:
     Attributes:
         q_in_registers: whether all of Q is kept in registers.
         tile_stages: places for it in shared memory.
-        shares_staging: whether O leaves from where its tile's Q was.
+        o_aliases_q: whether O leaves from where its tile's Q was.
         q_slices: slices of 16 columns of Q in registers.
     """
 
     q_in_registers: bool
     tile_stages: int
-    shares_staging: bool
+    o_aliases_q: bool
     q_slices: int = 0
 
 
@@ -147,7 +147,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
     """Return the constants at the top of the source; ``setmaxnreg`` are those of registers that change hands."""
     spec, rows = sizes.spec, sizes.rows
     queries = "queries" if rows.packed else "query rows"
-    owner = f"{what_streams_are(spec)}, each with its own {stream_owns(spec)}"
+    owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
         *_row_constants(sizes),
@@ -155,10 +155,10 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         *_ring_constants(sizes, at),
         *q_slice_constants(spec, at.q_slices),
-        *query_order_constants(spec, sizes.streams),
-        *pace_constants(spec),
-        Constant("kStreams", sizes.streams, owner),
-        Constant("kStreamRows", rows.stream_queries, f"{queries} of a stream"),
+        *query_order_constants(spec, sizes.sub_tiles),
+        *lockstep_constants(spec),
+        Constant("kSubTiles", sizes.sub_tiles, owner),
+        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a stream"),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
         *_stream_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
@@ -167,8 +167,8 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", spec.tile.n // sizes.step_blocks, "keys of one load"),
         *_block_constants(sizes),
-        *([Constant("kPartFloats", sizes.part_floats, PART_FLOATS)] if spec.split_tail else []),
-        *part_constants(spec, sizes.part_floats),
+        *([Constant("kPartialFloats", sizes.partial_floats, PART_FLOATS)] if spec.stream_k_tail else []),
+        *part_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec),
     )
@@ -181,26 +181,26 @@ def _row_constants(sizes: Sizes) -> list[Constant]:
 
 
 def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
-    if not sizes.spec.share_kv:
+    if not sizes.spec.share_kv_loads:
         return [Constant("kTileStages", at.tile_stages, TILE_RING[at.tile_stages])]
-    return [*order_constants(sizes.streams), *([] if at.q_in_registers else q_places(at.tile_stages))]
+    return [*order_constants(sizes.sub_tiles), *([] if at.q_in_registers else q_places(at.tile_stages))]
 
 
 def _stream_constants(sizes: Sizes) -> list[Constant]:
-    if sizes.spec.share_kv:
+    if sizes.spec.share_kv_loads:
         return []
-    return [Constant("kStreamWarpgroups", sizes.consumers // sizes.streams, STREAM_SHARERS)]
+    return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, STREAM_SHARERS)]
 
 
 def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
     """Return how column groups of Q, K, V and O lie in shared memory."""
     spec = sizes.spec
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
-    if at.shares_staging and not spec.share_kv:  # a warpgroup's rows of O lie where its rows of Q were
+    if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O lie where its rows of Q were
         doc = "bytes from one column group of a warpgroup's O to the next"
         o_group = Constant("kOGroupBytes", spec.tile.m * SWIZZLE, doc)
     filled = "" if sizes.fills_groups else "; TMA fills the last up with zeros"
-    q_owner = "warpgroup's Q" if spec.share_kv else "Q tile"
+    q_owner = "warpgroup's Q" if spec.share_kv_loads else "Q tile"
     return [
         Constant("kGroupColumns", sizes.columns, "columns of a group: one 128-byte swizzled row"),
         Constant("kGroups", sizes.groups, f"column groups of a head{filled}"),
@@ -216,7 +216,7 @@ def _block_constants(sizes: Sizes) -> list[Constant]:
     block, rows = sizes.block, sizes.rows
     if block is None:
         return []
-    return block_constants(block, block.q if rows.packed else rows.stream_queries, sizes.spec.tile.n)
+    return block_constants(block, block.q if rows.packed else rows.sub_tile_queries, sizes.spec.tile.n)
 
 
 def params(sizes: Sizes) -> tuple[Param, ...]:
@@ -232,8 +232,8 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         *index_params(spec),
         *query_order_params(spec),
         *order_params(spec),
-        *pace_params(spec),
-        *(SPLIT_PARAMS if spec.split_tail else ()),
+        *lockstep_params(spec),
+        *(SPLIT_PARAMS if spec.stream_k_tail else ()),
         *size_params(spec),
     )
 
@@ -242,7 +242,7 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
     """Return how Q, K, V and O are read and written."""
     spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
     kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, 1, 1), SWIZZLE)
-    q_queries = WARPGROUP_ROWS if spec.share_kv else rows.box_queries
+    q_queries = WARPGROUP_ROWS if spec.share_kv_loads else rows.box_queries
     return {
         "q_map": TensorMap((columns, *rows.box(q_queries)), SWIZZLE),
         "k_map": kv_map,
@@ -251,29 +251,29 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
     }
 
 
-def flags(sizes: Sizes, at: Arrangement, *, moves_registers: bool) -> AttentionSm90aFlags:
+def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:
     """Return what the templates ask."""
     spec, rows, block = sizes.spec, sizes.rows, sizes.block
     return AttentionSm90aFlags(
         consumers=sizes.consumers,
-        moves_registers=moves_registers,
+        uses_setmaxnreg=uses_setmaxnreg,
         ping_pong=spec.schedule == "ping_pong",
-        streams=sizes.streams,
-        asks_early=sizes.streams == 1,
-        first_turns=spec.schedule == "ping_pong" and sizes.streams == 1,
-        packed=rows.packed,
-        packed_heads="kPackedHeads" if rows.asks_heads else rows.heads,
-        partial=block is not None and (rows.packed or block.q > rows.stream_queries),
+        sub_tiles=sizes.sub_tiles,
+        prefetch_q_early=sizes.sub_tiles == 1,
+        orders_first_step=spec.schedule == "ping_pong" and sizes.sub_tiles == 1,
+        packed_rows=rows.packed,
+        pack_gqa="kPackGqa" if rows.asks_heads else rows.heads,
+        partial=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
         tile_stages=at.tile_stages,
-        shares_staging=at.shares_staging,
+        o_aliases_q=at.o_aliases_q,
         q_in_registers=at.q_in_registers,
         q_slices=at.q_slices,
         block_steps=sizes.block_steps,
         step_blocks=sizes.step_blocks,
-        splits=spec.split_tail,
-        parts=spec.key_parts,
-        restricts=spec.split_tail or spec.key_parts > 1,
-        skips=sizes.skips,
+        stream_k=spec.stream_k_tail,
+        kv_splits=spec.kv_splits,
+        partial_range=spec.stream_k_tail or spec.kv_splits > 1,
+        skip_masked=sizes.skip_masked,
         softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
     )
@@ -281,12 +281,12 @@ def flags(sizes: Sizes, at: Arrangement, *, moves_registers: bool) -> AttentionS
 
 def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
     """Return the lines for ``explain``."""
-    spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.key_parts
+    spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.kv_splits
     workers = "one consumer warpgroup" if sizes.consumers == 1 else f"{sizes.consumers} consumer warpgroups"
-    heads = f" of {spec.packed_heads} heads" if spec.packed_heads > 1 else ""
-    each = f" in each of {sizes.streams} streams" if rows.streams > 1 else ""
+    heads = f" of {spec.pack_gqa} heads" if spec.pack_gqa > 1 else ""
+    each = f" in each of {sizes.sub_tiles} sub_tiles" if rows.sub_tiles > 1 else ""
     keys = f", their keys in {parts} parts" if parts > 1 else ""
-    shares = f"{rows.stream_queries} queries{heads}{each}{keys}"
+    shares = f"{rows.sub_tile_queries} queries{heads}{each}{keys}"
     return (
         ("pattern", spec.pattern.describe()),
         *options_summary(spec),
@@ -294,6 +294,6 @@ def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
         ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
         ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
         *shared_summary(spec),
-        *pace_summary(spec),
-        *([("last round", "its tiles are divided between the thread blocks")] if spec.split_tail else []),
+        *lockstep_summary(spec),
+        *([("last round", "its tiles are divided between the thread blocks")] if spec.stream_k_tail else []),
     )

@@ -80,7 +80,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     held = queries + output + scores
     overhead = OVERHEAD_REGISTERS + MASK_OVERHEAD * pattern.masks_pairs + LOAD_OVERHEAD * (n // load_keys - 1)
     # As many thread blocks as shared memory, registers and warps allow.
-    blocks_per_sm = max(
+    ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + RESERVED),
@@ -88,7 +88,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             arch.warps_per_sm // warps,
         ),
     )
-    limit = arch.registers_for(threads, blocks_per_sm)
+    limit = arch.registers_for(threads, ctas_per_sm)
     registers = Registers(accumulators=held, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
@@ -98,7 +98,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", spec.stages - 1, "K and V tiles in flight while one is read"),
-        Constant("kStreamRows", m, stream_doc(block is not None)),
+        Constant("kSubTileRows", m, stream_doc(block is not None)),
         Constant("kMma", MMA, "rows, columns and depth of one WMMA product; query rows of a warp"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
         Constant("kChunk", chunk, "elements of a 16-byte copy"),
@@ -122,7 +122,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         stem=stem,
         template="attention/wmma.cu.j2",
         threads=threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=(*shared.regions, waiting),
         shared_bytes=shared_bytes,
@@ -140,13 +140,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=constants,
         flags=AttentionFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
-            restricts=False,
-            skips=False,
+            partial_range=False,
+            skip_masked=False,
             partial=block is not None and block.q > m,
             block_steps=1 if block is None else max(1, block.kv // n),
             step_blocks=n // load_keys,
         ),
-        grid_summary=f"one thread block for each tile, {blocks_per_sm} at a time on an SM",
+        grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(
             ("pattern", pattern.describe()),
             ("tile", f"{m} queries x {n} keys, Q in fragments"),
@@ -164,11 +164,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 def _check(spec: AttentionSpec) -> None:
     """Refuse what the kernel is not written for."""
-    block, m, n, packed = spec.pattern.fixed_block, spec.tile.m, spec.tile.n, spec.packed_heads
+    block, m, n, packed = spec.pattern.fixed_block, spec.tile.m, spec.tile.n, spec.pack_gqa
     require(spec.head_dim in HEAD_DIMS, "head_dim", f"is {spec.head_dim}; allowed with wmma: {_list(HEAD_DIMS)}")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}; attention with wmma has no kernel with it")
     require(not spec.sink, "sink", f"is true; attention with wmma on {spec.arch} has no kernel with it")
-    require(packed == 1, "packed_heads", f"is {packed}; attention with wmma has no kernel with it: 1")
+    require(packed == 1, "pack_gqa", f"is {packed}; attention with wmma has no kernel with it: 1")
     require(spec.warp_rows == MMA, "warp_rows", f"is {spec.warp_rows}; a warp has the {MMA} rows of one WMMA product")
     require(m in ROWS, "tile.m", f"is {m}; allowed with wmma: {_list(ROWS)}")
     require(n in KEYS, "tile.n", f"is {n}; allowed with wmma: {_list(KEYS)}")

@@ -19,7 +19,7 @@ SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:
     """Return whether long block rows are divided: those of small blocks, where work is handed out."""
-    return spec.balanced and spec.block.rows < 64
+    return spec.is_dynamic and spec.block.rows < 64
 
 
 def announcement_bytes(spec: BsrSpmmSpec) -> int:
@@ -53,16 +53,16 @@ def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, lower ones come
     one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
     """
-    if not (spec.balanced or _is_high(spec)):
+    if not (spec.is_dynamic or _is_high(spec)):
         return 1
-    l2_bytes = L2_BYTES * (2 if spec.balanced and _is_high(spec) else 1)
+    l2_bytes = L2_BYTES * (2 if spec.is_dynamic and _is_high(spec) else 1)
     return max(1, l2_bytes // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
     place = (i32("block_rows", "block rows of A"), *PLACE_PARAMS, i32("tiles", "block_rows * column_tiles"))
-    if not spec.balanced:
+    if not spec.is_dynamic:
         return place
     order = pointer("row_order", "int", "block rows of A, longest first")
     return (order, *place, pointer("scheduler", "int", SCHEDULER, writes=True))
@@ -70,18 +70,18 @@ def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 def order_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue of tiles, if there is one."""
-    return queue_constants(spec) if spec.balanced else ()
+    return queue_constants(spec) if spec.is_dynamic else ()
 
 
 def producers(spec: BsrSpmmSpec) -> str:
     """Return the warps beside the consumers, for ``explain``."""
-    return "a scheduler warp, one producer warp" if spec.balanced else "one producer warp"
+    return "a scheduler warp, one producer warp" if spec.is_dynamic else "one producer warp"
 
 
 def order_summary(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their tiles."""
-    blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
-    if spec.balanced:
+    blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
+    if spec.is_dynamic:
         return f"{blocks}; tiles are handed out, a few of the longest block rows first"
     if _is_high(spec):
         return f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time"

@@ -121,19 +121,19 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
 
 
 def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumulators: int, shared: int) -> Registers:
-    """Return the register budget of a kernel for small blocks, of which ``blocks_per_sm`` thread blocks share an SM.
+    """Return the register budget of a kernel for small blocks, of which ``ctas_per_sm`` thread blocks share an SM.
 
     Raises:
         SpecError: where registers or shared memory do not suffice for them; each thread block costs 1 KB of its own.
     """
-    arch, resident = ARCHS[spec.arch], spec.blocks_per_sm
+    arch, resident = ARCHS[spec.arch], spec.ctas_per_sm
     limit = min(SMALL_BLOCK_REGISTERS, arch.registers_for(threads, resident))
     overhead = 32 + (_further_registers(spec, accumulators) if isinstance(spec, BsrSpmmSpec) else 0)
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
     check_budget(spec, shared, registers)
     require(
         resident * (shared + KIB) <= arch.shared_memory_per_sm,
-        "blocks_per_sm",
+        "ctas_per_sm",
         f"is {resident}; thread blocks of {-(-shared // KIB)} KB and 1 KB each do not fit the "
         f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages or a smaller tile.n",
     )
@@ -147,8 +147,8 @@ def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
     """
     gelu = spec.epilogue is not None and spec.epilogue.activation == "gelu"
     narrow = (spec.block.rows, spec.block.cols) == (32, 16)  # whose addresses take more
-    further = 8 if spec.balanced else 0  # units are handed out, rows cut
-    if spec.accumulate and (spec.balanced or narrow or (spec.epilogue is not None and accumulators >= 64)):
+    further = 8 if spec.is_dynamic else 0  # units are handed out, rows cut
+    if spec.accumulate and (spec.is_dynamic or narrow or (spec.epilogue is not None and accumulators >= 64)):
         further += 8
     return further + (16 if gelu and accumulators > 64 else 0)
 
@@ -210,7 +210,7 @@ def spmm_shared(
     c_doc = f"{column_groups(staging_groups)} of C of each warpgroup"
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, c_doc)
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
-    if spec.balanced:
+    if spec.is_dynamic:
         shared.add("Queue", *queue(spec), 16)
     return shared
 

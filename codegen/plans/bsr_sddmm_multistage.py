@@ -28,7 +28,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     tiles = Tiles(spec, WARPS, warp_rows, n * (m // warp_rows) // WARPS, (n, k), sets)
     ring, staging = tiles.shared()
     ring.add("BRows", 4 * n, "rows of B that a unit needs", align=16)
-    blocks_per_sm, registers = tiles.occupancy(ring.size)
+    ctas_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)
 
     element = "unsigned short" if spec.mma == "mma" else dtype.cuda
@@ -63,7 +63,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         stem=stem,
         template=f"bsr_sddmm/{spec.mma}.cu.j2",
         threads=tiles.threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=(*ring.regions, staging),
         shared_bytes=ring.size,
@@ -72,7 +72,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         tensor_maps={},
         constants=constants,
         flags=Flags(),
-        grid_summary=f"one thread block per tile, {blocks_per_sm} at a time on an SM, in the order of storage",
+        grid_summary=f"one thread block per tile, {ctas_per_sm} at a time on an SM, in the order of storage",
         summary=(
             ("blocks of C", f"{size} x {size}"),
             ("tile", f"{n // size} stored blocks in steps of {k}; those of one block row are computed together"),

@@ -77,7 +77,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_sddmm/sm90a.cu.j2",
         threads=THREADS,
-        blocks_per_sm=1,
+        ctas_per_sm=1,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,

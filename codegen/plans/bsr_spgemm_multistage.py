@@ -37,7 +37,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     under = next((region.name for region in ring.regions if region.overlaps(counts)), None)
     counts = replace(counts, aliases=under)
     ring.size = max(ring.size, counts.offset + counts.bytes)
-    blocks_per_sm, registers = tiles.occupancy(ring.size)
+    ctas_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)
 
     element = "unsigned short" if spec.mma == "mma" else dtype.cuda
@@ -66,7 +66,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         stem=stem,
         template=f"bsr_spgemm/{spec.mma}.cu.j2",
         threads=tiles.threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=(*ring.regions, staging, counts),
         shared_bytes=ring.size,
@@ -75,7 +75,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         tensor_maps={},
         constants=constants,
         flags=Flags(),
-        grid_summary=f"one thread block for a run of {run_tiles} tiles, {blocks_per_sm} at a time on an SM",
+        grid_summary=f"one thread block for a run of {run_tiles} tiles, {ctas_per_sm} at a time on an SM",
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{block} x {block} of C in steps of {k}; {run_tiles} tiles share a search"),
@@ -101,5 +101,5 @@ def _check(spec: BsrSpgemmSpec) -> None:
     require(k in depths, "tile.k", f"is {k}; allowed with {spec.mma} and blocks of {block}: {allowed}")
     require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} on {spec.arch} C is dense")
     reason = f"is true; with {spec.mma} on {spec.arch} tiles are not handed out: leave it out"
-    require(not spec.balanced, "balanced", reason)
+    require(not spec.is_dynamic, "scheduler", reason)
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

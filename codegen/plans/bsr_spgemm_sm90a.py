@@ -52,12 +52,12 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
     require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
-    allowed = spec.output == "dense" or not spec.balanced
-    require(allowed, "balanced", f"is true, but not written for output bsr on {arch.name}; allowed: false")
+    allowed = spec.output == "dense" or not spec.is_dynamic
+    require(allowed, "scheduler", f"is dynamic, but not written for output bsr on {arch.name}; allowed: static")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     # Where tiles are handed out one by one, a warp of its own searches a tile ahead of the one that produces.
-    consumers, other_warps = m // WARPGROUP_ROWS, 2 if spec.balanced else 1
+    consumers, other_warps = m // WARPGROUP_ROWS, 2 if spec.is_dynamic else 1
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
 
@@ -66,7 +66,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {column_groups(groups)} of {k} rows of 128 bytes")
     shared.add("C", consumers * C_GROUP_BYTES, "1 column group of C of each warpgroup")
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
-    if spec.balanced:
+    if spec.is_dynamic:
         shared.add("List", LIST_BYTES, "the products that were found last", align=8)
         shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, then empty", align=8)
     shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
@@ -74,12 +74,10 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
     threads = consumers * WARPGROUP + 32 * other_warps
     fitting = min(arch.shared_memory_per_sm // (shared.size + KIB), arch.blocks_for(threads, accumulators + OVERHEAD))
-    blocks_per_sm = max(1, fitting)
-    registers = Registers(
-        accumulators=accumulators, overhead=OVERHEAD, limit=arch.registers_for(threads, blocks_per_sm)
-    )
+    ctas_per_sm = max(1, fitting)
+    registers = Registers(accumulators=accumulators, overhead=OVERHEAD, limit=arch.registers_for(threads, ctas_per_sm))
     check_budget(spec, shared.size, registers)
-    searches = ", and one that searches" if spec.balanced else ""
+    searches = ", and one that searches" if spec.is_dynamic else ""
     constants = (
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
         Constant("kTileK", k, "depth of one step"),
@@ -109,7 +107,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spgemm/sm90a.cu.j2",
         threads=threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -123,7 +121,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         },
         constants=constants,
         flags=SpgemmSm90aFlags(mma_n=n, tile_order=_tile_order(spec)),
-        grid_summary=_grid_summary(spec, blocks_per_sm),
+        grid_summary=_grid_summary(spec, ctas_per_sm),
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
             ("tile", f"{m} x {n} of C in steps of {k}; each warpgroup has {WARPGROUP_ROWS} x {n}"),
@@ -133,7 +131,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=_arguments(spec),
-        dynamic_scheduler=spec.balanced and spec.output == "dense",
+        dynamic_scheduler=spec.is_dynamic and spec.output == "dense",
     )
 
 
@@ -141,21 +139,21 @@ def _tile_order(spec: BsrSpgemmSpec) -> str:
     """Return the template of the order of C's tiles."""
     if spec.output == "bsr":
         return "bsr_spgemm/order_listed.cuh.j2"
-    return "bsr_spgemm/order_dynamic.cuh.j2" if spec.balanced else "bsr_spgemm/order_runs.cuh.j2"
+    return "bsr_spgemm/order_dynamic.cuh.j2" if spec.is_dynamic else "bsr_spgemm/order_runs.cuh.j2"
 
 
 def _arguments(spec: BsrSpgemmSpec) -> Arguments:
     """Return how the arguments of a launch follow from the shape of a problem."""
     if spec.output == "bsr":
         return of_pattern
-    return of_tickets if spec.balanced else OfRuns(RUN_TILES)
+    return of_tickets if spec.is_dynamic else OfRuns(RUN_TILES)
 
 
 def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
     """Return the constants of the order of a dense C's tiles."""
     if spec.output == "bsr":
         return ()
-    if spec.balanced:
+    if spec.is_dynamic:
         return (Constant("kLateTiles", LATE_TILES, "counters of the scheduler, which come before its late tiles"),)
     return (Constant("kRunTiles", RUN_TILES, "C tiles side by side that the producer searches for together"),)
 
@@ -170,7 +168,7 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
             i32("block_rows", "block rows of A and of C"),
             i32("blocks", "stored blocks of C"),
         )
-    if spec.balanced:
+    if spec.is_dynamic:
         return (
             i32("column_blocks", "block columns of C"),
             i32("tiles", "block rows of C * column_blocks"),
@@ -183,14 +181,14 @@ def _search_summary(spec: BsrSpgemmSpec) -> str:
     """Return in words how the products of a tile are found."""
     if spec.output == "bsr":
         return "a search for each tile"
-    return "a warp of its own searches, a tile ahead" if spec.balanced else f"{RUN_TILES} tiles share a search"
+    return "a warp of its own searches, a tile ahead" if spec.is_dynamic else f"{RUN_TILES} tiles share a search"
 
 
-def _grid_summary(spec: BsrSpgemmSpec, blocks_per_sm: int) -> str:
+def _grid_summary(spec: BsrSpgemmSpec, ctas_per_sm: int) -> str:
     """Return in words which thread blocks a launch has, and the order of their tiles."""
-    blocks = f"{blocks_per_sm} thread blocks per SM"
+    blocks = f"{ctas_per_sm} thread blocks per SM"
     if spec.output == "bsr":
         return f"{blocks}, looping over the listed blocks of C (persistent)"
-    if spec.balanced:
+    if spec.is_dynamic:
         return f"{blocks}; tiles are handed out, short ones last"
     return f"{blocks}, looping over runs of {RUN_TILES} tiles (persistent)"

@@ -61,7 +61,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     fragments = 2 * (warp_rows + WARP_COLUMNS) * MMA_DEPTH * dtype.bytes // 4 // 32  # of two slices
     held = warp_rows * WARP_COLUMNS // 32 + fragments
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
-    blocks_per_sm = max(
+    ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + KIB),
@@ -69,7 +69,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             arch.warps_per_sm // warps,
         ),
     )
-    limit = arch.registers_for(threads, blocks_per_sm)
+    limit = arch.registers_for(threads, ctas_per_sm)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
@@ -94,7 +94,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spmm/mma.cu.j2",
         threads=threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
@@ -104,7 +104,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         constants=constants,
         flags=SpmmMmaFlags(one_slice=k == MMA_DEPTH, some_copy_a=some_copy_a, by_columns=by_columns),
         grid_summary=(
-            f"one thread block per tile, {blocks_per_sm} at a time on an SM, block rows fastest among "
+            f"one thread block per tile, {ctas_per_sm} at a time on an SM, block rows fastest among "
             f"{L2_BYTES >> 20} MB of them"
         ),
         summary=(
@@ -150,7 +150,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     sides = ", ".join(map(str, BLOCK_SIDES))
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in BLOCK_SIDES, "block.rows", f"is {block.rows}; allowed with mma: {sides}")
     require(block.cols in BLOCK_SIDES, "block.cols", f"is {block.cols}; allowed with mma: {sides}")

@@ -86,13 +86,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
     # With blocks of 64 2% faster where tiles are handed out, no slower with 128 (step 39 of docs/ladder-bsr.md).
-    promotion = 128 if spec.balanced else 256
+    promotion = 128 if spec.is_dynamic else 256
     return Plan(
         spec=spec,
         stem=stem,
         template="bsr_spmm/sm90a.cu.j2",
         threads=THREADS,
-        blocks_per_sm=1,
+        ctas_per_sm=1,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -115,7 +115,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             a_row_bytes=a_row_bytes,
             by_columns=by_columns,
             # Tiles that are handed out do without: with it they were slower.
-            clips=not (part.by_rows or spec.balanced or by_columns),
+            clips=not (part.by_rows or spec.is_dynamic or by_columns),
             epilogue=epilogue_flags(spec),
         ),
         grid_summary=order_summary(spec),
@@ -129,5 +129,5 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=arguments,
-        dynamic_scheduler=spec.balanced,
+        dynamic_scheduler=spec.is_dynamic,
     )

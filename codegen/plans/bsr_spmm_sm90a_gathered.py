@@ -1,6 +1,6 @@
 """Plan of the sm_90a BSR x dense kernel that gathers block rows and multiplies by WGMMA: for blocks of 32 rows.
 
-The product is computed transposed, as in :mod:`codegen.plans.bsr_spmm_sm90a_narrow`. What it has in common with the
+The product is computed transposed, as in :mod:`codegen.plans.bsr_spmm_sm90a_swap_ab`. What it has in common with the
 kernel that multiplies by mma.sync is in :mod:`codegen.plans.gathered`.
 """
 

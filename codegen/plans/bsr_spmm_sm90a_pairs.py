@@ -41,7 +41,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
-    require_left_out(spec, ("accumulate", "balanced"), f"tile.m {ROWS} of block rows of 64")
+    require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS} of block rows of 64")
 
     by_columns = spec.b_layout == "column_major"
     a_bytes, b_bytes = WARPGROUP_ROWS * k * dtype.bytes, k * n * dtype.bytes
@@ -77,7 +77,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spmm/sm90a_pairs.cu.j2",
         threads=THREADS,
-        blocks_per_sm=1,
+        ctas_per_sm=1,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,

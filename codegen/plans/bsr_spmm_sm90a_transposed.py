@@ -41,7 +41,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
     require(k == columns, "tile.k", f"is {k}; a step is as deep as a column group of A is wide: {columns}")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
-    require_left_out(spec, ("accumulate", "balanced"), "transpose_a")
+    require_left_out(spec, ("accumulate", "scheduler"), "transpose_a")
 
     by_columns = spec.b_layout == "column_major"
     part = Part.of(spec)
@@ -81,7 +81,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spmm/sm90a_transposed.cu.j2",
         threads=THREADS,
-        blocks_per_sm=1,
+        ctas_per_sm=1,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,

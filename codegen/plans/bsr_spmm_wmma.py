@@ -75,7 +75,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     in_flight = 0 if asynchronous else (a_copies + b_copies) * COPY_BYTES // 4
     held = accumulators + max(fragments, in_flight)  # fragments are not live while loads are in flight
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
-    blocks_per_sm = max(
+    ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + KIB),
@@ -83,7 +83,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             arch.warps_per_sm // warps,
         ),
     )
-    limit = arch.registers_for(threads, blocks_per_sm)
+    limit = arch.registers_for(threads, ctas_per_sm)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
@@ -119,7 +119,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spmm/wmma.cu.j2",
         threads=threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
@@ -186,7 +186,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.balanced, "balanced", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     heights = (16, 32, 64, 128, 256)
     require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")

@@ -26,7 +26,7 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
     kinds = [(spec.stages, "full"), (spec.stages, "empty")]
     kinds += [(warpgroups, "c_in of each warpgroup")] if spec.accumulate else []
     work = "unit" if cuts_rows(spec) else "tile"
-    kinds += [(1 + 2 * QUEUE, f"{work}_wanted, _full and _empty")] if spec.balanced else []
+    kinds += [(1 + 2 * QUEUE, f"{work}_wanted, _full and _empty")] if spec.is_dynamic else []
     size = 8 * sum(count for count, _ in kinds)
     return size, f"mbarriers: {', then '.join(name for _, name in kinds)}"
 

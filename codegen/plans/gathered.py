@@ -96,8 +96,8 @@ def check_fields(spec: BsrSpmmSpec) -> None:
     require(spec.tile.n == COLUMNS, "tile.n", f"is {spec.tile.n}; {where}: {COLUMNS}")
     k = spec.tile.k
     require(k == cols, "tile.k", f"is {k}; a step is one block of A deep, block.cols is {cols}: {cols}")
-    require(spec.blocks_per_sm == 1, "blocks_per_sm", f"is {spec.blocks_per_sm}; {where}: 1")
-    require_left_out(spec, ("accumulate", "balanced"), f"tile.m {ROWS}")
+    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; {where}: 1")
+    require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS}")
     require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
     order = spec.b_layout
     require(order == "row_major", "b_layout", f"is {order}, but not written for tile.m {ROWS}: row_major")
@@ -138,7 +138,7 @@ def build(
         stem=stem,
         template=template,
         threads=THREADS,
-        blocks_per_sm=1,
+        ctas_per_sm=1,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,

@@ -46,13 +46,13 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue of units, and of a part."""
     return (
         *queue_constants(spec),
-        Constant("kPartFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats that a warpgroup leaves of a chunk"),
+        Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats that a warpgroup leaves of a chunk"),
     )
 
 
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
-    blocks = "one thread block per SM" if spec.blocks_per_sm == 1 else f"{spec.blocks_per_sm} thread blocks per SM"
+    blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     return f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"
 
 

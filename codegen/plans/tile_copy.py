@@ -49,7 +49,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
 
     held = min(copies, COPIES_AT_ONCE) * COPY_BYTES // 4
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
-    blocks_per_sm = max(
+    ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared.size + KIB),
@@ -57,7 +57,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
             arch.warps_per_sm * 32 // THREADS,
         ),
     )
-    limit = arch.registers_for(THREADS, blocks_per_sm)
+    limit = arch.registers_for(THREADS, ctas_per_sm)
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared.size, registers)
 
@@ -75,7 +75,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
         stem=stem,
         template="tile_copy/tile_copy.cu.j2",
         threads=THREADS,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -101,7 +101,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
             *((Constant("kTileBytes", tile_bytes, "bytes of a tile"),) if ring else ()),
         ),
         flags=TileCopyFlags(tma=tma, ring=ring),
-        grid_summary=f"{blocks_per_sm} thread blocks on an SM, looping over tiles (persistent)",
+        grid_summary=f"{ctas_per_sm} thread blocks on an SM, looping over tiles (persistent)",
         summary=(
             ("tile", f"{m} x {n}"),
             ("schedule", f"{spec.schedule}: loads by {spec.copy_}, stores of 16 bytes from shared memory"),

@@ -95,7 +95,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     heads = heads or (16 if spec.head_dim == 128 else 8)
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
-    packs = heads // spec.packed_heads  # each has K and V of its own
+    packs = heads // spec.pack_gqa  # each has K and V of its own
     q, k, v = (
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
         for count in (heads, packs, packs)
@@ -181,7 +181,7 @@ def pairs_of_head(
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
-    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink or spec.packed_heads > 1:
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink or spec.pack_gqa > 1:
         return {}
 
     def through(backend: SDPBackend) -> Call:
@@ -209,7 +209,7 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
     if block is None:
         return create_block_mask(sees, batch, None, length, length, device="cuda")
     columns = length // block.kv
-    indices = tuple(tensor.repeat_interleave(spec.packed_heads, 1) for tensor in indices)
+    indices = tuple(tensor.repeat_interleave(spec.pack_gqa, 1) for tensor in indices)
 
     def padded(lists: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()

@@ -119,7 +119,7 @@ class LoadedKernel:
 
     def slots(self, device: int) -> int:
         """Return how many thread blocks run at once."""
-        return self.sm_count(device) * self.plan.blocks_per_sm
+        return self.sm_count(device) * self.plan.ctas_per_sm
 
     def signature(
         self,

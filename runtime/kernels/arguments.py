@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from codegen.alternatives import advice_for
+from codegen.alternatives import suggest_for
 from codegen.arch import ARCHS
 from codegen.library import NamedSpec
 from runtime.errors import ArgumentError, DeviceError
@@ -238,5 +238,5 @@ def check_device(named: NamedSpec, device: torch.device, forward_compatible: boo
     if may_move and forward_compatible:
         return
     here = f"{torch.cuda.get_device_name(device)} is sm_{have[0]}{have[1]}"
-    message = f"{named.stem} is written for {arch.name}, and {here}: {advice_for(named.spec, have)}"
+    message = f"{named.stem} is written for {arch.name}, and {here}: {suggest_for(named.spec, have)}"
     raise DeviceError(message + (", or pass forward_compatible=True to run this one through PTX" if may_move else ""))

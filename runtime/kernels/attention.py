@@ -116,7 +116,7 @@ class AttentionKernel:
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
                 neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
-                Where the spec packs heads, lists are of packs: heads / packed_heads in place of heads. Then, if the
+                Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
                 each query block once: those of a tile are neighbours in it. The result of a query block that it leaves
                 out is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
@@ -197,7 +197,7 @@ class AttentionKernel:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
         if not self._order_is_given:
             return PreparedLists(kv_indices)
-        return PreparedLists(kv_indices, find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.streams))
+        return PreparedLists(kv_indices, find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.sub_tiles))
 
     def _unprepared(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the index tensors that prepared lists, the first of those given, stand for, and the others."""
@@ -261,7 +261,7 @@ class AttentionKernel:
         )
         if heads % kv_heads:
             raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
-        packed, group = self.spec.packed_heads, heads // kv_heads
+        packed, group = self.spec.pack_gqa, heads // kv_heads
         if group % packed:
             raise ArgumentError(
                 "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
@@ -284,8 +284,8 @@ class AttentionKernel:
         index_values = self._check_indices(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else indices[0].shape[:2]
-        slots = 0 if self._plan.split is None else self._loaded.slots(q.device.index)
-        length = 0 if self._plan.split is None else int(index_values.get("kv_indices_length", 0))
+        slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
+        length = 0 if self._plan.stream_k is None else int(index_values.get("kv_indices_length", 0))
         shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, batches, list_heads, length)
         args = self._plan.problem(shape, slots)
         if args.numbers["tiles"] >= 2**31:
@@ -313,7 +313,7 @@ class AttentionKernel:
         """
         maps, mapped = self._plan.tensor_maps, dict(tensors)
         if maps and len(maps["q_map"].box) == 5:
-            packs = (-1, self.spec.packed_heads)
+            packs = (-1, self.spec.pack_gqa)
             mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
         return mapped
 
@@ -366,11 +366,11 @@ class AttentionKernel:
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
             "batch": tuple(sorted({1, q.shape[0]})),
-            "heads": tuple(sorted({1, q.shape[1] // self.spec.packed_heads})),
+            "heads": tuple(sorted({1, q.shape[1] // self.spec.pack_gqa})),
             "query_blocks": (self._query_blocks(q),),
             "any": None,
         }
-        labels = {"heads": f"heads / {self.spec.packed_heads}"} if self.spec.packed_heads > 1 else {}
+        labels = {"heads": f"heads / {self.spec.pack_gqa}"} if self.spec.pack_gqa > 1 else {}
         return [("k", (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
 
     def _query_blocks(self, q: torch.Tensor) -> int:

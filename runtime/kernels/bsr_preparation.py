@@ -46,7 +46,7 @@ class BsrPreparation:
         self._takes: type = type(None)  # of the order of block rows
         if plan.gathered is not None:
             self._takes = RowClusters
-        elif plan.spec.balanced:
+        elif plan.spec.is_dynamic:
             self._takes = torch.Tensor if plan.row_cutting is None else RowSplit
 
     def prepare(self, a: Any, columns: int | None, pack: bool, effort: Effort) -> PreparedBsr:
@@ -81,7 +81,7 @@ class BsrPreparation:
                 f"is not prepared: {self._stem} takes what its prepare(a, columns) returns, which takes too long to be "
                 "found anew by each call",
             )
-        if not self._spec.balanced and not self._spec.transpose_a:
+        if not self._spec.is_dynamic and not self._spec.transpose_a:
             return PreparedBsr(a)
         check_structure("a", a, self._spec.block, a.device)
         if self._spec.transpose_a:
@@ -115,7 +115,7 @@ class BsrPreparation:
 
     def _find_order(self, a: torch.Tensor, columns: int | None, effort: Effort) -> RowOrder | None:
         """Return the order of the block rows of a matrix; None for kernels that take none."""
-        if self._gathered is None and not self._spec.balanced:
+        if self._gathered is None and not self._spec.is_dynamic:
             return None
         device, tiles = a.device.index, 0 if columns is None else -(-columns // self._spec.tile.n)
         sm_count = 0 if device is None else self._loaded.sm_count(device)

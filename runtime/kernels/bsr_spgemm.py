@@ -166,7 +166,7 @@ class BsrSpgemmKernel:
         plan = self.compiled.plan
         args = plan.problem(problem)
         if pattern is None and args.tiles >= MOST_RUNS:
-            what = "tiles" if self.spec.balanced else "runs of tiles"
+            what = "tiles" if self.spec.is_dynamic else "runs of tiles"
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: with {rows} rows of a 2^29 {what} or more")
         tensors = {
             "a": (tuple(a.values().shape), a.values().stride()),

@@ -192,7 +192,7 @@ PER_BATCH_CASES = (
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
-    cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv else ()))
+    cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv_loads else ()))
     cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
     cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
@@ -201,7 +201,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
 
 def fitted(case: Case, spec: AttentionSpec) -> Case:
     """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold."""
-    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.packed_heads)
+    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.pack_gqa)
     most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
     return replace(case, heads=heads, q_len=min(case.q_len, most))
 
@@ -318,7 +318,7 @@ def _make_lists(
     block = spec.pattern.fixed_block
     if block is None:
         return ()
-    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads // spec.packed_heads)
+    batch, heads = (1, 1) if case.shared_lists else (case.batch, case.heads // spec.pack_gqa)
     rows, key_blocks = -(-case.q_len // block.q), -(-case.kv_len // block.kv)
 
     def draw(length: int, rows: int = rows) -> torch.Tensor:
@@ -423,7 +423,7 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
         total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
         pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
         if pairs.shape[1] > 1:  # one list for each pack
-            pairs = pairs.repeat_interleave(spec.packed_heads, 1)
+            pairs = pairs.repeat_interleave(spec.pack_gqa, 1)
         return pairs.expand(case.batch, case.heads, -1, -1)
 
     given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))

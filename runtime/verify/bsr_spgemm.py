@@ -119,7 +119,7 @@ def cases_of(spec: BsrSpgemmSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel."""
     if spec.output == "bsr":
         return CASES + PATTERN_CASES
-    return CASES + BALANCED_CASES if spec.balanced else CASES
+    return CASES + BALANCED_CASES if spec.is_dynamic else CASES
 
 
 def _columns(case: Case, counts: str, size: int, shuffled: bool, random: torch.Generator) -> torch.Tensor:

@@ -232,11 +232,11 @@ def finish(
 def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> torch.Tensor | PreparedBsr:
     """Return A as a call is given it: in the first run prepared only as far as the kernel cannot do without."""
     spec = kernel.spec
-    if spec.balanced and case.row_counts == "limit":
+    if spec.is_dynamic and case.row_counts == "limit":
         return kernel.prepare(a)  # for any B, so that the limit is the one that rows are drawn for
     if kernel.compiled.plan.gathered is not None:
         return kernel.prepare(a, case.n, pack=bool(run), effort="best")
-    return kernel.prepare(a, case.n) if run and (spec.balanced or spec.transpose_a) else a
+    return kernel.prepare(a, case.n) if run and (spec.is_dynamic or spec.transpose_a) else a
 
 
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:

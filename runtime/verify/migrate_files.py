@@ -10,7 +10,7 @@ import typer
 from codegen.cli import home_of, verify_line
 from codegen.errors import CodegenError
 from codegen.files import write_all, write_if_changed
-from codegen.freshness import shown
+from codegen.freshness import display_path
 from codegen.library import ROOT, NamedSpec, find_spec, read_spec, read_text, shipped_files, shown_place
 from codegen.receipts import Receipt, ReceiptError, receipt_path
 from codegen.render import render
@@ -77,7 +77,7 @@ class Migration:
         text, changes = rewritten(read_text(path), shown_place(path))
         named = read_spec(path, text)
         for change in changes:
-            self._tell(True, shown(path), f": {change}")
+            self._tell(True, display_path(path), f": {change}")
         if changes and not self._check:
             write_if_changed(path, text)
         folder = home_of(named) if self._out is None else self._out
@@ -88,7 +88,7 @@ class Migration:
             typer.echo(f"{error}; run: {verify_line(named)}", err=True)
         else:
             if not known and not changes:
-                self._tell(False, shown(path))
+                self._tell(False, display_path(path))
 
     def _receipt(self, named: NamedSpec, folder: Path) -> bool:
         """Carry the receipt of a spec over, if it has one; return whether it has."""
@@ -117,7 +117,7 @@ class Migration:
         if not self._check:
             outcome.write(path)
         counts = f": rows: {len(outcome.carried)} carried over, {outcome.current} up to date"
-        self._tell(bool(outcome.carried), shown(path), counts, otherwise="unchanged")
+        self._tell(bool(outcome.carried), display_path(path), counts, otherwise="unchanged")
         for reason, names in outcome.left.items():
             typer.echo(f"    left as they are, {reason}: {', '.join(names)}")
 

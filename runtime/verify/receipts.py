@@ -55,7 +55,7 @@ def receipt(
     )
 
 
-def differences(told: CubinRecord, found: CubinRecord) -> list[str]:
+def differences(recorded: CubinRecord, found: CubinRecord) -> list[str]:
     """Return in words what a receipt says differently about a cubin."""
-    fields = [name for name in CubinRecord.model_fields if getattr(told, name) != getattr(found, name)]
-    return [f"{name} is {getattr(found, name)}, the receipt says {getattr(told, name)}" for name in fields]
+    fields = [name for name in CubinRecord.model_fields if getattr(recorded, name) != getattr(found, name)]
+    return [f"{name} is {getattr(found, name)}, the receipt says {getattr(recorded, name)}" for name in fields]

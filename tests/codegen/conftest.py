@@ -29,7 +29,7 @@ ATTENTION = {
     "schedule": "ping_pong",
     "stages": 2,
     "lse": True,
-    "split_tail": True,
+    "stream_k_tail": True,
 }
 SPMM = {
     "op": "bsr_spmm",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from codegen.alternatives import advice, advice_for, what
+from codegen.alternatives import problem_of, suggest, suggest_for
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
 
@@ -28,26 +28,26 @@ ALL_HOPPER = "h100_causal or h100_causal_few_tiles or h100_causal_short, which c
     ],
 )
 def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str, others: str) -> None:
-    assert advice(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
+    assert suggest(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
 
 
 @pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
 def test_every_advice_holds(named: NamedSpec) -> None:
     for arch in ("sm_80", "sm_89", "sm_90a", "sm_120"):
-        said = advice(named.spec, arch)
+        said = suggest(named.spec, arch)
         if "but this one does: " in said:
             spec = find_spec(json.loads(said.partition("but this one does: ")[2]))
-            assert spec.spec.arch == arch and what(spec.spec) == what(named.spec)
+            assert spec.spec.arch == arch and problem_of(spec.spec) == problem_of(named.spec)
             plan_for(spec)
         elif said.startswith("choose "):
             for stem in said.removeprefix("choose ").partition(",")[0].split(" or "):
-                assert what(find_spec(stem).spec) == what(named.spec) and find_spec(stem).spec.arch == arch
+                assert problem_of(find_spec(stem).spec) == problem_of(named.spec) and find_spec(stem).spec.arch == arch
         else:
             assert said.startswith(f"{arch} has no kernel that computes the same: ")
 
 
 def test_an_architecture_without_kernels_is_told_of_those_that_have_some() -> None:
-    assert advice_for(find_spec(ADA).spec, (7, 5)) == "there are kernels for sm_80, sm_86, sm_89, sm_90a, sm_120"
+    assert suggest_for(find_spec(ADA).spec, (7, 5)) == "there are kernels for sm_80, sm_86, sm_89, sm_90a, sm_120"
 
 
 @pytest.mark.parametrize(

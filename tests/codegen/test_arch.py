@@ -43,5 +43,5 @@ def test_no_shipped_plan_reckons_with_more_than_a_thread_has() -> None:
     for named in shipped_specs():
         plan = plan_for(named)
         if plan.spec.schedule == "multistage":
-            most = plan.arch.registers_for(plan.threads, plan.blocks_per_sm)
+            most = plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
             assert plan.registers.needed <= plan.registers.limit <= most, named.stem

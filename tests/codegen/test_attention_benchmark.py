@@ -78,7 +78,7 @@ def test_groups_have_the_shapes_they_are_for(script: ModuleType) -> None:
     assert short == positional | {("topk", 4096, h, d) for h in (8, 16) for d in (64, 128)}
 
     assert [row.overlap for row in group("overlap")] == [1.0, 0.75, None]
-    assert all(row.fields["share_kv"] for row in group("overlap"))
+    assert all(row.fields["share_kv_loads"] for row in group("overlap"))
 
 
 def test_neighbouring_lists_have_entries_in_common(script: ModuleType) -> None:
@@ -629,7 +629,7 @@ def test_our_call_takes_the_lists_that_are_drawn(
     assert problem.q.shape == (row.batch, row.heads, 4096, spec.head_dim)
     assert problem.k.shape == problem.v.shape == (row.batch, kv_heads, 4096, spec.head_dim)
     for lists in problem.lists:
-        assert lists.shape == (1, row.heads // spec.packed_heads, 64, 32) and lists.is_contiguous()
+        assert lists.shape == (1, row.heads // spec.pack_gqa, 64, 32) and lists.is_contiguous()
         assert torch.equal(lists, lists.sort(-1).values)
     (call,) = script.ours(problem).values()
     out = call()
@@ -658,7 +658,10 @@ def test_not_shared_is_the_kernel_without_what_sharing_needs(
         ((label, call),) = script.PEERS["not_shared"].make(script.Problem(spec_of(row.fields), q, q, q, ())).items()
         spec = loaded.pop()
         assert label == "ours, not shared" and call().shape == q.shape
-        assert not (spec.share_kv or spec.paced or spec.query_grouping != "none") and (spec.tile.m, spec.tile.n) == (
+        assert not (spec.share_kv_loads or spec.l2_lockstep or spec.query_grouping != "none") and (
+            spec.tile.m,
+            spec.tile.n,
+        ) == (
             128,
             64,
         )

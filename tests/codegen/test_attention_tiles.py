@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from codegen.library import find_spec
-from codegen.plans.attention_order import section_heads
+from codegen.plans.attention_order import heads_in_l2
 from codegen.render import render
 
 NAMES = (
@@ -30,7 +30,7 @@ PROGRAM = """\
 using std::max;
 using std::min;
 using uint32 = unsigned;
-struct Params { int tiles, query_tiles, heads, section, q_len; };
+struct Params { int tiles, query_tiles, heads, heads_in_l2, q_len; };
 %s
 extern "C" void place(const Params* p, int index, int* found) {
   const Tile tile(*p, index);
@@ -41,7 +41,7 @@ WARPGROUP_ROWS = 64
 
 
 class Params(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int) for name in ("tiles", "query_tiles", "heads", "section", "q_len"))
+    _fields_ = tuple((name, ctypes.c_int) for name in ("tiles", "query_tiles", "heads", "heads_in_l2", "q_len"))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -75,9 +75,9 @@ def test_every_query_is_in_one_tile(
     assert spec.op == "attention"
     rows, causal = spec.tile.m, name.startswith("h100_causal")
     tiles = -(-queries // rows)
-    section = section_heads(spec, keys, group, batch * heads)
-    assert 1 <= section <= batch * heads
-    params = Params(batch * heads * tiles, tiles, heads, section, queries)
+    in_l2 = heads_in_l2(spec, keys, group, batch * heads)
+    assert 1 <= in_l2 <= batch * heads
+    params = Params(batch * heads * tiles, tiles, heads, in_l2, queries)
     found = (ctypes.c_int * 3)()
     firsts: dict[tuple[int, int], list[int]] = {}
     for index in range(params.tiles):

@@ -33,8 +33,8 @@ def constants(plan: Plan) -> dict[str, int]:
 def test_default_tiles_let_thread_blocks_share_an_sm(arch: str, op: str, mma: str, size: int) -> None:
     plan = plan_of(op, size, arch=arch, mma=mma)
     assert (plan.spec.copy_, plan.spec.schedule, plan.template) == ("cp_async", "multistage", f"{op}/{mma}.cu.j2")
-    assert plan.blocks_per_sm >= 2
-    assert plan.blocks_per_sm * (plan.shared_bytes + 1024) <= plan.arch.shared_memory_per_sm
+    assert plan.ctas_per_sm >= 2
+    assert plan.ctas_per_sm * (plan.shared_bytes + 1024) <= plan.arch.shared_memory_per_sm
     assert plan.registers.needed <= plan.registers.limit
 
 

@@ -39,7 +39,7 @@ def test_default_tiles_let_thread_blocks_share_an_sm(size: int, n: int, k: int, 
         *("mma", "cp_async", stages),
         {"m": size, "n": n, "k": k},
     )
-    assert (plan.threads, plan.blocks_per_sm) == (128, blocks)
+    assert (plan.threads, plan.ctas_per_sm) == (128, blocks)
 
 
 @pytest.mark.parametrize(

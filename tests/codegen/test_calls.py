@@ -129,16 +129,16 @@ def test_tiles_of_a_last_round_are_divided(kernel: Any) -> None:
     call(q, k, v, lists)
     plan, ((grid, stream, block),) = call.compiled.plan, driver.launches
     # 2 heads x 2 tiles of 32 listed blocks each, for 132 thread blocks.
-    divided = plan.split.divide(4, 32, 132)
-    assert divided == (field(call, block, "split_tiles")[0], field(call, block, "split_blocks")[0])
-    assert field(call, block, "shares") == (32,) and field(call, block, "tiles") == (4,)
+    divided = plan.stream_k.divide(4, 32, 132)
+    assert divided == (field(call, block, "stream_k_tiles")[0], field(call, block, "stream_k_ctas")[0])
+    assert field(call, block, "units") == (32,) and field(call, block, "tiles") == (4,)
     assert grid == divided[1] > 4
-    counters, part_bytes = plan.split.workspace(*divided)
+    counters, partial_bytes = plan.stream_k.workspace(*divided)
     of_stream = workspace.owner(torch.device("cpu"), stream)
     kept = workspace._counters[of_stream], workspace._scratch[of_stream]
-    assert kept[0].numel() >= counters and kept[1].numel() >= part_bytes
-    assert field(call, block, "shares_done") == (kept[0].data_ptr(),)
-    assert field(call, block, "parts") == (kept[1].data_ptr(),)
+    assert kept[0].numel() >= counters and kept[1].numel() >= partial_bytes
+    assert field(call, block, "units_done") == (kept[0].data_ptr(),)
+    assert field(call, block, "partials") == (kept[1].data_ptr(),)
 
 
 def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:
     call(q, k, v, torch.zeros(1, 1, 2, 32, dtype=torch.int32))
     ((grid, _, block),) = driver.launches
     assert grid == 132
-    for name in ("split_tiles", "split_blocks", "parts", "shares_done"):
+    for name in ("stream_k_tiles", "stream_k_ctas", "partials", "units_done"):
         assert field(call, block, name) == (0,), name
     assert not workspace._counters and not workspace._scratch
 
@@ -157,7 +157,7 @@ def test_shares_are_those_of_the_problem(kernel: Any) -> None:
         call, driver = kernel(name)
         call(*qkv(length=length))
         ((_, _, block),) = driver.launches
-        assert field(call, block, "shares") == (shares,), name
+        assert field(call, block, "units") == (shares,), name
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 32, 33, 500])
@@ -166,9 +166,9 @@ def test_lists_without_a_fixed_length_have_that_of_the_call(kernel: Any, length:
     q, k, v = qkv()
     call(q, k, v, torch.zeros(1, 2, 2, length, dtype=torch.int32), validate=True)
     ((grid, _, block),) = driver.launches
-    divided = call.compiled.plan.split.divide(4, length, 132)
-    assert field(call, block, "kv_indices_length") == field(call, block, "shares") == (length,)
-    assert divided == (field(call, block, "split_tiles")[0], field(call, block, "split_blocks")[0])
+    divided = call.compiled.plan.stream_k.divide(4, length, 132)
+    assert field(call, block, "kv_indices_length") == field(call, block, "units") == (length,)
+    assert divided == (field(call, block, "stream_k_tiles")[0], field(call, block, "stream_k_ctas")[0])
     assert grid == max(4, divided[1]) and (length > 1 or divided == (0, 0))
 
 
@@ -568,7 +568,7 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(attention, "check_sink", lambda *given: None)  # it is on the CPU
     call, driver = kernel(named.stem)
     spec, block = named.spec, named.spec.pattern.fixed_block
-    packed, kv_heads, length = spec.packed_heads, 2, 600
+    packed, kv_heads, length = spec.pack_gqa, 2, 600
     q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
     q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
     sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
@@ -596,7 +596,7 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     }
     for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
-    assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.blocks_per_sm
+    assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
 
 
 def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_explain(run: Run, named: NamedSpec) -> None:
     assert "FLOP/byte" in out
     if isinstance(named.spec, AttentionSpec):
         for tensor in named.spec.index_tensors:
-            heads = "heads" if named.spec.packed_heads == 1 else f"heads / {named.spec.packed_heads}"
+            heads = "heads" if named.spec.pack_gqa == 1 else f"heads / {named.spec.pack_gqa}"
             dims = ", ".join(heads if dim == "heads" else str(dim) for dim in tensor.dims)
             assert f"({dims})" in out
 

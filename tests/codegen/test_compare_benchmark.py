@@ -36,8 +36,8 @@ def script() -> Iterator[ModuleType]:
 
 
 def test_a_variant_is_fields_and_templates(script: ModuleType, tmp_path: Path) -> None:
-    variant = script.Variant.parse(f"tile.n=64,stages=4,schedule=cooperative,split_tail=false,templates={tmp_path}")
-    assert variant.fields == {"tile.n": 64, "stages": 4, "schedule": "cooperative", "split_tail": False}
+    variant = script.Variant.parse(f"tile.n=64,stages=4,schedule=cooperative,stream_k_tail=false,templates={tmp_path}")
+    assert variant.fields == {"tile.n": 64, "stages": 4, "schedule": "cooperative", "stream_k_tail": False}
     assert variant.templates == tmp_path
     before = {"tile": {"m": 128, "n": 128}, "stages": 2, "lse": True}
     assert variant.applied(before) == {
@@ -45,7 +45,7 @@ def test_a_variant_is_fields_and_templates(script: ModuleType, tmp_path: Path) -
         "stages": 4,
         "lse": True,
         "schedule": "cooperative",
-        "split_tail": False,
+        "stream_k_tail": False,
     }
     assert before["tile"] == {"m": 128, "n": 128}
 
@@ -73,7 +73,7 @@ def test_rows_of_both_benchmarks(script: ModuleType) -> None:
 
 def test_other_templates_are_used_for_a_while(script: ModuleType, tmp_path: Path) -> None:
     shutil.copytree(TEMPLATES, tmp_path / "templates")
-    changed = tmp_path / "templates" / "attention" / "sm89.cu.j2"
+    changed = tmp_path / "templates" / "attention" / "mma_sync.cu.j2"
     changed.write_text(changed.read_text(encoding="utf-8") + "// another\n", encoding="utf-8")
     named = find_spec("l4_dense")
     before = render(named)

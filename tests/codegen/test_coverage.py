@@ -14,7 +14,7 @@ import pytest
 from codegen.dtypes import DTYPES
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS
-from codegen.plans import attention_sm89, attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
+from codegen.plans import attention_mma_sync, attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
 from codegen.spec import AttentionSpec, Spec, TileCopySpec
 
 UNSHIPPED = [
@@ -51,7 +51,7 @@ ROWS_AND_COLUMNS, QUERIES_AND_KEYS = ("rows", "cols"), ("q", "kv")
     [
         ("attention", "mma", "pattern", set(PATTERNS)),
         ("attention", "mma", "head_dim", set(HEAD_DIMS)),
-        ("attention", "mma", "block", sides(QUERIES_AND_KEYS, attention_sm89.BLOCKS)),
+        ("attention", "mma", "block", sides(QUERIES_AND_KEYS, attention_mma_sync.BLOCKS)),
         ("attention", "wmma", "pattern", set(PATTERNS)),
         ("attention", "wmma", "head_dim", set(attention_wmma.HEAD_DIMS)),
         ("attention", "wmma", "block", sides(QUERIES_AND_KEYS, attention_wmma.BLOCKS)),

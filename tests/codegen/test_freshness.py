@@ -54,8 +54,8 @@ def test_missing(folder: Path, specs: list[NamedSpec]) -> None:
     (folder / "h100_dense.cu").unlink()
     (problem,) = check(folder, specs)
     assert (problem.kind, problem.path) == ("missing", folder / "h100_dense.cu")
-    assert problem.mend == "codegen render specs/h100_dense.yaml --out out"
-    assert str(problem) == f"out/h100_dense.cu: was not generated; run: {problem.mend}"
+    assert problem.fix == "codegen render specs/h100_dense.yaml --out out"
+    assert str(problem) == f"out/h100_dense.cu: was not generated; run: {problem.fix}"
 
 
 def test_missing_folder(tmp_path: Path, specs: list[NamedSpec]) -> None:
@@ -66,7 +66,7 @@ def test_stale(folder: Path, specs: list[NamedSpec]) -> None:
     (folder / "h100_dense.cu").write_text(seal("// made by an older template\n\nint x;\n"))
     (problem,) = check(folder, specs)
     assert problem.kind == "stale"
-    assert problem.mend == "codegen render specs/h100_dense.yaml --out out"
+    assert problem.fix == "codegen render specs/h100_dense.yaml --out out"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_orphaned(folder: Path, specs: list[NamedSpec], name: str) -> None:
     (folder / name).write_text("")
     (problem,) = check(folder, specs)
     assert (problem.kind, problem.path) == ("orphaned", folder / name)
-    assert problem.mend == f"rm out/{name}"
+    assert problem.fix == f"rm out/{name}"
     assert "gone.yaml" in problem.message
 
 
@@ -120,7 +120,7 @@ def test_strict_counts_receipts(folder: Path, specs: list[NamedSpec], receipt: M
     assert [p.kind for p in problems] == ["receipt_stale", "receipt_unreadable"]
     stale, unreadable = (f"codegen verify {named.stem} (on a GPU)" for named in specs)
     migrate = f"codegen migrate {specs[0].stem} (if only comments or names changed), or "
-    assert [p.mend for p in problems] == [migrate + stale, unreadable]
+    assert [p.fix for p in problems] == [migrate + stale, unreadable]
     assert check(folder, specs) == []
 
 

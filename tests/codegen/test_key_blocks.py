@@ -71,8 +71,8 @@ using std::min;
 struct Kernel {
   void (*list)(const Params&, int first, int begin, int number, std::vector<Step>&);  // number -1: all of them
   bool (*visible)(const Params&, int query, int key);
-  int tile_keys, stream_rows;
-  bool restricts;
+  int tile_keys, sub_tile_rows;
+  bool partial_range;
 };
 %(kernels)s
 const Kernel kKernels[] = {%(names)s};
@@ -85,17 +85,17 @@ void print_steps(const std::vector<Step>& steps) {
 // One line with the blocks of a tile (* behind a masked one), if it can be divided a line for each width of its parts
 // with the blocks of all of them, then one line for each query. The last tile has no query.
 void print_tiles(const Kernel& kernel, const Params& p) {
-  for (int first = 0; first < p.q_len + kernel.stream_rows; first += kernel.stream_rows) {
+  for (int first = 0; first < p.q_len + kernel.sub_tile_rows; first += kernel.sub_tile_rows) {
     std::vector<Step> steps;
     kernel.list(p, first, 0, -1, steps);
     print_steps(steps);
-    for (int width = 1; kernel.restricts && width <= %(widest)d; ++width) {
+    for (int width = 1; kernel.partial_range && width <= %(widest)d; ++width) {
       std::vector<Step> parts;
       const int end = steps.size() + 2 * width;  // as where other tiles have more steps
       for (int begin = 0; begin < end; begin += width) kernel.list(p, first, begin, width, parts);
       print_steps(parts);
     }
-    for (int row = first; row < min(first + kernel.stream_rows, p.q_len); ++row) {
+    for (int row = first; row < min(first + kernel.sub_tile_rows, p.q_len); ++row) {
       std::string pairs(p.kv_len, '.');
       for (const Step& step : steps) {
         const int begin = step.block * kernel.tile_keys;
@@ -120,7 +120,7 @@ namespace kernel_%(index)d {
 %(constants)s
 %(pattern)s
 void list(const Params& p, int first, int begin, int number, std::vector<Step>& steps) {
-  KeyBlocks blocks(p, kBatch, 0, first);
+  KvBlockIterator blocks(p, kBatch, 0, first);
 %(restriction)s
   for (int i = 0; i < blocks.count; ++i) {
     const int block = blocks.at(i);
@@ -128,15 +128,15 @@ void list(const Params& p, int first, int begin, int number, std::vector<Step>& 
   }
 }
 bool is_visible(const Params& p, int query, int key) { return %(visible)s; }
-const Kernel kernel = {list, is_visible, kTileN, kStreamRows, %(restricts)s};
+const Kernel kernel = {list, is_visible, kTileN, kSubTileRows, %(partial_range)s};
 }  // namespace kernel_%(index)d
 """
 WIDEST = 3  # shares of a part
 
 
-def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, packed_heads: int, key_parts: int = 1) -> Plan:
-    fields = {"op": "attention", "arch": arch, "head_dim": 64, "pattern": pattern, "packed_heads": packed_heads}
-    return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}, "key_parts": key_parts}))
+def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, pack_gqa: int, kv_splits: int = 1) -> Plan:
+    fields = {"op": "attention", "arch": arch, "head_dim": 64, "pattern": pattern, "pack_gqa": pack_gqa}
+    return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}, "kv_splits": kv_splits}))
 
 
 def fits(fields: dict[str, Any], n: int) -> bool:
@@ -150,9 +150,9 @@ PLANS = [
     for tile in TILES
     if fits(fields, tile[2])
 ] + [
-    plan_of(fields, "sm_90a", *tile, packed_heads=1, key_parts=2)
+    plan_of(fields, "sm_90a", *tile, pack_gqa=1, kv_splits=2)
     for fields in [{"kind": "dense"}, {"kind": "causal"}, {"kind": "prefix_lm"}, *VARIANTS]
-    if PATTERNS[fields["kind"]].divides
+    if PATTERNS[fields["kind"]].supports_kv_splits
     for tile in ((64, 64), (128, 64), (64, 128))
 ]
 
@@ -169,8 +169,8 @@ def kernel(index: int, plan: Plan) -> str:
         "pattern": pattern,
         "masked": "blocks.masked(i, block)" if masks else "false",
         "visible": "visible(p, kBatch, query, key)" if masks else "true",
-        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.flags.restricts else "",
-        "restricts": "true" if plan.flags.restricts else "false",
+        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.flags.partial_range else "",
+        "partial_range": "true" if plan.flags.partial_range else "false",
     }
 
 
@@ -220,7 +220,7 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
     plan = PLANS[index]
     pattern = pattern_of(plan)
     values = {constant.name: int(constant.value) for constant in plan.constants}
-    tile_rows, tile_keys = values["kStreamRows"], values["kTileN"]
+    tile_rows, tile_keys = values["kSubTileRows"], values["kTileN"]
     words = [str(number) for problem in problems(pattern, LENGTHS) for number in problem]
     lines = iter(
         subprocess.run([program, str(index), *words], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -232,10 +232,10 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
             where = f"q_len {q_len}, kv_len {kv_len}, value {value}, queries from {first}"
             rows = expected[first : first + tile_rows]
             listed = next(lines).split()
-            if plan.flags.restricts:
+            if plan.flags.partial_range:
                 assert [next(lines).split() for _ in range(WIDEST)] == [listed] * WIDEST, f"{where}: parts of the tile"
-            if plan.split is not None:
-                assert len(listed) <= pattern.shares(kv_len, tile_rows, tile_keys), where
+            if plan.stream_k is not None:
+                assert len(listed) <= pattern.stream_k_units(kv_len, tile_rows, tile_keys), where
             assert [next(lines) for _ in rows] == rows, where
             assert len(listed) == len({word.rstrip("*") for word in listed}), f"{where}: {listed} repeats a block"
             for word in listed:

@@ -2,7 +2,8 @@
 
 A load is a listed block or an equal part of one; two loads are a step where a step is a pair of blocks. As in
 test_key_blocks, a host program is made of the pattern's part of the source. A warp's 32 lanes are 32 copies of
-KeyBlocks that call `at` one after the other, twice: the first round leaves what each shuffles, the second reads it.
+KvBlockIterator that call `at` one after the other, twice: the first round leaves what each shuffles, the second reads
+it.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ namespace %(name)s {
 // The loads of the queries from `first` on; of a part of them, if it has any shares.
 void print_loads(const Params& p, int first, int begin, int shares) {
   auto lane = [&] {
-    KeyBlocks one(p, 0, 0, first);
+    KvBlockIterator one(p, 0, 0, first);
 %(direction)s
 %(restriction)s
     ++threadIdx.x;
     return one;
   };
   threadIdx.x = 0;
-  KeyBlocks lanes[32] = {%(lanes)s}, &one = lanes[0];
+  KvBlockIterator lanes[32] = {%(lanes)s}, &one = lanes[0];
   for (int i = 0; i < one.count * kStepBlocks; ++i) {
     int block = 0;
     for (int round = 0; round < 2; ++round)
@@ -111,7 +112,7 @@ void run() {
   p.kv_num_blocks_row_stride = p.full_kv_num_blocks_row_stride = 1;
   p.kv_indices_length = p.full_kv_indices_length = %(length)d;
   p.query_blocks = %(rows)d, p.q_len = %(rows)d * %(block_q)d, p.kv_len = %(kv_len)d;
-  for (int first = 0; first < p.q_len + %(behind)s; first += kStreamRows) {
+  for (int first = 0; first < p.q_len + %(behind)s; first += kSubTileRows) {
     print_loads(p, first, 0, 0);
     std::puts("");
     for (int width : std::initializer_list<int>{%(widths)s}) {
@@ -146,8 +147,8 @@ class Steps:
     @property
     def plan(self) -> Plan:
         arch, block_q, block_kv, m, n, heads = self.shape
-        fields = {"op": "attention", "arch": arch, "head_dim": 64, "packed_heads": heads, "tile": {"m": m, "n": n}}
-        options = {"split_tail": False} if self.backwards else {}
+        fields = {"op": "attention", "arch": arch, "head_dim": 64, "pack_gqa": heads, "tile": {"m": m, "n": n}}
+        options = {"stream_k_tail": False} if self.backwards else {}
         pattern = {**self.pattern, "block": {"q": block_q, "kv": block_kv}}
         return plan_for(find_spec({**fields, **options, "pattern": pattern}))
 
@@ -181,14 +182,14 @@ def program(case: Steps) -> str:
         "lanes": ", ".join(["lane()"] * 32),
         "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
         "direction": "    one.backwards = true;" if case.backwards else "",
-        "restriction": "    if (shares > 0) one.restrict_to(begin, shares);" if plan.split else "",
-        "widths": ", ".join(map(str, WIDTHS)) if plan.split else "",
+        "restriction": "    if (shares > 0) one.restrict_to(begin, shares);" if plan.stream_k else "",
+        "widths": ", ".join(map(str, WIDTHS)) if plan.stream_k else "",
     }
 
 
 def beyond(plan: Plan) -> int:
     """Queries behind the last list: those of a tile of several lists, where the last of them are not there."""
-    return stream_rows(plan) if plan.spec.arch == "sm_90a" else 0
+    return sub_tile_rows(plan) if plan.spec.arch == "sm_90a" else 0
 
 
 def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwards: bool = False) -> list[str]:
@@ -235,13 +236,13 @@ def output_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Steps], str
 def test_loads_are_those_of_the_lists(case: Steps, output_of: Callable[[Steps], str]) -> None:
     plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
     lines = iter(output_of(case).splitlines())
-    stream = stream_rows(plan)
+    stream = sub_tile_rows(plan)
     for first in range(0, ROWS * block_q + beyond(plan), stream):
         row = first // block_q
         loads = expected(case.pattern, row, block_kv, n) if row < ROWS else []
         assert next(lines).split() == loads, first
-        if plan.split is not None:
-            shares = plan.spec.pattern.shares(KV_LEN, stream, n, LENGTH)  # type: ignore[union-attr]
+        if plan.stream_k is not None:
+            shares = plan.spec.pattern.stream_k_units(KV_LEN, stream, n, LENGTH)  # type: ignore[union-attr]
             for width in WIDTHS:
                 found = [part.split() for part in next(lines).split("|")[:-1]]
                 assert found == parts(loads, shares, width), (first, width)
@@ -251,10 +252,10 @@ def test_loads_are_those_of_the_lists(case: Steps, output_of: Callable[[Steps], 
 @pytest.mark.parametrize("case", BACKWARDS, ids=lambda case: case.name)
 def test_lists_are_walked_through_from_their_end(case: Steps, output_of: Callable[[Steps], str]) -> None:
     plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
-    lines = output_of(case).splitlines()[:: max(1, block_q // stream_rows(plan))]
+    lines = output_of(case).splitlines()[:: max(1, block_q // sub_tile_rows(plan))]
     for row, line in zip(range(ROWS), lines, strict=False):
         assert line.split() == expected(case.pattern, row, block_kv, n, backwards=True)
 
 
-def stream_rows(plan: Plan) -> int:
-    return int(next(constant.value for constant in plan.constants if constant.name == "kStreamRows"))
+def sub_tile_rows(plan: Plan) -> int:
+    return int(next(constant.value for constant in plan.constants if constant.name == "kSubTileRows"))

@@ -205,7 +205,7 @@ def test_work_of_attention_counts_the_pairs_that_are_seen(name: str, monkeypatch
     if spec.query_grouping == "given":
         ((*indices, prepared_for, how),) = indices
         assert prepared_for == length and not how
-    packs = heads // spec.packed_heads
+    packs = heads // spec.pack_gqa
     assert q.shape == given["out"].shape == (1, heads, length, spec.head_dim) and k.shape == v.shape
     assert k.shape[1] == packs and load.shape.startswith(f"B1 H{heads} S{length} d{spec.head_dim}, ")
     position, block = torch.arange(length), spec.pattern.fixed_block
@@ -277,7 +277,7 @@ def test_sdpa_stands_beside_what_it_computes_alone(monkeypatch: pytest.MonkeyPat
             torch.testing.assert_close(call(), scores.softmax(-1) @ v, rtol=1e-3, atol=1e-4)
         assert used[-2:] == [measurement.SDPBackend.FLASH_ATTENTION, measurement.SDPBackend.CUDNN_ATTENTION]
     assert list(measurement.sdpa_calls(attention_spec("dense", arch="sm_89"), q, k, v)) == ["SDPA flash"]
-    for other in ({"softcap": 2.0}, {"sink": True}, {"packed_heads": 2}):
+    for other in ({"softcap": 2.0}, {"sink": True}, {"pack_gqa": 2}):
         assert measurement.sdpa_calls(attention_spec("dense", **other), q, k, v) == {}
     window = {"kind": "sliding_window", "left": 3, "right": 0}
     assert measurement.sdpa_calls(attention_spec("dense", pattern=window), q, k, v) == {}
@@ -288,7 +288,7 @@ def test_sdpa_stands_beside_what_it_computes_alone(monkeypatch: pytest.MonkeyPat
 def test_flex_is_given_the_same_pairs(name: str) -> None:
     spec: Any = find_spec(name).spec
     heads, length = 8, 4096
-    packs, block = heads // spec.packed_heads, spec.pattern.fixed_block
+    packs, block = heads // spec.pack_gqa, spec.pattern.fixed_block
     indices = () if block is None else measurement.pattern_lists(spec, packs, length)
     if spec.pattern.kind == "prefix_lm":
         indices = (torch.tensor([700, 0, 2000], dtype=torch.int32),)
@@ -309,7 +309,7 @@ def test_flex_is_given_the_same_pairs(name: str) -> None:
     for head, row in ((0, 3), (heads - 1, rows - 1)):
         full = mask.full_kv_indices[0, head, row, : mask.full_kv_num_blocks[0, head, row]].tolist()
         partial = mask.kv_indices[0, head, row, : mask.kv_num_blocks[0, head, row]].tolist()
-        pack = head // spec.packed_heads
+        pack = head // spec.pack_gqa
         if len(indices) == 1:
             assert (full, partial) == (indices[0][0, pack, row].tolist(), [])
         else:

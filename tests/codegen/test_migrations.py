@@ -18,9 +18,9 @@ from codegen.spec import parse_spec
 
 Use = Callable[..., None]
 TABLE = (
-    Renamed("attention", "shares", "share_kv"),
+    Renamed("attention", "shares", "share_kv_loads"),
     Renamed("attention", "schedule", "schedule", {"taking_turns": "ping_pong", "together": "cooperative"}),
-    Renamed("attention", "unordered", "paced", {False: True, True: LEFT_OUT}),
+    Renamed("attention", "unordered", "l2_lockstep", {False: True, True: LEFT_OUT}),
     Renamed("attention", "pattern.blk.keys", "kv"),
     Renamed("attention", "pattern.blk", "block"),
 )
@@ -46,9 +46,9 @@ def test_names_of_the_table_are_not_legal_any_more() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ({"shares": True}, {"share_kv": True}, "shares -> share_kv"),
+        ({"shares": True}, {"share_kv_loads": True}, "shares -> share_kv_loads"),
         ({"schedule": "taking_turns"}, {"schedule": "ping_pong"}, "schedule: taking_turns -> ping_pong"),
-        ({"unordered": False}, {"paced": True}, "unordered: false -> paced: true"),
+        ({"unordered": False}, {"l2_lockstep": True}, "unordered: false -> l2_lockstep: true"),
         ({"unordered": True}, {}, "unordered: true -> left out"),
         ({"pattern": {"blk": {"q": 64}}}, {"pattern": {"block": {"q": 64}}}, "pattern.blk -> block"),
     ],
@@ -88,10 +88,10 @@ def test_a_field_that_is_gone_is_told(cluster: int) -> None:
 
 
 def test_lines_follow_one_another(use: Use) -> None:
-    use(Renamed("attention", "a", "b"), Renamed("attention", "b", "share_kv", {True: "given", False: LEFT_OUT}))
-    assert migrated({"op": "attention", "a": True})[0] == {"op": "attention", "share_kv": "given"}
+    use(Renamed("attention", "a", "b"), Renamed("attention", "b", "share_kv_loads", {True: "given", False: LEFT_OUT}))
+    assert migrated({"op": "attention", "a": True})[0] == {"op": "attention", "share_kv_loads": "given"}
     assert migrated({"op": "attention", "b": False})[0] == {"op": "attention"}
-    with pytest.raises(SpecError, match=r"^a: is true, which is share_kv: given now$"):
+    with pytest.raises(SpecError, match=r"^a: is true, which is share_kv_loads: given now$"):
         parse_spec({"op": "attention", "a": True})
 
 
@@ -110,12 +110,15 @@ def test_two_booleans_become_one_field(use: Use) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("shares: true", "5: shares: is called share_kv now; run: codegen migrate kernel.yaml"),
+        ("shares: true", "5: shares: is called share_kv_loads now; run: codegen migrate kernel.yaml"),
         ("schedule: together", "5: schedule: is together, which is called cooperative now; run: codegen migrate kern"),
-        ("unordered: false", "5: unordered: is false, which is paced: true now; run: codegen migrate"),
-        ("unordered: true", "5: unordered: is paced now, which is left out for true; run: codegen migrate"),
-        ("share_kv: true\nshares: true", "6: shares: is called share_kv now, and that is given too: leave one"),
-        ("shares: true\nstages: two", "5: shares: is called share_kv now; run"),
+        ("unordered: false", "5: unordered: is false, which is l2_lockstep: true now; run: codegen migrate"),
+        ("unordered: true", "5: unordered: is l2_lockstep now, which is left out for true; run: codegen migrate"),
+        (
+            "share_kv_loads: true\nshares: true",
+            "6: shares: is called share_kv_loads now, and that is given too: leave one",
+        ),
+        ("shares: true\nstages: two", "5: shares: is called share_kv_loads now; run"),
         ("stages: two", "5: stages: is 'two'"),
     ],
 )
@@ -159,13 +162,15 @@ tile:
 def test_a_file_keeps_all_but_names(table: None, end: str, tmp_path: Path) -> None:
     old = FILE.replace("\n", end)
     text, changes = rewritten(old, "x.yaml")
-    expected = old.replace('"shares"', '"share_kv"').replace("'together'", "'cooperative'")
-    expected = expected.replace("unordered: false", "paced: true").replace("blk: {q: 64, keys", "block: {q: 64, kv")
+    expected = old.replace('"shares"', '"share_kv_loads"').replace("'together'", "'cooperative'")
+    expected = expected.replace("unordered: false", "l2_lockstep: true").replace(
+        "blk: {q: 64, keys", "block: {q: 64, kv"
+    )
     assert text == expected
     assert [str(change) for change in changes] == [
-        "shares -> share_kv",
+        "shares -> share_kv_loads",
         "schedule: together -> cooperative",
-        "unordered: false -> paced: true",
+        "unordered: false -> l2_lockstep: true",
         "pattern.blk.keys -> kv",
         "pattern.blk -> block",
     ]
@@ -178,7 +183,7 @@ def test_a_file_keeps_all_but_names(table: None, end: str, tmp_path: Path) -> No
     [
         ("lse: true\nunordered: true  # gone with its line\nstages: 2\n", "lse: true\nstages: 2\n"),
         ("unordered: true", ""),
-        ("? unordered\n: false\n", "? paced\n: true\n"),
+        ("? unordered\n: false\n", "? l2_lockstep\n: true\n"),
         ("lse: {a: 1,  unordered: true}\nunordered: true\n", "lse: {a: 1,  unordered: true}\n"),
     ],
 )
@@ -216,7 +221,7 @@ def test_what_cannot_be_rewritten_is_refused(table: None, text: str, line: int |
     assert str(caught.value).startswith(f"x.yaml:{line}: " if line else "x.yaml: ")
 
 
-@pytest.mark.parametrize("text", ["op: [\n", "&a [*a]\n", "op: attention\nshares: true\nshare_kv: true\n"])
+@pytest.mark.parametrize("text", ["op: [\n", "&a [*a]\n", "op: attention\nshares: true\nshare_kv_loads: true\n"])
 def test_errors_of_files_have_their_place(table: None, text: str) -> None:
     with pytest.raises(SpecError, match=r"^x\.yaml"):
         rewritten(text, "x.yaml")

@@ -24,14 +24,14 @@ LISTS = {"kind": "topk", "k": 64, "block": {"q": 128, "kv": 64}}
 SQUARE_LISTS = {"kind": "topk", "k": 64, "block": {"q": 64, "kv": 64}}
 CAUSAL = {"kind": "causal"}
 WGMMA: dict[str, Any] = {"arch": "sm_90a", "head_dim": 64, "stages": 2}
-SHARED: dict[str, Any] = {**WGMMA, "share_kv": True, "schedule": "cooperative"}
+SHARED: dict[str, Any] = {**WGMMA, "share_kv_loads": True, "schedule": "cooperative"}
 MMA: dict[str, Any] = {"arch": "sm_89", "head_dim": 128, "stages": 2}  # half a step at a time, in groups of 16 keys
 KERNELS: dict[str, dict[str, Any]] = {
     "every key": {**WGMMA, "pattern": DENSE},
     "a diagonal": {**WGMMA, "pattern": CAUSAL},
     "lists": {**WGMMA, "pattern": LISTS},
     "lists, K and V shared": {**SHARED, "pattern": SQUARE_LISTS},
-    "keys in two parts": {**WGMMA, "pattern": DENSE, "key_parts": 2},
+    "keys in two parts": {**WGMMA, "pattern": DENSE, "kv_splits": 2},
     "bf16": {**WGMMA, "pattern": DENSE, "dtype": "bf16"},
     "mma.sync": {**MMA, "pattern": DENSE},
     "mma.sync, bf16": {**MMA, "pattern": DENSE, "dtype": "bf16"},
@@ -105,7 +105,7 @@ int main(int, char** word) {
 %(read)s
   float o[kHeadDim / 2] = {}, s[kTileN / 2], row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {};
   float step_max[2], rescale[2];
-  uint32 prob[kTileN / 16][4];
+  uint32 p_frag[kTileN / 16][4];
   int raised = 0;
   for (int i = 0; i < count; ++i) {
     const float* values = read.data() + i * kTileN + kTileN / 2;
@@ -117,7 +117,7 @@ int main(int, char** word) {
 %(further_step)s
       raised += row_max[0] != before[0] || row_max[1] != before[1];
     }
-    for (int j = 0; j < kTileN / 4; ++j) multiply(o + j %% 2 * 2, prob[j / 4][j %% 4], values + j * 2);
+    for (int j = 0; j < kTileN / 4; ++j) multiply(o + j %% 2 * 2, p_frag[j / 4][j %% 4], values + j * 2);
   }
   tell(row_sum, {o[0], o[2]}, row_max, raised);
 }
@@ -125,9 +125,9 @@ int main(int, char** word) {
 MMA_PROGRAM = """\
 constexpr int kRowTiles = 1, kRowBytes = 1, kGroupKeys = %(group)d, kHalfStep = %(half_step)d;
 const float* values;  // of a step
-void multiply_group(float (&o)[1][kHeadDim / 8][4], const uint32 (&prob)[1][kGroupKeys / 16][4], uint32 key) {
+void compute_pv_group(float (&o)[1][kHeadDim / 8][4], const uint32 (&p_frag)[1][kGroupKeys / 16][4], uint32 key) {
   const float* from = values + key / 2;
-  for (int j = 0; j < kGroupKeys / 4; ++j) multiply(&o[0][0][j %% 2 * 2], prob[0][j / 4][j %% 4], from + j * 2);
+  for (int j = 0; j < kGroupKeys / 4; ++j) multiply(&o[0][0][j %% 2 * 2], p_frag[0][j / 4][j %% 4], from + j * 2);
 }
 %(functions)s
 int main(int, char** word) {
@@ -140,9 +140,9 @@ int main(int, char** word) {
     std::memcpy(s, values - kTileN / 2, sizeof s);
     const float before[2] = {row_max[0][0], row_max[0][1]};
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
-    multiply_output<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, 0);
+    compute_pv_gemm<0, kHalfStep>(o, row_sum, row_max, s, p.scale_log2, 0);
     if (kHalfStep < kTileN / kGroupKeys) {
-      multiply_output<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, 0);
+      compute_pv_gemm<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, 0);
     }
     raised += i > 0 && (row_max[0][0] != before[0] || row_max[0][1] != before[1]);
   }
@@ -158,7 +158,9 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
     source = render_plan(plan)
     values: dict[str, Any] = {"half": plan.spec.dtype == "fp16", "keys": KEYS, "read": READ}
     if kernel["arch"] == "sm_90a":
-        softmax = r"// Online softmax with lazy rescaling.*?\n(?=// What a consumer knows of a piece|// A load of K)"
+        softmax = (
+            r"// Online softmax with lazy rescaling.*?\n(?=// What a consumer knows of a work tile|// A load of K)"
+        )
         functions = re.search(softmax, source, re.DOTALL)
         consume = source[source.index("consume(const Params") :]
         first = re.search(r" *take_step_max\(.*?;\n *raise_row_max\(.*?;\n *scale_apply_exp2\(.*?;\n", consume)
@@ -175,7 +177,7 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
         assert functions
         # Without the products themselves: the program has its own.
         own = re.sub(r"// o \+= P V for this warp's rows and one group.*?\n}\n", "", functions[0], flags=re.DOTALL)
-        assert "ldmatrix" not in own and "multiply_group(" in own
+        assert "ldmatrix" not in own and "compute_pv_group(" in own
         constants = {constant.name: constant.value for constant in plan.constants}
         group = constants["kGroupKeys"]
         program = MMA_PROGRAM

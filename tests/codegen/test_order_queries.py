@@ -25,7 +25,7 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
     [
         (fields(PLAIN, query_grouping="search"), "query_grouping: is search; only tiles that share loads"),
         (fields(PLAIN, query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
-        (fields(paced=True), "paced: is true; kernels with query_grouping search hand out tiles"),
+        (fields(l2_lockstep=True), "l2_lockstep: is true; kernels with query_grouping search hand out tiles"),
     ],
 )
 def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -> None:
@@ -49,14 +49,14 @@ def test_the_former_options_are_told_the_field_of_today(old: dict[str, Any], say
     assert str(caught.value) == says
 
 
-@pytest.mark.parametrize(("streams", "tile"), [(2, 128), (3, 192)])
-def test_the_search_has_room_for_its_windows(streams: int, tile: int) -> None:
+@pytest.mark.parametrize(("sub_tiles", "tile"), [(2, 128), (3, 192)])
+def test_the_search_has_room_for_its_windows(sub_tiles: int, tile: int) -> None:
     plan = plan_for(find_spec(fields(tile={"m": tile, "n": 64})))
     assert plan.prologue is not None and plan.prologue.overlaps
-    tiles, others = WINDOW_TILES[streams], streams - 1
+    tiles, others = WINDOW_TILES[sub_tiles], sub_tiles - 1
     # struct Window of the source: lists, weights, left, asked, taken, lacking, loads
     words = 1024 // 32 + 4
-    window = 4 * tiles * streams * words + 2 * tiles * (tiles * others + 8)
+    window = 4 * tiles * sub_tiles * words + 2 * tiles * (tiles * others + 8)
     window += 4 * (tiles * others // 32 + tiles * others + tiles * others + others + 2)
     assert plan.prologue.shared_bytes == 2 * -(-window // 16) * 16 <= plan.arch.shared_memory_per_block
     assert tiles * others <= 32 * 8 and tiles % 16 == 0  # the source asks for both
@@ -85,7 +85,7 @@ def test_tiles_are_handed_out_to_as_many_thread_blocks_as_there_are_places() -> 
 def test_a_search_has_a_thread_block_for_some_windows(
     batches: int, heads: int, query_blocks: int, query_tiles: int, blocks: int
 ) -> None:
-    search = order_search(batches, heads, query_blocks, query_tiles=query_tiles, streams=3)
+    search = order_search(batches, heads, query_blocks, query_tiles=query_tiles, sub_tiles=3)
     assert search.thread_blocks == blocks and search.bytes == 4 * batches * heads * query_blocks
     assert blocks * BLOCK_WINDOWS * WINDOW_TILES[3] >= batches * heads * query_tiles
     assert search.values == {

@@ -39,8 +39,8 @@ def test_every_pattern_has_a_module_a_template_and_a_shipped_spec() -> None:
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_template_exists_and_keeps_the_contract(kind: str) -> None:
     text = (TEMPLATES / "attention" / "patterns" / f"{kind}.cuh.j2").read_text()
-    assert "struct KeyBlocks" in text
-    assert "KeyBlocks(const Params& p, int batch, int head, int first_query)" in text
+    assert "struct KvBlockIterator" in text
+    assert "KvBlockIterator(const Params& p, int batch, int head, int first_query)" in text
     assert "int at(int i)" in text
     pattern = example(kind)
     assert ("bool visible(" in text) == pattern.masks_pairs

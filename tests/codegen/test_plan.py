@@ -107,7 +107,7 @@ def test_blocks_fit_an_sm(named: NamedSpec) -> None:
     plan = plan_for(named)
     assert plan.threads % 32 == 0
     assert plan.threads <= 1024
-    assert plan.blocks_per_sm <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan), blocks_by_registers(plan))
+    assert plan.ctas_per_sm <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan), blocks_by_registers(plan))
     assert plan.registers.needed <= plan.registers.limit <= plan.arch.registers_per_thread
     if named.spec.schedule == "multistage":  # no registers change hands: every thread has what it started with
         assert plan.registers.needed <= launch_registers(plan)
@@ -220,10 +220,10 @@ def test_one_warpgroup_shares_an_sm_where_it_can(attention: dict[str, Any], head
         | {"head_dim": head_dim, "pattern": {"kind": "dense"}, "schedule": "cooperative", "stages": 2}
         | {"tile": {"m": 64, "n": n}}
     )
-    assert (plan.threads, plan.blocks_per_sm) == (256, blocks)
+    assert (plan.threads, plan.ctas_per_sm) == (256, blocks)
     assert min(blocks_by_shared_memory(plan), 2) == blocks
     # Registers change hands only where two thread blocks have to make do with what an SM has.
-    assert ("kProducerRegisters" in constants_of(plan)) == (blocks == 2) == plan.flags.moves_registers
+    assert ("kProducerRegisters" in constants_of(plan)) == (blocks == 2) == plan.flags.uses_setmaxnreg
     assert plan.registers.limit == (216 if blocks == 2 else 255)
 
 
@@ -238,7 +238,7 @@ def test_one_warpgroup_shares_an_sm_where_it_can(attention: dict[str, Any], head
         (
             "tile.m",
             {
-                "packed_heads": 4,
+                "pack_gqa": 4,
                 "pattern": {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 128}},
                 "tile": {"m": 192, "n": 128},
             },
@@ -318,11 +318,11 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
     assert plan.registers.accumulators == keys // 2 + keys // 4 + head_dim // 2 + 4 * in_registers
     source = render_plan(plan)
     operands = "q" if slices is None else "q, q_descriptor" if slices else "q_descriptor"
-    assert f"issue_scores(s, {operands}, k_descriptors" in source
+    assert f"issue_qk_gemm(s, {operands}, k_descriptors" in source
 
 
 def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "key_parts": 2}
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "kv_splits": 2}
     plan = plan_of({**fields, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
     assert not plan.flags.q_in_registers and plan.flags.q_slices == 0
 
@@ -330,7 +330,7 @@ def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:
 def test_q_stays_in_shared_memory_where_that_leaves_room_for_another_stage(attention: dict[str, Any]) -> None:
     attention["stages"] = 3
     plan = plan_of(attention)
-    assert not plan.flags.q_in_registers and plan.flags.shares_staging
+    assert not plan.flags.q_in_registers and plan.flags.o_aliases_q
 
 
 @pytest.mark.parametrize(("keys", "steps"), [(128, 1), (64, 2)])
@@ -350,7 +350,7 @@ def test_a_step_may_hold_a_pair_of_listed_blocks(pattern: dict[str, Any]) -> Non
         assert (values["kStepBlocks"], values["kLoadKeys"], values["kBlockKeys"]) == (loads, keys, keys)
         assert values["kBlockSteps"] == 1
         assert plan.tensor_maps["k_map"].box == plan.tensor_maps["v_map"].box == (64, keys, 1, 1)
-        assert {region.name: region.bytes for region in plan.shared}["Slots"] == 4 * 2 * loads
+        assert {region.name: region.bytes for region in plan.shared}["BlockMeta"] == 4 * 2 * loads
         # The loads of a step fill a stage of the ring.
         assert loads * keys * 128 == values["kKvGroupBytes"]
     assert pair.bytes == one.bytes and pair.flops == one.flops
@@ -395,7 +395,7 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
     # Barriers, entries and what tells the last part are there for each warpgroup.
     regions = {region.name: region.bytes for region in plan.shared}
     assert regions["IsLast"] == 4 * warpgroups
-    assert plan.split is not None and plan.split.counters == warpgroups
+    assert plan.stream_k is not None and plan.stream_k.counters == warpgroups
 
 
 @pytest.mark.parametrize(
@@ -430,12 +430,12 @@ def test_streams_of_large_tiles(m: int, block_q: int, streams: int) -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": m, "n": 64}}
     plan = plan_of(fields)
     values = constants_of(plan)
-    assert values["kStreams"] == streams
-    assert values["kStreamWarpgroups"] * streams == values["kConsumerWarpgroups"] == m // 64
-    assert plan.tile_queries == streams * block_q == streams * values["kStreamRows"]
+    assert values["kSubTiles"] == streams
+    assert values["kSubTileWarpgroups"] * streams == values["kConsumerWarpgroups"] == m // 64
+    assert plan.tile_queries == streams * block_q == streams * values["kSubTileRows"]
     regions = {region.name: region.bytes for region in plan.shared}
     assert regions["K"] == regions["V"] == streams * plan.spec.stages * values["kKvBytes"]
-    assert regions["Slots"] == 4 * streams * plan.spec.stages
+    assert regions["BlockMeta"] == 4 * streams * plan.spec.stages
 
 
 def test_softcap(attention: dict[str, Any]) -> None:
@@ -459,7 +459,7 @@ def test_sink(attention: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_q", "heads", "streams", "stream_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
+    ("block_q", "heads", "streams", "sub_tile_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
     [
         (None, 8, 1, 16, 16, 1, (8, 16, 1, 1), (8, 8, 1, 1)),
         (None, 64, 1, 2, 2, 1, (64, 2, 1, 1), (64, 1, 1, 1)),
@@ -477,22 +477,22 @@ def test_rows_of_packed_heads(
     block_q: int | None,
     heads: int,
     streams: int,
-    stream_queries: int,
+    sub_tile_queries: int,
     tile_queries: int,
     q_boxes: int,
     q_box: tuple[int, ...],
     o_box: tuple[int, ...],
 ) -> None:
     if block_q is None:
-        attention |= {"pattern": {"kind": "causal"}, "split_tail": False}
+        attention |= {"pattern": {"kind": "causal"}, "stream_k_tail": False}
     else:
         attention["pattern"]["block"] = {"q": block_q, "kv": 64}
-    attention |= {"packed_heads": heads, "tile": {"m": 128, "n": 64}}
+    attention |= {"pack_gqa": heads, "tile": {"m": 128, "n": 64}}
     plan = plan_of(attention)
     values = constants_of(plan)
-    assert (values["kStreams"], values["kStreamRows"], plan.tile_queries) == (streams, stream_queries, tile_queries)
+    assert (values["kSubTiles"], values["kSubTileRows"], plan.tile_queries) == (streams, sub_tile_queries, tile_queries)
     assert values["kTileQueries"] == tile_queries and "kTileM" not in values
-    assert values["kPackedHeads"] == heads and values["kQBoxes"] == q_boxes
+    assert values["kPackGqa"] == heads and values["kQBoxes"] == q_boxes
     assert values.get("kBlockQueries") == block_q
     assert plan.tensor_maps["q_map"].box == (64, *q_box)
     assert plan.tensor_maps["o_map"].box == (64, *o_box)
@@ -506,37 +506,37 @@ def test_rows_of_packed_heads(
 @pytest.mark.parametrize(("block_q", "heads", "least"), [(8, 1, 16), (1, 8, 2), (2, 4, 4)])
 def test_query_blocks_that_fill_too_few_rows(attention: dict[str, Any], block_q: int, heads: int, least: int) -> None:
     attention["pattern"]["block"]["q"] = block_q
-    attention["packed_heads"] = heads
-    message = rf"^pattern.block.q: is {block_q}; allowed on sm_90a with packed_heads {heads}: {least}, "
+    attention["pack_gqa"] = heads
+    message = rf"^pattern.block.q: is {block_q}; allowed on sm_90a with pack_gqa {heads}: {least}, "
     with pytest.raises(SpecError, match=message):
         plan_of(attention)
 
 
 @pytest.mark.parametrize(
-    "change", [{"packed_heads": 8}, {"pattern": {"kind": "topk", "k": 8, "block": {"q": 16, "kv": 64}}}]
+    "change", [{"pack_gqa": 8}, {"pattern": {"kind": "topk", "k": 8, "block": {"q": 16, "kv": 64}}}]
 )
 @pytest.mark.parametrize("asks", [{"lse": True}, {"sink": True}, {"pattern": {"kind": "causal"}}, {}])
 def test_packed_heads_have_a_name_where_the_kernel_asks_for_them(
     attention: dict[str, Any], change: dict[str, Any], asks: dict[str, Any]
 ) -> None:
-    del attention["tile"], attention["split_tail"]
-    plan = plan_of(attention | {"lse": False} | change | asks | {"packed_heads": change.get("packed_heads", 1)})
+    del attention["tile"], attention["stream_k_tail"]
+    plan = plan_of(attention | {"lse": False} | change | asks | {"pack_gqa": change.get("pack_gqa", 1)})
     source = render_plan(plan)
     code = re.sub(r"//.*", "", source)
     for constant in plan.constants:
         assert len(re.findall(rf"\b{constant.name}\b", code)) > 1, constant.name
-    assert ("kPackedHeads" in source) == ("kPackedHeads" in code)
+    assert ("kPackGqa" in source) == ("kPackGqa" in code)
 
 
 @pytest.mark.parametrize(("n", "stages", "resident"), [(240, 1, 1), (240, 2, 1), (224, 1, 1), (208, 1, 2), (128, 1, 2)])
 def test_thread_blocks_of_one_warpgroup_share_an_sm_where_registers_suffice(n: int, stages: int, resident: int) -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}
     plan = plan_of({**fields, "tile": {"m": 64, "n": n}, "stages": stages})
-    assert plan.blocks_per_sm == resident
+    assert plan.ctas_per_sm == resident
 
 
 def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
-    plan = plan_of(attention | {"packed_heads": 1})
+    plan = plan_of(attention | {"pack_gqa": 1})
     assert plan.tensor_maps["q_map"].box == (64, 128, 1, 1)
     assert plan.tile_queries == constants_of(plan)["kTileM"] == 128
 
@@ -553,21 +553,21 @@ def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
         ("tile.k", {"block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 256, "k": 16}}),
         ("tile.k", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 128, "k": 128}}),
         ("stages", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 256, "k": 16}, "stages": 1}),
-        ("blocks_per_sm", {"blocks_per_sm": 2}),
+        ("ctas_per_sm", {"ctas_per_sm": 2}),
         (
-            "blocks_per_sm",
+            "ctas_per_sm",
             {
                 "arch": "sm_89",
                 "mma": "mma",
                 "copy": "cp_async",
                 "schedule": "multistage",
                 "block": {"rows": 32, "cols": 32},
-                "blocks_per_sm": 2,
+                "ctas_per_sm": 2,
             },
         ),
         (
-            "blocks_per_sm",
-            {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 512, "k": 16}, "stages": 7, "blocks_per_sm": 2},
+            "ctas_per_sm",
+            {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 512, "k": 16}, "stages": 7, "ctas_per_sm": 2},
         ),
     ],
 )
@@ -589,7 +589,7 @@ def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field
         ("sddmm", "tile.k", {"tile": {"m": 128, "n": 256, "k": 32}}),
         ("sddmm", "stages", {"stages": 1}),
         ("sddmm", "stages", {"stages": 5}),
-        ("sddmm", "blocks_per_sm", {"blocks_per_sm": 2}),
+        ("sddmm", "ctas_per_sm", {"ctas_per_sm": 2}),
         ("sddmm", "tile.m", {"block": {"rows": 32, "cols": 32}}),
         ("sddmm", "tile.n", {"block": {"rows": 16, "cols": 16}, "tile": {"m": 16, "n": 1024, "k": 64}}),
         ("sddmm", "tile.k", {"block": {"rows": 16, "cols": 32}, "tile": {"m": 16, "n": 256, "k": 128}}),
@@ -597,13 +597,13 @@ def test_blocks_the_spmm_kernels_are_not_written_for(spmm: dict[str, Any], field
         ("sddmm", "stages", {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 512, "k": 64}}),
         (
             "sddmm",
-            "blocks_per_sm",
-            {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 256, "k": 64}, "blocks_per_sm": 2},
+            "ctas_per_sm",
+            {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 256, "k": 64}, "ctas_per_sm": 2},
         ),
         (
             "sddmm",
             "tile",
-            {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 512, "k": 64}, "stages": 2, "blocks_per_sm": 3},
+            {"block": {"rows": 32, "cols": 32}, "tile": {"m": 32, "n": 512, "k": 64}, "stages": 2, "ctas_per_sm": 3},
         ),
         ("spgemm", "block.rows", {"block": {"rows": 32, "cols": 32}}),
         ("spgemm", "block.cols", {"block": {"rows": 128, "cols": 64}}),
@@ -677,7 +677,7 @@ def test_two_block_rows_share_a_tile_of_b(columns: int) -> None:
     ("change", "field"),
     [
         ({"accumulate": True}, "accumulate"),
-        ({"balanced": True}, "balanced"),
+        ({"scheduler": "dynamic"}, "scheduler"),
         ({"stages": 5}, "stages"),
         ({"stages": 1}, "stages"),
         ({"block": {"rows": 64, "cols": 32}}, "block.cols"),
@@ -775,10 +775,10 @@ def test_mma_sync_gathers_rows_if_tma_copies(cols: int, stages: int) -> None:
     ("change", "field"),
     [
         ({"accumulate": True}, "accumulate"),
-        ({"balanced": True}, "balanced"),
+        ({"scheduler": "dynamic"}, "scheduler"),
         ({"epilogue": {"bias": True}}, "epilogue"),
         ({"b_layout": "column_major"}, "b_layout"),
-        ({"blocks_per_sm": 2}, "blocks_per_sm"),
+        ({"ctas_per_sm": 2}, "ctas_per_sm"),
         ({"transpose_a": True}, "transpose_a"),
         ({"stages": 1}, "stages"),
         ({"block": {"rows": 16, "cols": 64}}, "block.cols"),
@@ -833,7 +833,7 @@ def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> No
         ({"stages": 1}, "stages"),
         ({"stages": 5}, "stages"),
         ({"accumulate": True}, "accumulate"),
-        ({"balanced": True}, "balanced"),
+        ({"scheduler": "dynamic"}, "scheduler"),
     ],
 )
 def test_what_is_not_written_for_transposed_matrices(change: dict[str, Any], field: str) -> None:
@@ -857,7 +857,7 @@ def test_a_step_of_32_columns_has_narrow_rows_of_a(size: int) -> None:
 
 def test_blocks_of_64_have_wide_tiles_unless_something_needs_the_room() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 64, "cols": 64}}
-    for change in ({}, {"epilogue": {"bias": True}}, {"balanced": True}):
+    for change in ({}, {"epilogue": {"bias": True}}, {"scheduler": "dynamic"}):
         spec = plan_of(fields | change).spec
         assert (spec.tile.n, spec.tile.k, spec.stages) == (512, 32, 5)
     for change in ({"accumulate": True}, {"transpose_a": True}):
@@ -870,7 +870,7 @@ def test_blocks_of_64_have_wide_tiles_unless_something_needs_the_room() -> None:
         ({}, True),
         ({"tile": {"m": 64, "n": 256, "k": 64}}, True),
         ({"accumulate": True}, True),
-        ({"balanced": True}, False),
+        ({"scheduler": "dynamic"}, False),
         ({"block": {"rows": 128, "cols": 64}}, False),
     ],
 )
@@ -902,7 +902,7 @@ def test_what_a_wide_tile_cannot_be(change: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}, "accumulate": accumulate}
-    plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
+    plain, plan = plan_of(fields), plan_of(fields | {"scheduler": "dynamic"})
     names, of_plain = {param.name for param in plan.params}, {param.name for param in plain.params}
     cut = size < 64
     if cut:  # how many units there are is on the device
@@ -920,11 +920,11 @@ def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: boo
     assert plan.threads == plain.threads + 32 * cut  # else a warp of the producing warpgroup schedules
     source = render_plan(plan)
     wanted = ("const Unit unit(p, number)", "take_unit(") if cut else ("const Tile tile(p, number)", "take_tile(")
-    assert all(text in source for text in wanted) and ("join_parts" in source) == cut
+    assert all(text in source for text in wanted) and ("combine_partials" in source) == cut
     assert "scheduler" not in render_plan(plain)
 
 
-@pytest.mark.parametrize(("rows", "cols", "more"), [(128, 128, {}), (64, 64, {}), (64, 128, {"balanced": True})])
+@pytest.mark.parametrize(("rows", "cols", "more"), [(128, 128, {}), (64, 64, {}), (64, 128, {"scheduler": "dynamic"})])
 def test_columns_of_b_are_copied_as_a_whole(rows: int, cols: int, more: dict[str, Any]) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, **more}
     plan = plan_of(fields | {"b_layout": "column_major"})
@@ -1019,8 +1019,8 @@ def test_sampled_small_blocks_by_mma_sync_if_asked(size: int) -> None:
     plan = plan_of(fields)
     assert (plan.spec.copy_, plan.spec.schedule, plan.spec.stages) == ("cp_async", "multistage", 3)
     assert plan_of(fields | {"arch": "sm_89"}).spec.tile == plan.spec.tile
-    with pytest.raises(SpecError, match=r"^blocks_per_sm: is 2; more than 1 is written for wgmma with blocks of"):
-        plan_of(fields | {"blocks_per_sm": 2})
+    with pytest.raises(SpecError, match=r"^ctas_per_sm: is 2; more than 1 is written for wgmma with blocks of"):
+        plan_of(fields | {"ctas_per_sm": 2})
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
@@ -1028,12 +1028,12 @@ def test_sampled_small_blocks_are_computed_transposed(rows: int, cols: int) -> N
     fields = {"op": "bsr_sddmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}}
     plan = plan_of(fields)
     spec, values = plan.spec, {constant.name: constant.value for constant in plan.constants}
-    assert (spec.copy_, spec.schedule, plan.template) == ("tma", "cooperative", "bsr_sddmm/sm90a_narrow.cu.j2")
+    assert (spec.copy_, spec.schedule, plan.template) == ("tma", "cooperative", "bsr_sddmm/sm90a_swap_ab.cu.j2")
     width = 512 if cols == 32 else 256
     assert spec.tile.model_dump() == {"m": rows, "n": width, "k": 64}
-    assert plan.bytes == 2 * (rows + width) * 64 and spec.stages * plan.blocks_per_sm * plan.bytes >= 192 * KIB
-    assert plan.blocks_per_sm == (2 if cols == 16 else 1)
-    assert plan_of(fields | {"stages": 2}).blocks_per_sm == 1
+    assert plan.bytes == 2 * (rows + width) * 64 and spec.stages * plan.ctas_per_sm * plan.bytes >= 192 * KIB
+    assert plan.ctas_per_sm == (2 if cols == 16 else 1)
+    assert plan_of(fields | {"stages": 2}).ctas_per_sm == 1
     # A wgmma's 64 rows are whole blocks, one behind the other; each begins where the swizzle's pattern does.
     assert values["kBGroupBytes"] == 64 // cols * values["kBBlockBytes"] and values["kBBlockBytes"] % 1024 == 0
     assert values["kABytes"] % 1024 == 0 and values["kWarpgroupGroups"] * 2 * 64 == width
@@ -1051,12 +1051,12 @@ def test_sampled_small_blocks_store_through_what_the_ring_leaves(stages: int, re
     fields = {"op": "bsr_sddmm", "arch": "sm_90a", "block": {"rows": 32, "cols": 32}, "stages": stages}
     fields |= {"tile": {"m": 32, "n": 256, "k": 64}}
     if pieces == 0:
-        with pytest.raises(SpecError, match="blocks_per_sm: is 3; thread blocks of 77 KB and 1 KB each do not fit"):
-            plan_of(fields | {"blocks_per_sm": resident})
+        with pytest.raises(SpecError, match="ctas_per_sm: is 3; thread blocks of 77 KB and 1 KB each do not fit"):
+            plan_of(fields | {"ctas_per_sm": resident})
         return
-    plan = plan_of(fields | {"blocks_per_sm": resident})
+    plan = plan_of(fields | {"ctas_per_sm": resident})
     values = {constant.name: constant.value for constant in plan.constants}
-    assert values["kStagingPieces"] == pieces and plan.blocks_per_sm == resident
+    assert values["kStagingPieces"] == pieces and plan.ctas_per_sm == resident
     assert next(region.bytes for region in plan.shared if region.name == "C") == 8 * pieces * 512
     assert resident <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
     assert plan.registers.needed <= plan.registers.limit <= launch_registers(plan)
@@ -1065,8 +1065,8 @@ def test_sampled_small_blocks_store_through_what_the_ring_leaves(stages: int, re
 
 
 def test_tiles_are_not_handed_out_on_sm_89() -> None:
-    fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "balanced": True}
-    with pytest.raises(SpecError, match=r"^balanced: is not written for sm_89"):
+    fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "scheduler": "dynamic"}
+    with pytest.raises(SpecError, match=r"^scheduler: is not written for sm_89"):
         plan_of(fields)
 
 
@@ -1080,16 +1080,16 @@ def test_nothing_is_added_where_there_is_no_kernel_for_it() -> None:
 def test_thread_blocks_of_spgemm_share_an_sm(block: int, stages: int, wanted: int) -> None:
     fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": block, "cols": block}, "stages": stages}
     plan = plan_of(fields)
-    assert plan.blocks_per_sm == wanted
+    assert plan.ctas_per_sm == wanted
     assert wanted <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
     assert plan.registers.needed <= launch_registers(plan)
 
 
 def test_tiles_of_a_product_are_handed_out_one_by_one() -> None:
     fields = {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}}
-    plain, plan = plan_of(fields), plan_of(fields | {"balanced": True})
+    plain, plan = plan_of(fields), plan_of(fields | {"scheduler": "dynamic"})
     assert plan.spec.hash != plain.spec.hash and plan.threads == plain.threads + 32
-    assert plan.registers.needed <= launch_registers(plan) and plan.blocks_per_sm == plain.blocks_per_sm == 2
+    assert plan.registers.needed <= launch_registers(plan) and plan.ctas_per_sm == plain.ctas_per_sm == 2
     assert [param.name for param in plan.params if param not in plain.params] == ["tiles", "scheduler"]
     regions = {region.name: region for region in plan.shared}
     assert {region.name for region in plain.shared} == set(regions) - {"List", "ListBarriers"}
@@ -1097,8 +1097,8 @@ def test_tiles_of_a_product_are_handed_out_one_by_one() -> None:
     source = render_plan(plan)
     assert "take_ticket(p)" in source and "release_scheduler(p)" in source and "kRunTiles" not in source
     assert "scheduler" not in render_plan(plain) and "kTileShift" not in render_plan(plain)
-    with pytest.raises(SpecError, match=r"^balanced: is true, but not written for output bsr"):
-        plan_of(fields | {"balanced": True, "output": "bsr"})
+    with pytest.raises(SpecError, match=r"^scheduler: is dynamic, but not written for output bsr"):
+        plan_of(fields | {"scheduler": "dynamic", "output": "bsr"})
 
 
 @pytest.mark.parametrize("block", [64, 128])
@@ -1107,7 +1107,7 @@ def test_a_product_on_a_pattern_differs_in_what_its_tiles_are(block: int) -> Non
     plain, plan = plan_of(fields), plan_of(fields | {"output": "bsr"})
     assert plan_of(fields | {"output": "dense"}).spec.hash == plain.spec.hash != plan.spec.hash
     assert '"output"' not in plain.spec.canonical_json() and '"output":"bsr"' in plan.spec.canonical_json()
-    assert (plan.shared, plan.threads, plan.blocks_per_sm) == (plain.shared, plain.threads, plain.blocks_per_sm)
+    assert (plan.shared, plan.threads, plan.ctas_per_sm) == (plain.shared, plain.threads, plain.ctas_per_sm)
     assert plan.tensor_maps == plain.tensor_maps | {"c_map": TensorMap((64, 64, 1), 128)}
     names = {param.name for param in plan.params}
     assert names - {param.name for param in plain.params} == {
@@ -1121,7 +1121,7 @@ def test_a_product_on_a_pattern_differs_in_what_its_tiles_are(block: int) -> Non
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
 def test_small_blocks_get_a_wide_tile_and_a_deep_ring(rows: int, cols: int) -> None:
     plan = plan_of({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}})
-    assert plan.template == "bsr_spmm/sm90a_narrow.cu.j2"
+    assert plan.template == "bsr_spmm/sm90a_swap_ab.cu.j2"
     assert plan.spec.tile.model_dump() == {"m": rows, "n": 512, "k": cols}
     assert plan.tensor_maps["a_map"].swizzle == 2 * cols
     assert plan.spec.stages * plan.bytes >= 96 * KIB  # on their way: what the L2 takes to be busy
@@ -1134,7 +1134,7 @@ def test_what_small_blocks_have_no_room_for(field: str, k: int, stages: int, res
     block, tile = {"rows": 32, "cols": 32}, {"m": 32, "n": 512, "k": k}
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": block, "tile": tile, "stages": stages}
     with pytest.raises(SpecError, match="need.* 227 KB" if field == "stages" else "72 are available") as caught:
-        plan_of(fields | {"blocks_per_sm": resident})
+        plan_of(fields | {"ctas_per_sm": resident})
     assert caught.value.field == field
 
 
@@ -1164,24 +1164,24 @@ def test_a_step_of_several_small_blocks(rows: int, cols: int, count: int) -> Non
 @pytest.mark.parametrize(("stages", "resident"), [(6, 1), (6, 2), (3, 3)])
 def test_thread_blocks_of_small_blocks_share_an_sm_as_asked(stages: int, resident: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}, "stages": stages}
-    plan = plan_of(fields | {"blocks_per_sm": resident})
-    assert plan.blocks_per_sm == resident
+    plan = plan_of(fields | {"ctas_per_sm": resident})
+    assert plan.ctas_per_sm == resident
     assert resident <= min(blocks_by_shared_memory(plan), blocks_by_threads(plan))
     assert plan.registers.needed <= plan.registers.limit <= launch_registers(plan)
     assert f"__launch_bounds__(kThreads, {resident})" in render_plan(plan)
     assert (plan.spec.hash == plan_of(fields).spec.hash) == (resident == 1)
 
 
-@pytest.mark.parametrize("more", [{}, {"accumulate": True}, {"balanced": True}, {"b_layout": "column_major"}])
+@pytest.mark.parametrize("more", [{}, {"accumulate": True}, {"scheduler": "dynamic"}, {"b_layout": "column_major"}])
 @pytest.mark.parametrize("resident", [2, 3])
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
 def test_left_out_tiles_and_stages_leave_room_for_other_thread_blocks(
     rows: int, cols: int, resident: int, more: dict[str, Any]
 ) -> None:
-    fields = {"arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "blocks_per_sm": resident}
+    fields = {"arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "ctas_per_sm": resident}
     for op, options in (("bsr_spmm", more), ("bsr_sddmm", {})):
         plan = plan_of({"op": op, **fields, **options})
-        assert plan.blocks_per_sm == resident <= min(blocks_by_shared_memory(plan), blocks_by_registers(plan))
+        assert plan.ctas_per_sm == resident <= min(blocks_by_shared_memory(plan), blocks_by_registers(plan))
         assert plan.spec.stages >= 2
         plan_of({"op": op, **fields, **options, "tile": {"n": 128}})
 
@@ -1252,7 +1252,7 @@ def test_sm_89_has_a_kernel_for_all_blocks_and_heads(head_dim: int, q: int, kv: 
     assert values["kRowLines"] * values["kLineChunks"] * 16 == values["kRowBytes"] == 2 * head_dim
     assert values["kLineChunks"] * values["kSwizzleRows"] == 8
     assert values.get("kBlockQueries", q) == q
-    assert plan.blocks_per_sm >= (1 if head_dim > 128 else 2)
+    assert plan.ctas_per_sm >= (1 if head_dim > 128 else 2)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
@@ -1299,9 +1299,9 @@ def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int
         ("stages", ada(64, DENSE, 64, 64, stages=1)),
         ("stages", ada(256, DENSE, 64, 64, stages=3)),
         ("pattern.block.q", ada(64, listed(8, 64), 64, 64)),
-        ("tile.m", ada(64, DENSE, 16, 64, packed_heads=32)),  # less than a query's heads
-        ("tile.m", ada(64, listed(2, 64), 64, 64, packed_heads=16)),
-        ("pattern.block.q", ada(64, listed(1, 64), 16, 64, packed_heads=8)),
+        ("tile.m", ada(64, DENSE, 16, 64, pack_gqa=32)),  # less than a query's heads
+        ("tile.m", ada(64, listed(2, 64), 64, 64, pack_gqa=16)),
+        ("pattern.block.q", ada(64, listed(1, 64), 16, 64, pack_gqa=8)),
     ],
 )
 def test_tiles_that_sm_89_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
@@ -1321,9 +1321,9 @@ def plain_ada(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str
     [
         (plain_ada(64, listed(8, 64)), "pattern.block.q", "is 8; allowed on sm_89: 16, 32, 64, 128"),
         (
-            plain_ada(64, listed(1, 64), packed_heads=8),
+            plain_ada(64, listed(1, 64), pack_gqa=8),
             "pattern.block.q",
-            "is 1; allowed on sm_89 with packed_heads 8: 2, 4, 8, 16, 32, 64, 128",
+            "is 1; allowed on sm_89 with pack_gqa 8: 2, 4, 8, 16, 32, 64, 128",
         ),
         (
             plain_ada(256, DENSE, warp_rows=32),
@@ -1331,7 +1331,7 @@ def plain_ada(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str
             "is 32; O of so many rows of 256 elements does not fit a thread's registers: 16",
         ),
         (
-            plain_ada(96, listed(1, 16), packed_heads=64, warp_rows=16),
+            plain_ada(96, listed(1, 16), pack_gqa=64, warp_rows=16),
             "warp_rows",
             "is 16; 4 warps copy 32 rows of 96 elements at a time, which the 16 keys of a step or a listed block are "
             "no multiple of; use warp_rows 32",
@@ -1352,8 +1352,8 @@ def test_a_field_that_was_given_is_to_blame_on_sm_89(spec: dict[str, Any], field
         (ada(64, DENSE, 256, 32), "tile.m 16, 32, 64, 128 or warp_rows 32"),
         (ada(96, DENSE, 128, 48), "tile.m 16, 32"),
         (ada(96, DENSE, 128, 48, 32), "tile.m 32, 64"),
-        (ada(96, DENSE, 128, 48, 32, packed_heads=64), "tile.m 64"),
-        (ada(96, DENSE, 128, 48, packed_heads=64), "another tile.n"),
+        (ada(96, DENSE, 128, 48, 32, pack_gqa=64), "tile.m 64"),
+        (ada(96, DENSE, 128, 48, pack_gqa=64), "another tile.n"),
     ],
 )
 def test_what_to_use_instead_helps(spec: dict[str, Any], instead: str) -> None:
@@ -1369,7 +1369,7 @@ def test_what_to_use_instead_helps(spec: dict[str, Any], instead: str) -> None:
 
 @pytest.mark.parametrize("q", [1, 2, 16, 128])
 def test_a_left_out_tile_has_all_heads_of_a_query(q: int) -> None:
-    plan = plan_of(plain_ada(96, listed(q, 16), packed_heads=64))
+    plan = plan_of(plain_ada(96, listed(q, 16), pack_gqa=64))
     assert isinstance(plan.spec, AttentionSpec)
     assert (plan.spec.tile.m, plan.spec.warp_rows, plan.tile_queries) == (64, 32, 1)
 
@@ -1401,7 +1401,7 @@ def test_wmma_has_a_kernel_for_all_blocks(head_dim: int, q: int, kv: int) -> Non
     assert values["kLoadKeys"] * values["kBlockSteps"] == kv
     assert values["kTileM"] % values["kPassRows"] == 0 and values["kLoadKeys"] % values["kPassRows"] == 0
     assert values.get("kBlockQueries", q) == q
-    assert plan.blocks_per_sm >= 2
+    assert plan.ctas_per_sm >= 2
 
 
 @pytest.mark.parametrize("n", [32, 64, 128])
@@ -1439,7 +1439,7 @@ def test_strips_of_wmma_hold_what_passes_through_them(n: int) -> None:
         ("pattern.block.q", wmma(64, listed(8, 64), tile={"m": 64, "n": 64})),
         ("softcap", wmma(64, DENSE, softcap=30.0)),
         ("sink", wmma(64, DENSE, sink=True)),
-        ("packed_heads", wmma(64, DENSE, packed_heads=8)),
+        ("pack_gqa", wmma(64, DENSE, pack_gqa=8)),
     ],
 )
 def test_what_wmma_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
@@ -1461,11 +1461,11 @@ def test_what_wmma_has_no_kernel_for(field: str, spec: dict[str, Any]) -> None:
 )
 def test_packed_heads_share_a_tile_on_sm_89(pattern: dict[str, Any], heads: int, m: int, queries: int) -> None:
     """Left-out tiles hold whole queries, of one block: blocks of as few queries as their heads fill 16 rows with."""
-    plan = plan_of({"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": pattern, "packed_heads": heads})
+    plan = plan_of({"op": "attention", "arch": "sm_89", "head_dim": 64, "pattern": pattern, "pack_gqa": heads})
     values = constants_of(plan)
     assert isinstance(plan.spec, AttentionSpec)
-    assert (plan.spec.tile.m, values["kTileM"], values["kPackedHeads"]) == (m, m, heads)
-    assert plan.tile_queries == values["kTileQueries"] == values["kStreamRows"] == queries
+    assert (plan.spec.tile.m, values["kTileM"], values["kPackGqa"]) == (m, m, heads)
+    assert plan.tile_queries == values["kTileQueries"] == values["kSubTileRows"] == queries
     block = plan.spec.pattern.fixed_block
     assert values.get("kBlockQueries") == (block.q if block is not None and block.q > queries else None)
     assert plan.flops == 4 * m * plan.spec.tile.n * 64
@@ -1506,9 +1506,9 @@ def by_wmma(**fields: Any) -> dict[str, Any]:
     [
         ("epilogue", {"epilogue": {"bias": True}}),
         ("accumulate", {"accumulate": True}),
-        ("balanced", {"balanced": True}),
+        ("scheduler", {"scheduler": "dynamic"}),
         ("transpose_a", {"transpose_a": True}),
-        ("blocks_per_sm", {"blocks_per_sm": 2}),
+        ("ctas_per_sm", {"ctas_per_sm": 2}),
         ("block.rows", {"block": {"rows": 48, "cols": 128}}),
         ("block.cols", {"block": {"rows": 128, "cols": 96}, "tile": {"k": 32}}),
         ("tile.m", {"tile": {"m": 64}}),
@@ -1533,7 +1533,10 @@ def test_what_products_by_wmma_are_not_written_for(field: str, change: dict[str,
     [
         # With mma.sync on sm_90a, which multiplies small blocks.
         ("output", {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 16, "cols": 16}, "output": "bsr"}),
-        ("balanced", {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 32, "cols": 32}, "balanced": True}),
+        (
+            "scheduler",
+            {"op": "bsr_spgemm", "arch": "sm_90a", "block": {"rows": 32, "cols": 32}, "scheduler": "dynamic"},
+        ),
         ("stages", {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "stages": 1}),
         (
             "tile.m",
@@ -1543,7 +1546,7 @@ def test_what_products_by_wmma_are_not_written_for(field: str, change: dict[str,
                 "block": {"rows": 16, "cols": 16},
                 "tile": {"m": 8, "n": 512, "k": 16},
                 "mma": "wgmma",
-                "blocks_per_sm": 2,
+                "ctas_per_sm": 2,
             },
         ),
         (

@@ -68,12 +68,12 @@ attention = st.fixed_dictionaries(
         "lse": st.booleans(),
         "softcap": st.none() | st.floats(0, 2000),
         "sink": st.booleans(),
-        "packed_heads": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
-        "split_tail": st.booleans(),
-        "key_parts": st.sampled_from([1, 2]),
-        "share_kv": st.booleans(),
+        "pack_gqa": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
+        "stream_k_tail": st.booleans(),
+        "kv_splits": st.sampled_from([1, 2]),
+        "share_kv_loads": st.booleans(),
         "query_grouping": st.sampled_from(["none", "given", "search"]),
-        "paced": st.booleans(),
+        "l2_lockstep": st.booleans(),
         "warp_rows": st.sampled_from([16, 32]),
     },
 )
@@ -83,10 +83,10 @@ spmm = st.fixed_dictionaries(
         **shared_fields,
         "tile": st.fixed_dictionaries({"m": size, "n": size, "k": size}),
         "accumulate": st.booleans(),
-        "balanced": st.booleans(),
+        "scheduler": st.sampled_from(["static", "dynamic"]),
         "transpose_a": st.booleans(),
         "b_layout": st.sampled_from(["row_major", "column_major"]),
-        "blocks_per_sm": st.sampled_from([1, 2, 3]),
+        "ctas_per_sm": st.sampled_from([1, 2, 3]),
     },
 )
 
@@ -99,13 +99,13 @@ def other_bsr(op: str, **options: Any) -> Any:
 
 
 sddmm, spgemm = (
-    other_bsr("bsr_sddmm", blocks_per_sm=st.sampled_from([1, 2, 3])),
-    other_bsr("bsr_spgemm", output=st.sampled_from(["dense", "bsr"]), balanced=st.booleans()),
+    other_bsr("bsr_sddmm", ctas_per_sm=st.sampled_from([1, 2, 3])),
+    other_bsr("bsr_spgemm", output=st.sampled_from(["dense", "bsr"]), scheduler=st.sampled_from(["static", "dynamic"])),
 )
 shipped = st.sampled_from([json.loads(named.spec.canonical_json()) for named in shipped_specs()])
 changes = st.fixed_dictionaries(
     {},
-    optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans(), "split_tail": st.booleans()},
+    optional={**shared_fields, "arch": arch, "pattern": pattern, "lse": st.booleans(), "stream_k_tail": st.booleans()},
 )
 near_a_shipped_one = st.builds(
     lambda spec, change: {**spec, **{k: change[k] for k in change if k in spec}}, shipped, changes
@@ -127,7 +127,7 @@ small_sddmm = st.fixed_dictionaries(
                 "k": st.sampled_from([32, 64, 128]),
             }
         ),
-        "blocks_per_sm": st.sampled_from([1, 2, 3]),
+        "ctas_per_sm": st.sampled_from([1, 2, 3]),
     },
 )
 
@@ -169,12 +169,17 @@ def parsed(data: Any) -> Spec | None:
 
 @quick
 @given(plausible)
-@example({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "key_parts": 2})
-@example({"op": "attention", **TURNS, "pattern": {"kind": "dense"}, "key_parts": 2})
+@example({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "kv_splits": 2})
+@example({"op": "attention", **TURNS, "pattern": {"kind": "dense"}, "kv_splits": 2})
 @example(
-    {"op": "attention", **TURNS, "pattern": {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}, "share_kv": True}
+    {
+        "op": "attention",
+        **TURNS,
+        "pattern": {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}},
+        "share_kv_loads": True,
+    }
 )
-@example({"op": "bsr_spgemm", "arch": "sm_80", "block": {"rows": 16, "cols": 16}, "balanced": True})
+@example({"op": "bsr_spgemm", "arch": "sm_80", "block": {"rows": 16, "cols": 16}, "scheduler": "dynamic"})
 @example({"op": "bsr_spgemm", "arch": "sm_89", "block": {"rows": 16, "cols": 16}, "output": "bsr"})
 @example({"op": "bsr_spmm", "arch": "sm_80", "block": {"rows": 16, "cols": 128}, "b_layout": "column_major"})
 def test_refused_or_rendered(data: dict[str, Any]) -> None:
@@ -223,7 +228,7 @@ def test_canonical_json_keeps_the_hash(data: dict[str, Any]) -> None:
 @given(plausible, st.sampled_from(FIELDS), anything)
 @example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "tile", {})
 @example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "tile", {"\n": None})
-@example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "key_parts", True)
+@example({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}, "kv_splits", True)
 def test_any_value_in_any_field_is_accepted_or_refused(data: dict[str, Any], field: str, value: Any) -> None:
     spec = parsed({**data, field: value})
     if spec is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from codegen.library import NamedSpec
-from codegen.receipts import Receipt, ReceiptError, Standing, receipt_path, source_sha256, state
+from codegen.receipts import Receipt, ReceiptError, ReceiptStatus, receipt_path, source_sha256, state
 from codegen.render import render
 
 Make = Callable[[NamedSpec, str], Receipt]
@@ -85,30 +85,30 @@ def test_a_verification_has_cases(data: dict[str, Any]) -> None:
 def test_unreadable(named: NamedSpec, tmp_path: Path, text: bytes) -> None:
     receipt_path(named.stem, tmp_path).write_bytes(text)
     found = state(named, "source", tmp_path)
-    assert found.standing is Standing.UNREADABLE
+    assert found.standing is ReceiptStatus.UNREADABLE
     assert found.explanation.startswith(f"{named.stem}.json: ")
 
 
 def test_a_folder_in_its_place_is_unreadable(named: NamedSpec, tmp_path: Path) -> None:
     receipt_path(named.stem, tmp_path).mkdir()
-    assert state(named, "source", tmp_path).standing is Standing.UNREADABLE
+    assert state(named, "source", tmp_path).standing is ReceiptStatus.UNREADABLE
 
 
 def test_missing(named: NamedSpec, tmp_path: Path) -> None:
-    assert state(named, "source", tmp_path).standing is Standing.MISSING
+    assert state(named, "source", tmp_path).standing is ReceiptStatus.MISSING
 
 
 def test_ok(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path, named, data)
     found = state(named, render(named), tmp_path)
-    assert found.standing is Standing.OK
+    assert found.standing is ReceiptStatus.OK
     assert found.explanation == "1 cases on a device, worst error 0.0005"
 
 
 def test_changed_source_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path, named, data)
     found = state(named, render(named) + "\n", tmp_path)
-    assert found.standing is Standing.STALE
+    assert found.standing is ReceiptStatus.STALE
     assert "source changed" in found.explanation
 
 
@@ -116,7 +116,7 @@ def test_changed_source_is_stale(named: NamedSpec, data: dict[str, Any], tmp_pat
 def test_version_1_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path: Path, comment: str) -> None:
     written(tmp_path, named, data | {"schema_version": 1})
     found = state(named, render(named) + comment, tmp_path)
-    assert found.standing is Standing.STALE and found.explanation.endswith(
+    assert found.standing is ReceiptStatus.STALE and found.explanation.endswith(
         "it is of version 1, whose launch hash is over names too"
     )
     assert ("source changed" in found.explanation) is bool(comment)
@@ -126,14 +126,14 @@ def test_changed_spec_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path:
     data["spec"]["hash"] = "0" * 64
     written(tmp_path, named, data)
     found = state(named, render(named), tmp_path)
-    assert found.standing is Standing.STALE
+    assert found.standing is ReceiptStatus.STALE
     assert "spec changed" in found.explanation
 
 
 def test_unverified(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
     data["verification"] = None
     written(tmp_path, named, data)
-    assert state(named, render(named), tmp_path).standing is Standing.UNVERIFIED
+    assert state(named, render(named), tmp_path).standing is ReceiptStatus.UNVERIFIED
 
 
 def test_failed_names_the_cases(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
@@ -141,14 +141,14 @@ def test_failed_names_the_cases(named: NamedSpec, data: dict[str, Any], tmp_path
     cases.append({**cases[0], "name": "tail", "passed": False})
     written(tmp_path, named, data)
     found = state(named, render(named), tmp_path)
-    assert found.standing is Standing.FAILED
+    assert found.standing is ReceiptStatus.FAILED
     assert found.explanation == "1 of 2 cases failed: tail"
 
 
 def test_stale_outweighs_failed(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
     data["verification"]["cases"][0]["passed"] = False
     written(tmp_path, named, data)
-    assert state(named, "another source", tmp_path).standing is Standing.STALE
+    assert state(named, "another source", tmp_path).standing is ReceiptStatus.STALE
 
 
 def test_hash_is_over_the_bytes() -> None:

@@ -47,7 +47,7 @@ LENGTHS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 700)), min_size=1
 
 
 def named_of(rows: int = 16, cols: int = 16, n: int = 512, step: int = 1) -> NamedSpec:
-    fields: dict[str, Any] = {"op": "bsr_spmm", "arch": "sm_90a", "balanced": True, "stages": 2}
+    fields: dict[str, Any] = {"op": "bsr_spmm", "arch": "sm_90a", "scheduler": "dynamic", "stages": 2}
     return find_spec(fields | {"block": {"rows": rows, "cols": cols}, "tile": {"m": rows, "n": n, "k": step * cols}})
 
 

@@ -1,4 +1,4 @@
-"""``share_kv``, run on the host: how the loads of a tile are put in order, and which has which place and barrier.
+"""``share_kv_loads``, run on the host: how the loads of a tile are put in order, and which has which place and barrier.
 
 The kernel's own functions are compiled for the host. A warp's 32 lanes are 32 contexts of a thread, which meet at each
 vote.
@@ -29,15 +29,15 @@ FIELDS: dict[str, Any] = {
     "pattern": {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}},
     "tile": {"m": 128, "n": 64},
     "schedule": "cooperative",
-    "share_kv": True,
+    "share_kv_loads": True,
     "stages": 4,
 }
 KEY_BLOCKS = 100
 
 # Lists of a tile, their entries and stages: all kernels are compiled at once.
 KERNELS = [
-    *((streams, k, 5 if k < 100 else streams) for streams in (2, 3) for k in (1, 5, 32, 40, 128)),
-    *((streams, 40, streams + extra) for streams in (2, 3) for extra in (0, 1)),
+    *((sub_tiles, k, 5 if k < 100 else sub_tiles) for sub_tiles in (2, 3) for k in (1, 5, 32, 40, 128)),
+    *((sub_tiles, 40, sub_tiles + extra) for sub_tiles in (2, 3) for extra in (0, 1)),
 ]
 HEAD = """\
 #include <algorithm>
@@ -51,7 +51,7 @@ using std::max;
 using std::min;
 using uint32 = unsigned int;
 struct Params {};
-struct Piece {};
+struct WorkTile {};
 struct Tile {};
 int __ldg(const int* word) { return *word; }
 // A warp's lanes take turns: each runs up to where they meet. The last to get there is the first to go on, so that
@@ -119,18 +119,18 @@ uint32 __reduce_add_sync(unsigned, uint32 value) {
 PROGRAM = """\
 namespace %(name)s {
 %(constants)s
-struct KeyBlocks {
+struct KvBlockIterator {
   int entries;
   const int* list;
   int key_blocks;
   bool backwards;
 %(entry)s
 };
-KeyBlocks streams[kStreams];
-KeyBlocks key_blocks_of(const Params&, const Piece&, const Tile&, int stream) { return streams[stream]; }
+KvBlockIterator sub_tiles[kSubTiles];
+KvBlockIterator kv_blocks_of(const Params&, const WorkTile&, const Tile&, int stream) { return sub_tiles[stream]; }
 %(functions)s
 }  // namespace %(name)s
-// Puts `tiles` tiles in order, one after the other: lists (tiles, kStreams, kTopK); writes the loads of each tile,
+// Puts `tiles` tiles in order, one after the other: lists (tiles, kSubTiles, kTopK); writes the loads of each tile,
 // the steps of its warpgroups and the number of its loads. Lists of query blocks from `query_blocks` on are missing.
 extern "C" void order_%(name)s(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards,
     uint32* loads, uint32* steps, int* numbers) {
@@ -142,13 +142,13 @@ extern "C" void order_%(name)s(const int* lists, int tiles, int query_blocks, in
     LoadCounts before;
     for (int tile = 0; tile < tiles; ++tile) {
       if (lane == 0)
-        for (int list = 0; list < kStreams; ++list)
-          streams[list] = {list < query_blocks ? kTopK : 0, lists + (tile * kStreams + list) * kTopK, key_blocks,
+        for (int list = 0; list < kSubTiles; ++list)
+          sub_tiles[list] = {list < query_blocks ? kTopK : 0, lists + (tile * kSubTiles + list) * kTopK, key_blocks,
               backwards};
       __syncwarp();
       const LoadsOfSets in_tile = match_lists({}, {}, {}, blocks, sets);
       group_loads(in_tile, blocks, sets, grouped);
-      const int number = order_loads(before, in_tile, grouped, loads + tile * kEntries, steps + tile * kEntries);
+      const int number = schedule_loads(before, in_tile, grouped, loads + tile * kEntries, steps + tile * kEntries);
       if (lane == 0) numbers[tile] = number;
       __syncwarp();
     }
@@ -173,19 +173,19 @@ class Tile:
 Order = Callable[..., list[Tile]]
 
 
-def program(streams: int, k: int, stages: int) -> str:
+def program(sub_tiles: int, k: int, stages: int) -> str:
     """The functions of a kernel with so many lists of so many entries, and so many stages."""
     pattern = {**FIELDS["pattern"], "k": k}
-    named = find_spec({**FIELDS, "pattern": pattern, "tile": {"m": 64 * streams, "n": 64}, "stages": stages})
+    named = find_spec({**FIELDS, "pattern": pattern, "tile": {"m": 64 * sub_tiles, "n": 64}, "stages": stages})
     source = render(named)
     parts = (
-        ("template <int kDepth>\nstruct RingPosition", "// A piece of work"),
+        ("template <int kDepth>\nstruct PipelineState", "// A work tile"),
         ("constexpr int kSets", "constexpr int kQFullBarrier"),
         ("constexpr int kEntries", "constexpr int kWarpgroupThreads"),
         ("using uint64", "// Producer, one warp"),
     )
     return PROGRAM % {
-        "name": f"kernel_{streams}_{k}_{stages}",
+        "name": f"kernel_{sub_tiles}_{k}_{stages}",
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
         "entry": between(source, "  // The i-th entry of the list", "};"),
         "functions": "\n".join(between(source, *part) for part in parts),
@@ -197,28 +197,28 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int],
     """Returns a kernel's order, of one library for all."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    folder = tmp_path_factory.mktemp("share_kv")
+    folder = tmp_path_factory.mktemp("share_kv_loads")
     (folder / "main.cpp").write_text("".join([HEAD, *(program(*kernel) for kernel in KERNELS)]), encoding="utf-8")
     command = ["g++", "-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
     subprocess.run([*command, "main.cpp", "-o", "main.so"], cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "main.so"))
 
-    def ordering(streams: int, k: int, stages: int) -> Order:
-        function = getattr(library, f"order_kernel_{streams}_{k}_{stages}")
+    def ordering(sub_tiles: int, k: int, stages: int) -> Order:
+        function = getattr(library, f"order_kernel_{sub_tiles}_{k}_{stages}")
 
         def order(
-            tiles: list[list[list[int]]], key_blocks: int, query_blocks: int = streams, backwards: bool = False
+            tiles: list[list[list[int]]], key_blocks: int, query_blocks: int = sub_tiles, backwards: bool = False
         ) -> list[Tile]:
             flat = [entry for lists in tiles for entries in lists for entry in entries]
             loads, steps = ((ctypes.c_uint * len(flat))() for _ in range(2))
             numbers = (ctypes.c_int * len(tiles))()
             given = (ctypes.c_int * len(flat))(*flat)
             function(given, len(tiles), query_blocks, key_blocks, backwards, loads, steps, numbers)
-            size = streams * k
+            size = sub_tiles * k
             return [
                 Tile(
                     list(loads[t * size : t * size + numbers[t]]),
-                    [list(steps[t * size + w * k : t * size + (w + 1) * k]) for w in range(streams)],
+                    [list(steps[t * size + w * k : t * size + (w + 1) * k]) for w in range(sub_tiles)],
                 )
                 for t in range(len(tiles))
             ]
@@ -228,61 +228,61 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int],
     return ordering
 
 
-def lists_of_tiles(streams: int, k: int) -> list[list[list[int]]]:
+def lists_of_tiles(sub_tiles: int, k: int) -> list[list[list[int]]]:
     """Lists of tiles: equal, apart, partly shared, with repeated entries and with some that name no block."""
-    draw = random.Random(1000 * streams + k)
+    draw = random.Random(1000 * sub_tiles + k)
 
     def repeated(among: int) -> list[int]:
         return [draw.randrange(among) for _ in range(k)]
 
     def those(entries: list[int]) -> list[list[int]]:
-        return [draw.sample(entries, k) for _ in range(streams)]
+        return [draw.sample(entries, k) for _ in range(sub_tiles)]
 
-    apart = draw.sample(range(10 * KEY_BLOCKS), streams * k)
-    chance = [draw.sample(range(3 * k), k) for _ in range(8 * streams)]
+    apart = draw.sample(range(10 * KEY_BLOCKS), sub_tiles * k)
+    chance = [draw.sample(range(3 * k), k) for _ in range(8 * sub_tiles)]
     wild = [draw.choice((-1, -7, KEY_BLOCKS, KEY_BLOCKS + 3, 5)) for _ in range(k)]
     return [
-        [apart[:k]] * streams,
+        [apart[:k]] * sub_tiles,
         those(apart[:k]),
-        [apart[w * k : w * k + k] for w in range(streams)],
+        [apart[w * k : w * k + k] for w in range(sub_tiles)],
         those(apart[: k + k // 4]),
         [sorted(entries) for entries in those(apart[: 2 * k])],
         # What the last list has in common with each other one alone.
-        [*(apart[w * k : w * k + k] for w in range(streams - 1)), apart[k // 2 : k // 2 + k]],
-        [repeated(5) for _ in range(streams)],
-        [repeated(KEY_BLOCKS) for _ in range(streams)],
-        [[3] * k, *([3] * (k // 2) + [w] * (k - k // 2) for w in range(1, streams))],
-        [wild, *(repeated(9) for _ in range(1, streams))],
-        [*(repeated(9) for _ in range(1, streams)), wild],
-        *(chance[i : i + streams] for i in range(0, len(chance), streams)),
+        [*(apart[w * k : w * k + k] for w in range(sub_tiles - 1)), apart[k // 2 : k // 2 + k]],
+        [repeated(5) for _ in range(sub_tiles)],
+        [repeated(KEY_BLOCKS) for _ in range(sub_tiles)],
+        [[3] * k, *([3] * (k // 2) + [w] * (k - k // 2) for w in range(1, sub_tiles))],
+        [wild, *(repeated(9) for _ in range(1, sub_tiles))],
+        [*(repeated(9) for _ in range(1, sub_tiles)), wild],
+        *(chance[i : i + sub_tiles] for i in range(0, len(chance), sub_tiles)),
     ]
 
 
-@pytest.mark.parametrize("streams", [2, 3])
+@pytest.mark.parametrize("sub_tiles", [2, 3])
 @pytest.mark.parametrize("k", [1, 5, 32, 40, 128])
 def test_every_entry_is_worked_on_as_often_as_it_is_listed(
-    build: Callable[[int, int, int], Order], streams: int, k: int
+    build: Callable[[int, int, int], Order], sub_tiles: int, k: int
 ) -> None:
     """Loads and steps agree on places, barriers and phases, tile after tile; and no load is needlessly repeated."""
-    stages = 5 if k < 100 else streams
-    order, tiles = build(streams, k, stages), lists_of_tiles(streams, k)
+    stages = 5 if k < 100 else sub_tiles
+    order, tiles = build(sub_tiles, k, stages), lists_of_tiles(sub_tiles, k)
     for key_blocks in (KEY_BLOCKS, 10 * KEY_BLOCKS):
         place = 0
         loads_of_set: Counter[int] = Counter()
         for lists, tile in zip(tiles, order(tiles, key_blocks), strict=True):
             wanted = [Counter(e if 0 <= e < key_blocks else key_blocks for e in entries) for entries in lists]
             found: list[list[int]] = [[] for _ in lists]
-            last = [0] * streams
+            last = [0] * sub_tiles
             for number, load in enumerate(tile.loads):
                 block, full = divmod(load, 64)
-                users = [w for w in range(streams) if full // stages + 1 >> w & 1]
+                users = [w for w in range(sub_tiles) if full // stages + 1 >> w & 1]
                 assert full == full // stages * stages + loads_of_set[full // stages] % stages
                 for w in users:
                     note = tile.steps[w][len(found[w])]
                     assert (note & 0xFF, note >> 8 & 0xFF) == (place, full)
                     assert note >> 16 & 1 == loads_of_set[full // stages] // stages % 2
-                    assert (note >> 17) * len(users) == (2 if streams == 2 else 6)
-                    assert number - last[w] <= 2 * streams - 1
+                    assert (note >> 17) * len(users) == (2 if sub_tiles == 2 else 6)
+                    assert number - last[w] <= 2 * sub_tiles - 1
                     found[w].append(block)
                     last[w] = number
                 loads_of_set[full // stages] += 1
@@ -294,12 +294,14 @@ def test_every_entry_is_worked_on_as_often_as_it_is_listed(
             assert len(tile.loads) == union.total()
 
 
-@pytest.mark.parametrize("streams", [2, 3])
-def test_loads_for_several_lists_are_spread_over_a_tile(build: Callable[[int, int, int], Order], streams: int) -> None:
+@pytest.mark.parametrize("sub_tiles", [2, 3])
+def test_loads_for_several_lists_are_spread_over_a_tile(
+    build: Callable[[int, int, int], Order], sub_tiles: int
+) -> None:
     """Whatever a load is for, as many loads for the same lists come in the first part of a tile as in any other."""
-    draw, k, stages = random.Random(streams), 40, 5
-    for tile in build(streams, k, stages)(
-        [[sorted(draw.sample(range(90), k)) for _ in range(streams)] for _ in range(20)], KEY_BLOCKS
+    draw, k, stages = random.Random(sub_tiles), 40, 5
+    for tile in build(sub_tiles, k, stages)(
+        [[sorted(draw.sample(range(90), k)) for _ in range(sub_tiles)] for _ in range(20)], KEY_BLOCKS
     ):
         places: dict[int, list[float]] = {}
         blocks: dict[int, list[int]] = {}
@@ -316,29 +318,29 @@ def test_loads_for_several_lists_are_spread_over_a_tile(build: Callable[[int, in
 def test_query_blocks_that_are_missing_take_the_first_list(build: Callable[[int, int, int], Order]) -> None:
     k = 40
     entries = list(range(100, 60, -1))
-    for streams in (2, 3):
-        lists = [[entries, *[[0] * k] * (streams - 1)]]
-        (tile,) = build(streams, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1)
+    for sub_tiles in (2, 3):
+        lists = [[entries, *[[0] * k] * (sub_tiles - 1)]]
+        (tile,) = build(sub_tiles, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1)
         assert [load // 64 for load in tile.loads] == entries
-        (tile,) = build(streams, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1, backwards=True)
+        (tile,) = build(sub_tiles, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1, backwards=True)
         assert [load // 64 for load in tile.loads] == entries[::-1]
 
 
-@pytest.mark.parametrize("streams", [2, 3])
+@pytest.mark.parametrize("sub_tiles", [2, 3])
 @pytest.mark.parametrize("extra", [0, 1])
-def test_the_rings_never_fill_up(build: Callable[[int, int, int], Order], streams: int, extra: int) -> None:
+def test_the_rings_never_fill_up(build: Callable[[int, int, int], Order], sub_tiles: int, extra: int) -> None:
     """The K ring and the V ring with consumers that go on as far as they can: the fewest stages allowed suffice."""
-    k, stages = 40, streams + extra
-    tiles = lists_of_tiles(streams, k)
+    k, stages = 40, sub_tiles + extra
+    tiles = lists_of_tiles(sub_tiles, k)
     loads: list[list[int]] = []  # users of each load
-    uses: list[list[int]] = [[] for _ in range(streams)]  # loads of each warpgroup
-    for tile in build(streams, k, stages)(tiles, 10 * KEY_BLOCKS):
+    uses: list[list[int]] = [[] for _ in range(sub_tiles)]  # loads of each warpgroup
+    for tile in build(sub_tiles, k, stages)(tiles, 10 * KEY_BLOCKS):
         for load in tile.loads:
-            loads.append([w for w in range(streams) if load % 64 // stages + 1 >> w & 1])
+            loads.append([w for w in range(sub_tiles) if load % 64 // stages + 1 >> w & 1])
             for w in loads[-1]:
                 uses[w].append(len(loads) - 1)
     left = [[set(users) for users in loads] for _ in range(2)]  # who still needs a load's place: of K, of V
-    there, steps = [0, 0], [0] * streams
+    there, steps = [0, 0], [0] * sub_tiles
     moved = True
     while moved:
         moved = False
@@ -346,7 +348,7 @@ def test_the_rings_never_fill_up(build: Callable[[int, int, int], Order], stream
             while there[ring] < len(loads) and (there[ring] < stages or not left[ring][there[ring] - stages]):
                 there[ring] += 1
                 moved = True
-        for w in range(streams):
+        for w in range(sub_tiles):
             step = steps[w]
             if step > k * len(tiles):
                 continue
@@ -362,18 +364,18 @@ def test_the_rings_never_fill_up(build: Callable[[int, int, int], Order], stream
                 left[1][v_load].discard(w)
             steps[w] += 1
             moved = True
-    assert steps == [k * len(tiles) + 1] * streams
+    assert steps == [k * len(tiles) + 1] * sub_tiles
 
 
 @pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("share_kv", {"arch": "sm_89", "schedule": "multistage"}),
-        ("share_kv", {"pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}}}),
-        ("share_kv", {"pattern": {"kind": "causal"}}),
-        ("split_tail", {"split_tail": True}),
+        ("share_kv_loads", {"arch": "sm_89", "schedule": "multistage"}),
+        ("share_kv_loads", {"pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}}}),
+        ("share_kv_loads", {"pattern": {"kind": "causal"}}),
+        ("stream_k_tail", {"stream_k_tail": True}),
         ("schedule", {"schedule": "ping_pong"}),
-        ("packed_heads", {"packed_heads": 2}),
+        ("pack_gqa", {"pack_gqa": 2}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 32, "block": {"q": 128, "kv": 64}}}),
         ("pattern.block.q", {"pattern": {"kind": "topk", "k": 32, "block": {"q": 32, "kv": 64}}}),
         ("tile.m", {"head_dim": 64, "tile": {"m": 256, "n": 64}}),
@@ -394,11 +396,11 @@ def test_what_it_is_not_written_for_is_refused(field: str, change: dict[str, Any
 
 
 def test_it_is_off_by_default_and_then_no_part_of_the_hash() -> None:
-    plain = {name: value for name, value in FIELDS.items() if name != "share_kv"}
-    assert find_spec({**plain, "share_kv": False}).spec.hash == find_spec(plain).spec.hash
-    assert "share_kv" not in find_spec(plain).spec.canonical_json()
+    plain = {name: value for name, value in FIELDS.items() if name != "share_kv_loads"}
+    assert find_spec({**plain, "share_kv_loads": False}).spec.hash == find_spec(plain).spec.hash
+    assert "share_kv_loads" not in find_spec(plain).spec.canonical_json()
     shared = find_spec(FIELDS).spec
-    assert '"share_kv":true' in shared.canonical_json() and "split_tail" not in shared.canonical_json()
+    assert '"share_kv_loads":true' in shared.canonical_json() and "stream_k_tail" not in shared.canonical_json()
 
 
 def test_stages_left_out_suffice_for_both_tiles() -> None:
@@ -422,7 +424,7 @@ def test_stages_left_out_fit_with_blocks_of_128_keys(head_dim: int, stages: int)
 def test_a_head_that_is_too_wide_is_to_blame_for_what_follows_it(head_dim: int) -> None:
     pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 128}}
     plain = {name: value for name, value in FIELDS.items() if name not in ("stages", "tile", "schedule")}
-    with pytest.raises(SpecError, match=rf"^head_dim: is {head_dim}; allowed with share_kv: 64, 96, 128$"):
+    with pytest.raises(SpecError, match=rf"^head_dim: is {head_dim}; allowed with share_kv_loads: 64, 96, 128$"):
         plan_for(find_spec({**plain, "pattern": pattern, "head_dim": head_dim}))
 
 
@@ -448,7 +450,7 @@ def test_the_longest_lists_fit_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "head_dim", "paced", "slices"),
+    ("m", "k", "head_dim", "l2_lockstep", "slices"),
     [
         (192, 32, 128, False, 0),
         (192, 32, 128, True, 5),
@@ -460,10 +462,10 @@ def test_the_longest_lists_fit_shared_memory() -> None:
     ],
 )
 def test_how_much_of_q_long_tiles_keep_in_registers(
-    m: int, k: int, head_dim: int, paced: bool, slices: int | None
+    m: int, k: int, head_dim: int, l2_lockstep: bool, slices: int | None
 ) -> None:
     """Slices of Q that are in registers, None for all."""
-    changes = {"tile": {"m": m, "n": 64}, "head_dim": head_dim, "paced": paced}
+    changes = {"tile": {"m": m, "n": 64}, "head_dim": head_dim, "l2_lockstep": l2_lockstep}
     named = find_spec(FIELDS | changes | {"pattern": FIELDS["pattern"] | {"k": k}})
     plan, source = plan_for(named), render(named)
     assert plan.flags.q_in_registers is (slices is None)

@@ -58,12 +58,12 @@ constexpr float kMinusInfinity = -1.0f;
 constexpr int kWarpgroupRows = 64;
 %(pattern)s
 %(seen)s
-struct Entry { int piece, count; };
+struct WorkTileInfo { int work, count; };
 struct Tile { int batch, first_query; };
 int begin = 0, number = -1;  // the part of the tile; -1: all of it
 
-KeyBlocks key_blocks_of(const Params& p, int, const Tile& tile, int) {
-  KeyBlocks blocks(p, tile.batch, 0, tile.first_query);
+KvBlockIterator kv_blocks_of(const Params& p, int, const Tile& tile, int) {
+  KvBlockIterator blocks(p, tile.batch, 0, tile.first_query);
 %(restriction)s
   return blocks;
 }
@@ -78,12 +78,12 @@ int main(int words, char** word) {
     for (int warpgroup = 0; warpgroup < %(m)d / kWarpgroupRows; ++warpgroup) {
       std::string worked, rows[kWarpgroupRows];
       number = -1;
-      const int end = width < 0 ? 1 : key_blocks_of(p, 0, tile, 0).count;
+      const int end = width < 0 ? 1 : kv_blocks_of(p, 0, tile, 0).count;
       for (begin = 0; begin < end; begin += abs(width)) {
         number = width;
-        KeyBlocks blocks = key_blocks_of(p, 0, tile, 0);
-        const Entry entry{0, blocks.count};
-        const int stream = 0;
+        KvBlockIterator blocks = kv_blocks_of(p, 0, tile, 0);
+        const WorkTileInfo info{0, blocks.count};
+        const int sub_tile = 0;
         %(lines)s
         for (int i = 0; i < count; ++i) {
           %(block)s
@@ -111,7 +111,7 @@ int main(int words, char** word) {
             for (int number : {first[row], last[row], left[row]}) rows[row] += std::to_string(number) + " ";
           }
         }
-        if (after + count + before != entry.count || count < 0) worked += "lost ";
+        if (after + count + before != info.count || count < 0) worked += "lost ";
       }
       std::puts(worked.c_str());
       for (const std::string& row : rows) std::puts(row.c_str());
@@ -136,19 +136,19 @@ def build(plan: Plan, folder: Path) -> Path:
     source = render_plan(plan)
     template = environment().get_template(str(plan.flags.pattern_template))
     pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
-    lines = re.search(r"const int newest = .*?const int newest_seen = [^;]*;", source, re.DOTALL)
-    seen = re.search(r"struct SeenBlocks \{.*?(?=// Online softmax)", source, re.DOTALL)
-    masked = re.search(r"(const int block = newest_seen - i;)((?:\s*if \(block [^;]*;)+)", source)
+    lines = re.search(r"const int newest = .*?const int newest_visible = [^;]*;", source, re.DOTALL)
+    seen = re.search(r"struct VisibleRange \{.*?(?=// Online softmax)", source, re.DOTALL)
+    masked = re.search(r"(const int block = newest_visible - i;)((?:\s*if \(block [^;]*;)+)", source)
     assert pattern in source and lines and seen and masked
     conditions = re.findall(r"if \((.*?)\) ", masked[2])
     # The first step, which is not in the loop, is masked likewise.
-    first = re.sub(r"\bblock\b", "newest_seen", masked[2]).replace("\n        ", "\n      ")
-    assert f"k_position.advance();{first}\n      take_step_max(" in source
+    first = re.sub(r"\bblock\b", "newest_visible", masked[2]).replace("\n        ", "\n      ")
+    assert f"k_state.advance();{first}\n      take_step_max(" in source
     text = PROGRAM % {
         "declarations": declarations([pattern_of(plan)]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
-        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.split else "",
+        "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.stream_k else "",
         "seen": seen[0].replace("#pragma unroll\n", ""),
         "lines": lines[0],
         "block": masked[1],
@@ -187,7 +187,7 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
         visible = [
             [key for key in range(kv_len) if definition.visible(i, key, q_len, kv_len, values)] for i in range(q_len)
         ]
-        for width in (-1, 2) if plan.split else (-1,):
+        for width in (-1, 2) if plan.stream_k else (-1,):
             words = [str(word) for word in (q_len, kv_len, width, start, value)]
             output = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout
             lines = iter(output.splitlines())
@@ -217,10 +217,10 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
     ],
 )
 def test_elsewhere_all_warpgroups_work_on_all_steps(pattern: dict[str, Any], m: int, n: int, schedule: str) -> None:
-    assert "hand_back" not in render_plan(plan_of(pattern, m, n, schedule))
+    assert "consumer_release" not in render_plan(plan_of(pattern, m, n, schedule))
 
 
 def test_with_parts_of_keys_all_warpgroups_work_on_all_steps() -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": CAUSAL, "tile": {"m": 128, "n": 64}}
-    assert plan_for(find_spec(fields | {"schedule": "cooperative"})).flags.skips
-    assert not plan_for(find_spec(fields | {"key_parts": 2})).flags.skips
+    assert plan_for(find_spec(fields | {"schedule": "cooperative"})).flags.skip_masked
+    assert not plan_for(find_spec(fields | {"kv_splits": 2})).flags.skip_masked

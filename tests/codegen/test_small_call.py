@@ -40,10 +40,10 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     positional, more = script.arguments_of(spec, "cpu")
     if isinstance(spec, AttentionSpec):
         q, k, v, *indices = positional
-        assert q.shape[1] % (k.shape[1] * spec.packed_heads) == 0 and k.shape == v.shape
+        assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0 and k.shape == v.shape
         required = [tensor for tensor in spec.index_tensors if not tensor.optional]
         assert len(indices) == len(required) and (set(more) == {"sink"}) == spec.sink
-        heads = q.shape[1] // spec.packed_heads
+        heads = q.shape[1] // spec.pack_gqa
         assert all(
             tensor.dtype == torch.int32
             and (tensor.shape == q.shape[:1] if which.per_batch else tensor.shape[1] in (1, heads))

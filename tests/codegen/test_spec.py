@@ -21,9 +21,9 @@ from codegen.plans import plan_for
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema, parse_spec
 
 Fields = dict[str, Any]
-FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse", "split_tail")
+FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse", "stream_k_tail")
 
-OPTIONS = [("softcap", None, 30.0), ("sink", False, True), ("packed_heads", 1, 8)]
+OPTIONS = [("softcap", None, 30.0), ("sink", False, True), ("pack_gqa", 1, 8)]
 
 
 def with_field(data: Fields, dotted: str, value: object) -> Fields:
@@ -137,8 +137,8 @@ def test_hash_ignores_the_order_of_fields(attention: Fields) -> None:
         ("lse", False),
         ("softcap", 30.0),
         ("sink", True),
-        ("packed_heads", 8),
-        ("split_tail", False),
+        ("pack_gqa", 8),
+        ("stream_k_tail", False),
     ],
 )
 def test_every_field_changes_the_hash(attention: Fields, field: str, value: object) -> None:
@@ -155,15 +155,15 @@ def test_an_option_that_is_off_is_no_part_of_the_hash(attention: Fields, option:
 
 
 def test_split_tail_is_part_of_the_hash_where_a_kernel_can_have_it(attention: Fields) -> None:
-    off = parse_spec({**attention, "split_tail": False})
-    assert json.loads(off.canonical_json())["split_tail"] is False
-    assert not parse_spec(json.loads(off.canonical_json())).split_tail
+    off = parse_spec({**attention, "stream_k_tail": False})
+    assert json.loads(off.canonical_json())["stream_k_tail"] is False
+    assert not parse_spec(json.loads(off.canonical_json())).stream_k_tail
     # Elsewhere it is an option that is off, whether the file says so or not.
     causal = {**attention, "pattern": {"kind": "causal"}}
-    del causal["split_tail"]
+    del causal["stream_k_tail"]
     plain = parse_spec(causal)
-    assert "split_tail" not in plain.canonical_json()
-    assert parse_spec({**causal, "split_tail": False}).hash == plain.hash
+    assert "stream_k_tail" not in plain.canonical_json()
+    assert parse_spec({**causal, "stream_k_tail": False}).hash == plain.hash
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_split_tail_is_part_of_the_hash_where_a_kernel_can_have_it(attention: Fi
 )
 def test_split_tail_is_refused_where_no_kernel_has_it(arch: str, pattern: Fields) -> None:
     fields = {"op": "attention", "arch": arch, "head_dim": 64, "pattern": pattern}
-    assert not parse_spec(fields).split_tail
-    error = refusal({**fields, "split_tail": True})
-    assert error.field == "split_tail"
+    assert not parse_spec(fields).stream_k_tail
+    error = refusal({**fields, "stream_k_tail": True})
+    assert error.field == "stream_k_tail"
     assert error.reason == f"is true; {pattern['kind']} on {arch} has no kernel with it: leave it out"
 
 
@@ -217,8 +217,8 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("stages", True, "is True"),
         ("lse", 1, "is 1; input should be a valid boolean"),
         ("lse", "yes", "is 'yes'"),
-        ("packed_heads", 3, "is 3; allowed: 1, 2, 4, 8, 16, 32 or 64"),
-        ("packed_heads", 8.0, "is 8.0; an integer is expected"),
+        ("pack_gqa", 3, "is 3; allowed: 1, 2, 4, 8, 16, 32 or 64"),
+        ("pack_gqa", 8.0, "is 8.0; an integer is expected"),
         ("sink", 4.0, "is 4.0; input should be a valid boolean"),
         ("softcap", 0, "is 0; input should be greater than or equal to 0.001"),
         ("softcap", -30.0, "is -30.0; input should be greater than"),
@@ -306,7 +306,7 @@ def test_schedule_where_there_is_nobody_to_take_turns_with(attention: Fields) ->
     assert parse_spec(short).schedule == "ping_pong"
     assert parse_spec({**short, "tile": {"m": 64}}).schedule == "cooperative"
     small = {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}
-    assert parse_spec({**short, "pattern": small, "share_kv": True}).schedule == "cooperative"
+    assert parse_spec({**short, "pattern": small, "share_kv_loads": True}).schedule == "cooperative"
 
 
 def test_blocks_of_112_columns_have_steps_of_16(spmm: Fields) -> None:
@@ -357,7 +357,7 @@ def test_not_a_mapping(data: object) -> None:
 
 
 def test_every_combination_is_legal_or_names_the_legal_ones(attention: Fields, spmm: Fields) -> None:
-    del attention["split_tail"]  # that of the architecture
+    del attention["stream_k_tail"]  # that of the architecture
     for data in (attention, spmm):
         for arch in ARCHS.values():
             legal = {(c.mma, c.copy, c.schedule) for c in arch.of(data["op"])}
@@ -458,7 +458,7 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
         definition = schema["$defs"][model]
         assert set(definition["required"]) == required
         assert definition["additionalProperties"] is False
-        assert set(FILLED_IN) - {"lse", "split_tail"} < set(definition["properties"])
+        assert set(FILLED_IN) - {"lse", "stream_k_tail"} < set(definition["properties"])
     assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 96, 128, 192, 256]
     assert schema["$defs"]["Block"]["properties"]["q"]["enum"] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert schema["$defs"]["Block"]["properties"]["kv"]["enum"] == [16, 32, 64, 128]
@@ -470,7 +470,7 @@ def test_schema_describes_every_field() -> None:
             assert name == "kind" or field.get("description"), f"{model['title']}.{name}"
 
 
-DENSE_HEADS = {"op": "attention", "arch": "sm_90a", "pattern": {"kind": "dense"}, "key_parts": 2}
+DENSE_HEADS = {"op": "attention", "arch": "sm_90a", "pattern": {"kind": "dense"}, "kv_splits": 2}
 CAUSAL_HEADS = DENSE_HEADS | {"pattern": {"kind": "causal"}}
 
 
@@ -510,18 +510,21 @@ def test_defaults_of_a_spec_with_a_wrong_value_are_of_no_account(arch: str, wron
     heads = {"op": "attention", "arch": arch, "head_dim": 96, "pattern": listed, "tile": {"n": 64}}
     block = {"rows": 16, "cols": 32}
     for fields, names in (
-        (heads, ("head_dim", "pattern.block.q", "pattern.block.kv", "tile.n", "packed_heads", "warp_rows", "share_kv")),
+        (
+            heads,
+            ("head_dim", "pattern.block.q", "pattern.block.kv", "tile.n", "pack_gqa", "warp_rows", "share_kv_loads"),
+        ),
         (blocks_of("bsr_spmm", 16, arch=arch, block=block, tile={"n": 256}), ("block.cols", "tile.n", "accumulate")),
         (blocks_of("bsr_sddmm", 16, arch=arch, block=block, tile={"n": 256}), ("block.cols", "tile.n")),
     ):
-        more = {"blocks_per_sm": 3} if fields["op"] != "attention" else {}
+        more = {"ctas_per_sm": 3} if fields["op"] != "attention" else {}
         for name in (*names, *more):
             data = with_field(copy.deepcopy({**fields, **more}), name, wrong)
-            if name in ("share_kv", "accumulate") and wrong is True:
+            if name in ("share_kv_loads", "accumulate") and wrong is True:
                 continue
             with pytest.raises(SpecError) as caught:
                 plan_for(find_spec(data))
-            assert caught.value.field in (name, "share_kv", "blocks_per_sm", "accumulate"), data
+            assert caught.value.field in (name, "share_kv_loads", "ctas_per_sm", "accumulate"), data
 
 
 def test_errors_travel_between_processes() -> None:

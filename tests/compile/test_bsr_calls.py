@@ -349,7 +349,7 @@ def test_a_gradient_is_refused_unless_it_is_off(make: Make) -> None:
 
 
 def test_block_rows_are_ordered_by_length(make: Make) -> None:
-    kernel = make(balanced=True)
+    kernel = make(scheduler="dynamic")
     a, b = matrix([0, 1, 1, 3], [2, 0, 1]), dense(192, 304)
     prepared = kernel.prepare(a)
     order = prepared.row_order
@@ -372,7 +372,7 @@ def test_block_rows_are_ordered_by_length(make: Make) -> None:
     ],
 )
 def test_what_is_wrong_with_an_order(make: Make, order: Any, message: str) -> None:
-    kernel = make(balanced=True)
+    kernel = make(scheduler="dynamic")
     with pytest.raises(ArgumentError, match=message):
         kernel(PreparedBsr(A, order), dense(192, 128), validate=True)
     assert not kernel._loaded.launches
@@ -380,13 +380,13 @@ def test_what_is_wrong_with_an_order(make: Make, order: Any, message: str) -> No
 
 PREPARED_BY: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"size": 16}, r"has no order of block rows"),
-    "cut": ({"size": 16, "balanced": True}, "has cut block rows"),
+    "cut": ({"size": 16, "scheduler": "dynamic"}, "has cut block rows"),
     "gathered": (
         {"size": 16, "tile": {"m": 384, "n": 128, "k": 16}, "stages": 4},
         "has row clusters",
     ),
     "transposed": ({"size": 64, "transpose_a": True}, "has a transposed index|has no order of block rows"),
-    "ordered": ({"size": 64, "balanced": True}, "has block rows by length"),
+    "ordered": ({"size": 64, "scheduler": "dynamic"}, "has block rows by length"),
     "plain": ({"size": 64}, "has no transposed index|has no order of block rows"),
 }
 
@@ -412,7 +412,7 @@ def test_a_matrix_is_prepared_for_one_kind_of_kernel(make: Make, name: str, othe
     [
         ({}, {"pack": True}, r"pack: is True, but bsr_spmm_\w+ reads a where it is"),
         ({}, {"effort": "some"}, "effort: is 'some'; allowed: fast, best"),
-        ({"balanced": True}, {"columns": dense(192, 128)}, "columns: is Tensor, expected the columns of b"),
+        ({"scheduler": "dynamic"}, {"columns": dense(192, 128)}, "columns: is Tensor, expected the columns of b"),
         ({}, {"columns": 0}, "columns: is 0, expected the columns of b"),
     ],
 )
@@ -422,7 +422,7 @@ def test_what_cannot_be_prepared(make: Make, fields: dict[str, Any], more: dict[
 
 
 def test_what_is_prepared_stays_with_other_values(make: Make) -> None:
-    kernel = make(balanced=True)
+    kernel = make(scheduler="dynamic")
     prepared = kernel.prepare(A)
     other = prepared.with_values(dense(3, 64, 64, fill=2.0))
     assert other.row_order is prepared.row_order and other.matrix.values().unique().tolist() == [2.0]
@@ -450,7 +450,7 @@ def test_a_prepared_matrix_says_what_it_has(make: Make) -> None:
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
-    kernel = make(size=16, balanced=True)
+    kernel = make(size=16, scheduler="dynamic")
     lengths = [2, 250, 0, 120]
     crow = [0, 2, 252, 252, 372]
     a, b = matrix(crow, [0] * 372, index=index, size=16), dense(48, 1000)
@@ -472,7 +472,7 @@ def test_long_block_rows_are_cut(make: Make, index: Any) -> None:
 
 
 def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
-    kernel = make(size=16, balanced=True)
+    kernel = make(size=16, scheduler="dynamic")
     a = matrix([0, 64, 128, 128], [0] * 128, size=16)
     cut = kernel.compiled.plan.row_cutting.cut(3, 128, 2, 132)
     order = split_rows(a.crow_indices(), cut, 1)  # on a GPU, that of prepare(a, 1000)
@@ -493,7 +493,7 @@ def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         workspace, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
     )
-    kernel = make(size=32, balanced=True)
+    kernel = make(size=32, scheduler="dynamic")
     kernel(matrix([0, 120, 120], [0] * 120, size=32), dense(96, 1000))
     assert asked == [2] and kernel._loaded.launches[0]["parts"] == 0
     kernel(matrix([0, 121, 121], [0] * 121, size=32), dense(96, 1000))
@@ -736,7 +736,7 @@ def test_nothing_is_packed_where_nothing_is_stored(make: Make) -> None:
     ],
 )
 def test_what_is_wrong_with_chunks(make: Make, change: Any, message: str) -> None:
-    kernel = make(size=32, balanced=True)
+    kernel = make(size=32, scheduler="dynamic")
     a = matrix([0, 140, 141, 143], [0] * 143, size=32)
     prepared = kernel.prepare(a)
     with pytest.raises(ArgumentError, match=message):
@@ -835,7 +835,7 @@ def test_a_dense_product_of_two_sparse_matrices(make: Make) -> None:
 def test_tiles_that_are_handed_out_have_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: asked.append(number) or COUNTERS)
-    kernel = make(op="bsr_spgemm", balanced=True)
+    kernel = make(op="bsr_spgemm", scheduler="dynamic")
     kernel(A, B)
     kernel(A, B, out=dense(192, 256)[:, :128])
     (signature, _), (launch, _) = kernel._loaded.signatures, kernel._loaded.launches
@@ -844,9 +844,9 @@ def test_tiles_that_are_handed_out_have_counters(make: Make, monkeypatch: pytest
     assert asked == [4 + 6, 4 + 6]  # an entry for each tile, all of which may be put off
 
 
-@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("scheduler", [False, True])
 def test_no_tiles_and_too_many(make: Make, balanced: bool) -> None:
-    kernel = make(op="bsr_spgemm", balanced=balanced)
+    kernel = make(op="bsr_spgemm", scheduler="dynamic" if balanced else "static")
     with pytest.raises(ArgumentError, match=r"^b: is empty: \(192, 0\)"):
         kernel(A, matrix([0, 0, 0, 0], [], columns=0))
     a = matrix([0] * 257, [])  # 256 block rows, each with a tile or, if not balanced, a run of 4 tiles at a time
@@ -956,7 +956,7 @@ def test_matrices_begin_where_copies_may(make: Make, argument: str) -> None:
 
 
 def test_orders_begin_where_copies_may(make: Make) -> None:
-    kernel, a = make(size=32, balanced=True), matrix([0, 140, 141, 143], [0] * 143, size=32)
+    kernel, a = make(size=32, scheduler="dynamic"), matrix([0, 140, 141, 143], [0] * 143, size=32)
     order = kernel.prepare(a).row_order
     table = torch.zeros(order.chunks.numel() + 4).int()[1:-3].view_as(order.chunks)
     with pytest.raises(ArgumentError, match=r"^a\.row_order\.chunks: starts at address 0x"):
@@ -1142,13 +1142,13 @@ def test_what_is_wrong_with_a_and_b(make: Make, change: dict[str, Any], message:
 
 
 def test_sparse_matrices_are_prepared(make: Make) -> None:
-    for kernel in (make(balanced=True), make(transpose_a=True), make()):
+    for kernel in (make(scheduler="dynamic"), make(transpose_a=True), make()):
         with pytest.raises(ArgumentError, match=r"a: is torch\.strided, expected a torch\.sparse_bsr tensor"):
             kernel.prepare(dense(192, 192))
 
 
 def test_what_was_prepared_is_trusted_unless_it_is_to_be_validated(make: Make) -> None:
-    rows, chunks = make(balanced=True), make(size=32, balanced=True)
+    rows, chunks = make(scheduler="dynamic"), make(size=32, scheduler="dynamic")
     a = matrix([0, 140, 141, 143], [0] * 143, size=32)
     order = chunks.prepare(a).row_order
     for kernel, wrong, b in (
@@ -1162,7 +1162,7 @@ def test_what_was_prepared_is_trusted_unless_it_is_to_be_validated(make: Make) -
 
 
 def test_one_column_is_enough_to_find_an_order(make: Make) -> None:
-    kernel = make(size=16, balanced=True)
+    kernel = make(size=16, scheduler="dynamic")
     a = matrix([0, 1, 1], [0], size=16)
     assert kernel.prepare(a, 1).row_order.limit == kernel.prepare(a).row_order.limit
     with pytest.raises(ArgumentError, match=r"^b: "):
@@ -1233,7 +1233,7 @@ def test_more_tiles_of_a_product_than_can_be_numbered(make: Make, monkeypatch: p
 
 
 def test_an_order_is_found_for_the_columns_of_b(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, columns = make(size=16, balanced=True), []
+    kernel, columns = make(size=16, scheduler="dynamic"), []
     find = kernel._preparation._find_order
     monkeypatch.setattr(
         kernel._preparation, "_find_order", lambda a, wanted, effort: columns.append(wanted) or find(a, wanted, effort)
@@ -1245,7 +1245,7 @@ def test_an_order_is_found_for_the_columns_of_b(make: Make, monkeypatch: pytest.
 
 
 def test_matrices_are_prepared_that_the_kernel_takes(make: Make) -> None:
-    for kernel in (make(size=32), make(size=32, balanced=True), make(**GATHERED)):
+    for kernel in (make(size=32), make(size=32, scheduler="dynamic"), make(**GATHERED)):
         with pytest.raises(ArgumentError, match=r"a: has blocks of \(64, 64\), this kernel takes"):
             kernel.prepare(A)
     kernel, a = make(**GATHERED), matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from codegen.library import find_spec
-from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, Standing, VerificationRecord, state
+from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
 from codegen.render import render
 from runtime.cli import app
 from runtime.compile import inspection, toolchain
@@ -124,10 +124,10 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
         assert Receipt.read(path) == written.model_copy(update={"measurement": kept})
     standing = state(named, render(named), tmp_path).standing
     if case.passed:
-        assert result.exit_code == 0 and standing is Standing.OK
+        assert result.exit_code == 0 and standing is ReceiptStatus.OK
         assert result.output.startswith("ok     l4_topk32_d64: 1 cases on a device (sm_89 cubin), worst error 0.001\n")
     else:
-        assert result.exit_code == 1 and standing is Standing.FAILED
+        assert result.exit_code == 1 and standing is ReceiptStatus.FAILED
         assert result.output.startswith("FAILED l4_topk32_d64: 1 cases")
         assert "plain" in result.output and "repeat: codegen verify l4_topk32_d64" in result.output
 

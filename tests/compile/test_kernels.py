@@ -91,13 +91,13 @@ OTHERS = [
         "op": "attention",
         "arch": "sm_90a",
         "head_dim": 64,
-        "packed_heads": 4,
+        "pack_gqa": 4,
         "sink": True,
         "softcap": 30,
         "pattern": {"kind": "block_lists", "block": {"q": 4, "kv": 128}, "mask": "causal"},
         "tile": {"m": 128, "n": 64},
     },
-    {"op": "attention", "arch": "sm_90a", "head_dim": 192, "packed_heads": 64, "pattern": {"kind": "causal"}},
+    {"op": "attention", "arch": "sm_90a", "head_dim": 192, "pack_gqa": 64, "pattern": {"kind": "causal"}},
     {
         "op": "attention",
         "arch": "sm_90a",
@@ -122,7 +122,7 @@ OTHERS = [
             "op": "attention",
             "arch": "sm_90a",
             "schedule": "cooperative",
-            "share_kv": True,
+            "share_kv_loads": True,
             "pattern": {"kind": "topk", "k": k, "block": {"q": 64, "kv": keys}},
             "tile": {"m": m, "n": keys},
             **more,
@@ -154,7 +154,7 @@ OTHERS = [
         "op": "attention",
         "arch": "sm_90a",
         "head_dim": 64,
-        "packed_heads": 2,
+        "pack_gqa": 2,
         "sink": True,
         "pattern": {"kind": "block_lists", "block": {"q": 32, "kv": 64}, "mask": "causal"},
         "tile": {"m": 192, "n": 64},
@@ -181,7 +181,7 @@ OTHERS = [
         "pattern": {"kind": "causal"},
         "tile": {"m": 128, "n": 144},
     },
-    {"op": "attention", "arch": "sm_90a", "head_dim": 128, "split_tail": False, "pattern": DENSE},
+    {"op": "attention", "arch": "sm_90a", "head_dim": 128, "stream_k_tail": False, "pattern": DENSE},
     # The producer of three warpgroups walks through two kinds of lists.
     *(
         {
@@ -195,7 +195,7 @@ OTHERS = [
         for head_dim, q, kv, mask, more in (
             (96, 64, 128, {"mask": "causal"}, {}),
             (128, 64, 128, {}, {}),
-            (128, 4, 64, {"mask": "causal"}, {"packed_heads": 16, "sink": True, "softcap": 20}),
+            (128, 4, 64, {"mask": "causal"}, {"pack_gqa": 16, "sink": True, "softcap": 20}),
         )
     ),
     # A cap beside all of Q in registers, with each kind of mask.
@@ -211,7 +211,7 @@ OTHERS = [
         "op": "attention",
         "arch": "sm_90a",
         "head_dim": 96,
-        "paced": True,
+        "l2_lockstep": True,
         "pattern": {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}},
     },
     # The most that the registers of two and of three warpgroups are said to hold.
@@ -268,7 +268,7 @@ OTHERS = [
         "op": "attention",
         "arch": "sm_89",
         "head_dim": 64,
-        "packed_heads": 4,
+        "pack_gqa": 4,
         "sink": True,
         "softcap": 30,
         "pattern": {"kind": "block_lists", "block": {"q": 4, "kv": 128}, "mask": "causal"},
@@ -278,7 +278,7 @@ OTHERS = [
         "arch": "sm_89",
         "head_dim": 128,
         "dtype": "bf16",
-        "packed_heads": 2,
+        "pack_gqa": 2,
         "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
         "tile": {"m": 64, "n": 64},
         "stages": 3,
@@ -287,7 +287,7 @@ OTHERS = [
         "op": "attention",
         "arch": "sm_89",
         "head_dim": 192,
-        "packed_heads": 64,
+        "pack_gqa": 64,
         "lse": False,
         "pattern": {"kind": "causal"},
     },
@@ -333,12 +333,12 @@ OTHERS = [
             **more,
         }
         for dtype, rows, cols, n, k, stages, more in (
-            ("fp16", 16, 16, 512, 32, 6, {"balanced": True}),
+            ("fp16", 16, 16, 512, 32, 6, {"scheduler": "dynamic"}),
             ("bf16", 16, 32, 512, 64, 3, {"accumulate": True}),
             ("fp16", 32, 32, 512, 64, 3, {"epilogue": {"bias": True, "activation": "gelu"}}),
             ("fp16", 16, 16, 512, 64, 3, {}),
-            ("fp16", 16, 16, 256, 32, 3, {"blocks_per_sm": 3}),
-            ("bf16", 32, 16, 512, 16, 5, {"blocks_per_sm": 2}),
+            ("fp16", 16, 16, 256, 32, 3, {"ctas_per_sm": 3}),
+            ("bf16", 32, 16, 512, 16, 5, {"ctas_per_sm": 2}),
             ("fp16", 32, 32, 1024, 32, 3, {}),
         )
     ),
@@ -352,7 +352,7 @@ OTHERS = [
             "block": {"rows": rows, "cols": cols},
             "tile": {"m": rows, "n": n, "k": 64},
             "stages": stages,
-            "blocks_per_sm": resident,
+            "ctas_per_sm": resident,
         }
         for dtype, rows, cols, n, stages, resident in (
             ("fp16", 32, 32, 256, 6, 1),
@@ -379,7 +379,7 @@ OTHERS = [
     {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 128, "cols": 128}, "stages": 6},
     {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "stages": 2},
     {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "output": "bsr"},
-    {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "balanced": True},
+    {"op": "bsr_spgemm", "arch": "sm_90a", "dtype": "bf16", "block": {"rows": 64, "cols": 64}, "scheduler": "dynamic"},
     *(
         {"op": op, "arch": "sm_89", "mma": mma, "dtype": dtype, "block": {"rows": size, "cols": size}}
         for op, mma, dtype, size in (
@@ -437,12 +437,12 @@ OTHERS = [
     # B stored by columns.
     *(
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": 128}, "b_layout": "column_major", **more}
-        for size, more in ((128, {}), (64, {"dtype": "bf16", "balanced": True}))
+        for size, more in ((128, {}), (64, {"dtype": "bf16", "scheduler": "dynamic"}))
     ),
     *(
         {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": rows, "cols": cols}, "b_layout": "column_major", **more}
         for rows, cols, more in (
-            (32, 32, {"balanced": True}),
+            (32, 32, {"scheduler": "dynamic"}),
             (16, 16, {"tile": {"m": 16, "n": 256, "k": 32}, "dtype": "bf16"}),
             (64, 128, {"transpose_a": True, "dtype": "bf16", "epilogue": {"bias": True}}),
             (64, 128, {"tile": {"m": 128, "n": 128, "k": 64}, "dtype": "bf16"}),
@@ -475,7 +475,7 @@ OTHERS = [
         "block": {"rows": 64, "cols": 64},
         "tile": {"m": 64, "n": 512, "k": 32},
         "stages": 5,
-        "balanced": True,
+        "scheduler": "dynamic",
         "epilogue": {"bias": True, "activation": "silu"},
     },
     {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "tile": {"m": 128, "n": 256, "k": 32}},
@@ -506,7 +506,7 @@ OTHERS = [
             "op": "bsr_spmm",
             "arch": "sm_90a",
             "block": {"rows": size, "cols": size},
-            "balanced": True,
+            "scheduler": "dynamic",
             "accumulate": size == 32,
         }
         for size in (64, 32)

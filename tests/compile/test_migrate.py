@@ -18,7 +18,7 @@ from codegen import library, migrations
 from codegen.library import NamedSpec, find_spec, read_spec
 from codegen.migrations import Renamed
 from codegen.plans import plan_for
-from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, Standing, VerificationRecord, state
+from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
 from codegen.render import render, seal
 from codegen.spec import canonical
 from runtime.cli import app
@@ -99,11 +99,11 @@ def test_another_comment_keeps_what_is_known_of_the_same_code(name: str, tmp_pat
     right = written(named, tmp_path)
     source.write_text(seal("// an older comment\n\nint x;\n"))
     with_changes(right, "source", {"sha256": "0" * 64}).write(path)
-    assert state(named, render(named), tmp_path).standing is Standing.STALE
+    assert state(named, render(named), tmp_path).standing is ReceiptStatus.STALE
     result = migrate(name, "--out", tmp_path)
     assert result.exit_code == 0 and result.output == f"carried over  {name}\n"
     assert Receipt.read(path) == right and source.read_text() == render(named)
-    assert state(named, render(named), tmp_path).standing is Standing.OK
+    assert state(named, render(named), tmp_path).standing is ReceiptStatus.OK
     assert migrate(name, "--out", tmp_path).output == f"up to date  {name}\n"
     # What is bound already is not compiled again, so it needs no compiler of its own.
     with_changes(right, "cubin", {"compiler_package": "nvidia-cuda-nvrtc 12.8.93"}).write(path)
@@ -231,7 +231,7 @@ def test_version_1_is_carried_over_once(tmp_path: Path) -> None:
     older.write(path)
     found = state(named, render(named), tmp_path)
     assert (found.standing, found.explanation) == (
-        Standing.STALE,
+        ReceiptStatus.STALE,
         "it is of version 1, whose launch hash is over names too",
     )
     assert migrate(HOPPER, "--out", tmp_path).output == f"carried over  {HOPPER}\n"
@@ -295,7 +295,7 @@ def test_a_receipt_follows_its_spec_into_another_folder(project: Path) -> None:
         earlier.verification,
         earlier.measurement,
     )
-    assert state(named, render(named), generated).standing is Standing.OK
+    assert state(named, render(named), generated).standing is ReceiptStatus.OK
 
 
 def test_a_renamed_kernel_is_another(project: Path) -> None:

@@ -42,9 +42,7 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
         return shown
 
     def row(tensor: Any) -> Any:
-        b, h = (
-            0 if size == 1 else i for size, i in zip(tensor.shape, (batch, head // spec.packed_heads), strict=False)
-        )
+        b, h = (0 if size == 1 else i for size, i in zip(tensor.shape, (batch, head // spec.pack_gqa), strict=False))
         return tensor[b, h, query // block.q].tolist()
 
     names = [tensor.name for tensor in spec.pattern.index_tensors]
@@ -60,13 +58,13 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
 @pytest.mark.parametrize(
     ("spec", "lists"),
     [
-        (spec_of(TOPK, packed_heads=4), "repeated"),
-        (spec_of(TOPK, packed_heads=4, sink=True), "out_of_range"),
-        (spec_of(LISTS, packed_heads=4, softcap=2), "random"),
+        (spec_of(TOPK, pack_gqa=4), "repeated"),
+        (spec_of(TOPK, pack_gqa=4, sink=True), "out_of_range"),
+        (spec_of(LISTS, pack_gqa=4, softcap=2), "random"),
         (spec_of({"kind": "causal"}, softcap=1.5, sink=True), "random"),
         (spec_of({"kind": "prefix_lm"}, softcap=1.5), "random"),
         (spec_of({"kind": "prefix_lm"}), "out_of_range"),
-        (spec_of({"kind": "sliding_window", "left": 3, "right": 0}, sink=True, packed_heads=2), "random"),
+        (spec_of({"kind": "sliding_window", "left": 3, "right": 0}, sink=True, pack_gqa=2), "random"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.pattern.kind,
 )
@@ -99,8 +97,8 @@ def test_every_case_has_whole_packs(named: Any) -> None:
     cases = cases_of(named.spec)
     assert len({case.name for case in cases}) == len(cases) >= len(CASES)
     for case in cases:
-        assert case.heads // case.kv_heads % named.spec.packed_heads == 0 == case.heads % case.kv_heads
-    if named.spec.packed_heads == 1:
+        assert case.heads // case.kv_heads % named.spec.pack_gqa == 0 == case.heads % case.kv_heads
+    if named.spec.pack_gqa == 1:
         assert cases[: len(CASES)] == CASES
 
 

@@ -59,16 +59,16 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
 
 def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     # Where the ends of tiles are a protocol of their own, one tile follows another.
-    packs = MANY_HEADS if spec.share_kv or spec.key_parts > 1 else HEADS
-    heads = packs * spec.packed_heads
-    kv_heads = packs if spec.packed_heads > 1 else heads
+    packs = MANY_HEADS if spec.share_kv_loads or spec.kv_splits > 1 else HEADS
+    heads = packs * spec.pack_gqa
+    kv_heads = packs if spec.pack_gqa > 1 else heads
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
     more = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
     block = spec.pattern.fixed_block
     if block is None:  # one value for each batch, if there are tensors
         values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.index_tensors)
         return [q, k, v, *(tensor.to(device) for tensor in values)], more
-    lists, rows, columns = packs if spec.packed_heads > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
+    lists, rows, columns = packs if spec.pack_gqa > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":
         shape = (1, lists, rows, spec.pattern.k or 9)  # type: ignore[attr-defined]
         indices = [torch.randint(0, columns, shape, dtype=torch.int32)]

@@ -423,7 +423,7 @@ def test_paced_launches_of_several_streams_and_a_graph_go_on_without_each_other(
     slots = torch.cuda.get_device_properties(0).multi_processor_count
     length = 128 * (slots + 1 if divides else slots)  # of 4 heads: whole rounds of tiles of 128, or 4 tiles more
     blocks = length // block
-    split = kernel.compiled.plan.split
+    split = kernel.compiled.plan.stream_k
     assert (split is not None and split.divide(4 * blocks, 32, slots) != (0, 0)) is divides
     q, k, v = (torch.randn(1, 4, length, 128, device="cuda", dtype=torch.float16) for _ in range(3))
     lists = torch.randint(0, blocks, (1, 4, blocks, 32), device="cuda", dtype=torch.int32).sort(-1).values

@@ -80,8 +80,8 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
         {"op": "bsr_sddmm", "block": {"rows": rows, "cols": cols}, **more}
         for rows, cols, more in (
             (32, 32, {"dtype": "bf16"}),
-            (32, 32, {"tile": {"m": 32, "n": 256, "k": 64}, "blocks_per_sm": 2}),
-            (16, 16, {"dtype": "bf16", "tile": {"m": 16, "n": 128, "k": 64}, "blocks_per_sm": 3}),
+            (32, 32, {"tile": {"m": 32, "n": 256, "k": 64}, "ctas_per_sm": 2}),
+            (16, 16, {"dtype": "bf16", "tile": {"m": 16, "n": 128, "k": 64}, "ctas_per_sm": 3}),
             (16, 16, {"tile": {"m": 16, "n": 512, "k": 64}}),
             (16, 32, {"dtype": "bf16", "tile": {"m": 16, "n": 128, "k": 64}, "stages": 5}),
             (32, 16, {}),
@@ -93,10 +93,10 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
             (128, 128, {}),
             (64, 64, {"dtype": "bf16"}),
             (64, 128, {"tile": {"m": 64, "n": 128, "k": 64}, "epilogue": {"bias": True}}),
-            (128, 64, {"balanced": True, "accumulate": True, "stages": 3}),
+            (128, 64, {"scheduler": "dynamic", "accumulate": True, "stages": 3}),
             (32, 32, {}),
-            (16, 16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
-            (16, 32, {"balanced": True, "accumulate": True, "tile": {"m": 16, "n": 128, "k": 32}}),
+            (16, 16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "ctas_per_sm": 2}),
+            (16, 32, {"scheduler": "dynamic", "accumulate": True, "tile": {"m": 16, "n": 128, "k": 32}}),
             (32, 16, {"tile": {"m": 32, "n": 1024, "k": 16}, "stages": 3, "dtype": "bf16"}),
             (64, 128, {"transpose_a": True, "dtype": "bf16", "epilogue": {"bias": True}}),
             (128, 64, {"transpose_a": True, "tile": {"m": 64, "n": 128, "k": 64}}),
@@ -115,13 +115,13 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
         )
     ),
     *(
-        {"block": {"rows": size, "cols": size}, "balanced": True, **more}
+        {"block": {"rows": size, "cols": size}, "scheduler": "dynamic", **more}
         for size, more in (
             (128, {"tile": {"m": 128, "n": 256, "k": 32}, "stages": 2}),  # the ring holds no block: asks at the end
             (128, {"accumulate": True, "stages": 3}),
             (64, {"tile": {"m": 64, "n": 256, "k": 64}, "stages": 4, "epilogue": {"bias": True, "activation": "silu"}}),
             (32, {"tile": {"m": 32, "n": 256, "k": 128}, "stages": 2, "accumulate": True}),
-            (16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "blocks_per_sm": 2}),
+            (16, {"tile": {"m": 16, "n": 512, "k": 32}, "stages": 3, "ctas_per_sm": 2}),
         )
     ),
     # By mma.sync and WMMA every block size and type; tiles and options whose siblings are shipped.

@@ -1,4 +1,4 @@
-"""`paced`: for which specs there is a kernel, and where its counters lie."""
+"""`l2_lockstep`: for which specs there is a kernel, and where its counters lie."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def fields(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("h100_dense", "paced: is true; dense on sm_90a has no kernel with it"),
-        ("h100_block_lists", "paced: is true; block_lists on sm_90a has no kernel with it"),
-        ("l4_topk32", "paced: is true; topk on sm_89 has no kernel with it"),
-        ("h100_topk32_d64_b64", "paced: is true; with 4 lists, or parts of one, in a tile"),
+        ("h100_dense", "l2_lockstep: is true; dense on sm_90a has no kernel with it"),
+        ("h100_block_lists", "l2_lockstep: is true; block_lists on sm_90a has no kernel with it"),
+        ("l4_topk32", "l2_lockstep: is true; topk on sm_89 has no kernel with it"),
+        ("h100_topk32_d64_b64", "l2_lockstep: is true; with 4 lists, or parts of one, in a tile"),
     ],
 )
 def test_it_is_for_sorted_lists_of_one_length(name: str, refused: str) -> None:
     with pytest.raises(SpecError, match=refused):
-        plan_for(find_spec(fields(name, paced=True)))
+        plan_for(find_spec(fields(name, l2_lockstep=True)))
 
 
 def test_it_changes_the_kernel_and_what_explain_says_of_it() -> None:
-    plain, paced = (find_spec(fields("h100_topk32", paced=value)) for value in (False, True))
-    assert plain.spec.hash == find_spec("h100_topk32").spec.hash != paced.spec.hash == find_spec(LONG).spec.hash
-    assert "struct Pace" in render(paced) and "struct Pace" not in render(plain)
-    assert "pace" in dict(plan_for(paced).summary) and "pace" not in dict(plan_for(plain).summary)
-    assert "paced" not in parse_spec(fields("h100_topk32")).canonical_json()
+    plain, l2_lockstep = (find_spec(fields("h100_topk32", l2_lockstep=value)) for value in (False, True))
+    assert plain.spec.hash == find_spec("h100_topk32").spec.hash != l2_lockstep.spec.hash == find_spec(LONG).spec.hash
+    assert "struct CtaLockstep" in render(l2_lockstep) and "struct CtaLockstep" not in render(plain)
+    assert "pace" in dict(plan_for(l2_lockstep).summary) and "pace" not in dict(plan_for(plain).summary)
+    assert "l2_lockstep" not in parse_spec(fields("h100_topk32")).canonical_json()
 
 
-@pytest.mark.parametrize("split_tail", [True, False])
-def test_only_whole_tiles_are_marked(split_tail: bool) -> None:
-    source = render(find_spec(fields(LONG, split_tail=split_tail)))
-    assert ("i == 0 && piece.end == 0) pace.mark" in source) is split_tail
-    assert source.count("pace.mark(p)") == source.count("pace.wait(p)") == source.count("pace.end(p)") == 1
+@pytest.mark.parametrize("stream_k_tail", [True, False])
+def test_only_whole_tiles_are_marked(stream_k_tail: bool) -> None:
+    source = render(find_spec(fields(LONG, stream_k_tail=stream_k_tail)))
+    assert ("i == 0 && work.end == 0) lockstep.mark" in source) is stream_k_tail
+    assert source.count("lockstep.mark(p)") == source.count("lockstep.wait(p)") == source.count("lockstep.end(p)") == 1
 
 
 def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest
     named = find_spec(LONG)
     loaded = SimpleNamespace(launch=lambda signature, addresses, stream: given.update(addresses))
     kernel = AttentionKernel(SimpleNamespace(named=named, plan=plan_for(named)), loaded)  # type: ignore[arg-type]
-    args = LaunchArgs({}, 1, counters={"progress": SCHEDULER_COUNTERS, "shares_done": 16}, scratch={"parts": 4})
+    args = LaunchArgs({}, 1, counters={"progress": SCHEDULER_COUNTERS, "units_done": 16}, scratch={"partials": 4})
     kernel._launch(SimpleNamespace(extra=SimpleNamespace(args=args)), {}, torch.device("cuda", 0))  # type: ignore[arg-type]
     assert given["progress"] == kept.data_ptr()
-    assert given["shares_done"] == given["progress"] + 4 * SCHEDULER_COUNTERS
+    assert given["units_done"] == given["progress"] + 4 * SCHEDULER_COUNTERS

@@ -8,7 +8,7 @@ other: ``tile.k`` says how deep it is.
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
-from codegen.flags import SpmmNarrowFlags
+from codegen.flags import SpmmSwapAbFlags
 from codegen.plan import Constant, Param, Plan, TensorMap, i32, require
 from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
 from codegen.plans.balance import WARP, order_summary, producers
@@ -61,10 +61,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     c_group_bytes = m * SWIZZLE
     a_doc = f"ring of blocks of A, {m} rows of {row_bytes} bytes"
     shared = spmm_shared(spec, a_bytes, a_doc, c_group_bytes, step_blocks)
-    if spec.balanced:
+    if spec.is_dynamic:
         shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk came last", align=4)
-    workers = "one warp that produces" + (", one that schedules" if spec.balanced else "")
-    threads, resident = CONSUMERS * WARPGROUP + (2 if spec.balanced else 1) * WARP, spec.blocks_per_sm
+    workers = "one warp that produces" + (", one that schedules" if spec.is_dynamic else "")
+    threads, resident = CONSUMERS * WARPGROUP + (2 if spec.is_dynamic else 1) * WARP, spec.ctas_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
     registers = small_block_registers(spec, threads, groups * accumulators, shared.size)
 
@@ -85,15 +85,15 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
         *epilogue_constants(spec, groups * c_group_bytes),
         *copy_constants(spec),
-        *(chunk_constants(spec) if spec.balanced else ()),
+        *(chunk_constants(spec) if spec.is_dynamic else ()),
     )
     c_map, prologue = TensorMap((WARPGROUP_COLUMNS, m), SWIZZLE), copy_prologue(spec, stem)
     return Plan(
         spec=spec,
         stem=stem,
-        template="bsr_spmm/sm90a_narrow.cu.j2",
+        template="bsr_spmm/sm90a_swap_ab.cu.j2",
         threads=threads,
-        blocks_per_sm=resident,
+        ctas_per_sm=resident,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -114,14 +114,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             **epilogue_maps(spec, c_map),
         },
         constants=constants,
-        flags=SpmmNarrowFlags(
+        flags=SpmmSwapAbFlags(
             mma_n=m,
             a_row_bytes=row_bytes,
             step_blocks=step_blocks,
             copies_b=prologue is not None,
             epilogue=epilogue_flags(spec),
         ),
-        grid_summary=chunk_order(spec) if spec.balanced else order_summary(spec),
+        grid_summary=chunk_order(spec) if spec.is_dynamic else order_summary(spec),
         summary=(
             ("blocks of A", f"{rows} x {cols}"),
             (
@@ -133,20 +133,20 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             *epilogue_summary(spec),
             *copy_summary(spec),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
-            *(chunk_summary(spec) if spec.balanced else ()),
+            *(chunk_summary(spec) if spec.is_dynamic else ()),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=arguments,
-        dynamic_scheduler=spec.balanced,
-        row_cutting=row_cutting(spec) if spec.balanced else None,
+        dynamic_scheduler=spec.is_dynamic,
+        row_cutting=row_cutting(spec) if spec.is_dynamic else None,
         prologue=prologue,
     )
 
 
 def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say what a thread block computes."""
-    return chunk_params() if spec.balanced else (i32("block_rows", "block rows of A"), TILES_PARAM)
+    return chunk_params() if spec.is_dynamic else (i32("block_rows", "block rows of A"), TILES_PARAM)
 
 
 def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:

@@ -12,7 +12,7 @@ INDEX_RANGE = 2**32  # the kernel multiplies shares by thread blocks in 32 bits
 
 
 @dataclass(frozen=True)
-class Split:
+class StreamK:
     """How the kernel divides tiles ("stream-K", Osama et al. 2023, for the last round only).
 
     A tile's key blocks are its shares. Thread blocks first do parts of tiles, each a run of shares, then whole tiles.
@@ -41,6 +41,6 @@ class Split:
             return 0, 0
         return left, blocks
 
-    def workspace(self, split_tiles: int, split_blocks: int) -> tuple[int, int]:
+    def workspace(self, stream_k_tiles: int, stream_k_ctas: int) -> tuple[int, int]:
         """Return the counters, and the bytes for parts (a thread block has parts of two tiles at most)."""
-        return split_tiles * self.counters, 2 * split_blocks * self.part_bytes
+        return stream_k_tiles * self.counters, 2 * stream_k_ctas * self.part_bytes

@@ -37,7 +37,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     _check(spec)
 
-    groups, resident = Part.of(spec).groups, spec.blocks_per_sm
+    groups, resident = Part.of(spec).groups, spec.ctas_per_sm
     a_bytes, b_bytes, piece_bytes = m * k * dtype.bytes, n * k * dtype.bytes, PIECE * PIECE * dtype.bytes
     shared, pieces = _shared(spec, a_bytes, b_bytes, piece_bytes)
     threads = CONSUMERS * WARPGROUP + WARP
@@ -75,9 +75,9 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template="bsr_sddmm/sm90a_narrow.cu.j2",
+        template="bsr_sddmm/sm90a_swap_ab.cu.j2",
         threads=threads,
-        blocks_per_sm=resident,
+        ctas_per_sm=resident,
         persistent=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -133,7 +133,7 @@ def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) ->
         shared.add("C", warps * pieces * piece_bytes, f"{count} of C of each warp")
         shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
         shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
-        room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.blocks_per_sm - KIB)
+        room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.ctas_per_sm - KIB)
         if shared.size <= room:
             break
     return shared, pieces

@@ -1,6 +1,6 @@
-"""What ``key_parts`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec.
+"""What ``kv_splits`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec.
 
-The keys of a tile are two streams, each with rings and warpgroups of its own. Those of the second one leave O, maxima
+The keys of a tile are two sub_tiles, each with rings and warpgroups of its own. Those of the second one leave O, maxima
 and sums in shared memory, and those of the first one take them in.
 """
 
@@ -14,53 +14,55 @@ WIDEST_HEAD = 128  # with steps of 128 keys: K and V of wider ones leave no room
 HIGH = (64, 64)  # head_dim and keys of a step with which the registers of four warpgroups suffice
 
 
-def check_key_parts(spec: AttentionSpec) -> None:
+def check_kv_splits(spec: AttentionSpec) -> None:
     """Refuse a spec with parts for which the kernel is not written.
 
     Raises:
         SpecError: names the first field that is in the way.
     """
-    given = f"is {spec.schedule}; with key_parts {spec.key_parts} warpgroups take no turns: cooperative"
+    given = f"is {spec.schedule}; with kv_splits {spec.kv_splits} warpgroups take no turns: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
-    require(spec.packed_heads == 1, "packed_heads", f"is {spec.packed_heads}; allowed with key_parts: 1")
+    require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with kv_splits: 1")
     m, n, block = spec.tile.m, spec.tile.n, spec.pattern.fixed_block
     if block is not None:
-        those = f"allowed with key_parts and blocks of {block.kv} keys: 64, 96, 128"
+        those = f"allowed with kv_splits and blocks of {block.kv} keys: 64, 96, 128"
         require(block.kv < 128 or spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; {those}")
         steps = sorted({block.kv, 128})
-        listed = f"is {n}; with key_parts a step is a listed block, or two of 64: {' or '.join(map(str, steps))}"
+        listed = f"is {n}; with kv_splits a step is a listed block, or two of 64: {' or '.join(map(str, steps))}"
         require(n in steps, "tile.n", listed)
     one, two = WARPGROUP_ROWS, 2 * WARPGROUP_ROWS
-    those = f"allowed with key_parts: {one}; with head_dim {HIGH[0]} and tile.n {HIGH[1]} {two} too"
+    those = f"allowed with kv_splits: {one}; with head_dim {HIGH[0]} and tile.n {HIGH[1]} {two} too"
     require(m == one or (m, spec.head_dim, n) == (two, *HIGH), "tile.m", f"is {m}; {those}")
     if block is not None:
-        rows = f"is {block.q}; with key_parts a tile has one list: tile.m, {m}, or more"
+        rows = f"is {block.q}; with kv_splits a tile has one list: tile.m, {m}, or more"
         require(m <= block.q, "pattern.block.q", rows)
 
 
-def what_streams_are(spec: AttentionSpec) -> str:
-    """Return the doc of the number of streams, without what each of them owns."""
-    return "parts of the keys of a tile" if spec.key_parts > 1 else "streams of a tile"
+def what_sub_tiles_are(spec: AttentionSpec) -> str:
+    """Return the doc of the number of sub_tiles, without what each of them owns."""
+    return "parts of the keys of a tile" if spec.kv_splits > 1 else "sub_tiles of a tile"
 
 
 def computing(spec: AttentionSpec) -> str:
     """Return the doc of the number of warpgroups that compute."""
     return (
         "warpgroups that compute, two for each 64 rows"
-        if spec.key_parts > 1
+        if spec.kv_splits > 1
         else "warpgroups that compute, 64 rows each"
     )
 
 
 def part_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
     """Return the constant of what a warpgroup leaves."""
-    return [Constant("kPartFloats", floats, "floats that a warpgroup leaves of its rows")] if spec.key_parts > 1 else []
+    return (
+        [Constant("kPartialFloats", floats, "floats that a warpgroup leaves of its rows")] if spec.kv_splits > 1 else []
+    )
 
 
 def add_parts(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
     """Lay out the places for what warpgroups leave; return how many barriers these need."""
-    if spec.key_parts == 1:
+    if spec.kv_splits == 1:
         return 0
     places = spec.tile.m // WARPGROUP_ROWS
-    shared.add("Parts", 4 * places * floats, "what warpgroups of stream 1 leave for those of stream 0")
+    shared.add("Partials", 4 * places * floats, "what warpgroups of stream 1 leave for those of stream 0")
     return 2 * places

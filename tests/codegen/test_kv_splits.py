@@ -1,4 +1,4 @@
-"""``key_parts``: what is filled in, what the plan of such a kernel has, how keys are divided, and what is refused."""
+"""``kv_splits``: what is filled in, what the plan of such a kernel has, how keys are divided, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from codegen.render import render
 from codegen.spec import AttentionSpec, parse_spec
 
 FIELDS: dict[str, Any] = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}
-PARTS = {**FIELDS, "key_parts": 2}
+PARTS = {**FIELDS, "kv_splits": 2}
 LISTS = {"kind": "topk", "k": 8, "block": {"q": 128, "kv": 128}}
 
 
@@ -40,24 +40,24 @@ def test_tile_and_stages_that_are_left_out_fit(change: dict[str, Any], m: int, n
     assert isinstance(spec, AttentionSpec)
     assert (spec.tile.m, spec.tile.n, spec.stages) == (m, n, stages)
     assert spec.schedule == "cooperative"
-    assert not spec.split_tail
+    assert not spec.stream_k_tail
     plan_for(find_spec({**PARTS, **change}))
 
 
 def test_each_row_has_a_warpgroup_in_both_parts() -> None:
     plan = plan_for(find_spec({**PARTS, "head_dim": 64}))
     values = {constant.name: constant.value for constant in plan.constants}
-    assert (values["kStreams"], values["kConsumerWarpgroups"], values["kStreamWarpgroups"]) == (2, 4, 2)
+    assert (values["kSubTiles"], values["kConsumerWarpgroups"], values["kSubTileWarpgroups"]) == (2, 4, 2)
     assert plan.threads == 5 * 128
-    (left,) = (region for region in plan.shared if region.name == "Parts")
+    (left,) = (region for region in plan.shared if region.name == "Partials")
     assert left.bytes == 2 * 4 * 128 * (64 * 64 // 128 + 4)  # O of 64 x 64, two maxima and two sums of each thread
     assert plan.tile_queries == 128
 
 
 def test_one_part_is_no_part_of_a_hash() -> None:
-    assert parse_spec({**FIELDS, "key_parts": 1}).hash == parse_spec(FIELDS).hash
+    assert parse_spec({**FIELDS, "kv_splits": 1}).hash == parse_spec(FIELDS).hash
     parts = parse_spec(PARTS)
-    other = parse_spec(json.loads(parts.canonical_json()) | {"key_parts": 1, "split_tail": False})
+    other = parse_spec(json.loads(parts.canonical_json()) | {"kv_splits": 1, "stream_k_tail": False})
     assert isinstance(parts, AttentionSpec) and isinstance(other, AttentionSpec)
     assert (other.tile, other.schedule, other.stages) == (parts.tile, parts.schedule, parts.stages)
     assert parts.hash != other.hash
@@ -76,23 +76,23 @@ PROGRAM = """\
 #define __forceinline__ inline
 using std::max;
 using std::min;
-%(declarations)sstruct Piece {};
+%(declarations)sstruct WorkTile {};
 struct Tile { int batch, head, first_query; };
 %(constants)s
 %(pattern)s
-%(key_blocks_of)s
-// For every tile a line with the blocks of all streams, behind the number of them that the first one has, and one with
-// those of the whole tile.
+%(kv_blocks_of)s
+// For every tile a line with the blocks of all sub-tiles, behind the number of them that the first one has, and one
+// with those of the whole tile.
 int main(int, char** words) {
   const Params p = params_of(std::atoi(words[1]), std::atoi(words[2]), std::atoi(words[3]));
   for (int first = 0; first < p.q_len; first += kTileM) {
-    std::printf("%%d", key_blocks_of(p, {}, {kBatch, 0, first}, 0).count);
-    for (int stream = 0; stream < kStreams; ++stream) {
-      KeyBlocks blocks = key_blocks_of(p, {}, {kBatch, 0, first}, stream);
+    std::printf("%%d", kv_blocks_of(p, {}, {kBatch, 0, first}, 0).count);
+    for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+      KvBlockIterator blocks = kv_blocks_of(p, {}, {kBatch, 0, first}, sub_tile);
       for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
     }
     std::puts("");
-    KeyBlocks blocks(p, kBatch, 0, first);
+    KvBlockIterator blocks(p, kBatch, 0, first);
     std::printf("%%d", (blocks.count + 1) / 2);
     for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
     std::puts("");
@@ -117,12 +117,12 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) ->
     named = find_spec({**PARTS, "pattern": pattern})
     assert isinstance(named.spec, AttentionSpec)
     source = render(named)
-    begin, parts_begin = source.index("// Pattern: "), source.index("// The key blocks of one stream")
+    begin, parts_begin = source.index("// Pattern: "), source.index("// The key blocks of one sub-tile")
     program = PROGRAM % {
         "declarations": declarations([named.spec.pattern]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
         "pattern": source[begin : source.index("// One tile of work", begin)],
-        "key_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],
+        "kv_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],
     }
     (tmp_path / "main.cpp").write_text(program, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
@@ -139,18 +139,18 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("key_parts", {"key_parts": 3}),
-        ("key_parts", {"arch": "sm_89"}),
-        ("key_parts", {"pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}}}),
-        ("key_parts", {"pattern": {"kind": "strided", "stride": 3, "local": 1, "block": 64}}),
-        ("key_parts", {"pattern": {**LISTS, "block": {"q": 64, "kv": 64}}, "share_kv": True}),
-        ("split_tail", {"split_tail": True}),
+        ("kv_splits", {"kv_splits": 3}),
+        ("kv_splits", {"arch": "sm_89"}),
+        ("kv_splits", {"pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}}}),
+        ("kv_splits", {"pattern": {"kind": "strided", "stride": 3, "local": 1, "block": 64}}),
+        ("kv_splits", {"pattern": {**LISTS, "block": {"q": 64, "kv": 64}}, "share_kv_loads": True}),
+        ("stream_k_tail", {"stream_k_tail": True}),
         ("schedule", {"schedule": "ping_pong", "tile": {"m": 128, "n": 64}}),
         ("schedule", {"schedule": "ping_pong"}),
-        ("key_parts", {"key_parts": True}),
-        ("key_parts", {"key_parts": 2.0}),
-        ("key_parts", {"key_parts": "2"}),
-        ("packed_heads", {"packed_heads": 2}),
+        ("kv_splits", {"kv_splits": True}),
+        ("kv_splits", {"kv_splits": 2.0}),
+        ("kv_splits", {"kv_splits": "2"}),
+        ("pack_gqa", {"pack_gqa": 2}),
         ("tile.m", {"tile": {"m": 192, "n": 64}}),
         ("tile.m", {"tile": {"m": 128, "n": 64}}),
         ("tile.m", {"head_dim": 64, "tile": {"m": 128, "n": 80}}),

@@ -17,7 +17,7 @@ from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import render
-from codegen.split import INDEX_RANGE, PART_COST, Split
+from codegen.stream_k import INDEX_RANGE, PART_COST, StreamK
 
 NAME = "h100_topk32_d64_b64"
 PROGRAM = """\
@@ -31,29 +31,29 @@ using int64 = long long;
 using uint32 = unsigned;
 struct float4 { float x, y, z, w; };
 struct { int x; } blockIdx, gridDim, threadIdx;
-struct Params { float* parts; int tiles, split_tiles, split_blocks, shares; };
+struct Params { float* partials; int tiles, stream_k_tiles, stream_k_ctas, units; };
 constexpr int kWarpgroupThreads = 128;
 %(constants)s
 %(pieces)s
-%(part_place)s
+%(partial_place)s
 extern "C" {
 // Writes index, begin and end of the pieces of a thread block; returns how many there are.
 int pieces_of(const Params* p, int grid, int block, int (*pieces)[3], int room) {
   gridDim.x = grid;
   blockIdx.x = block;
   int count = 0;
-  for (Piece piece = first_piece(*p); piece.index < p->tiles && count < room; piece = next_piece(*p, piece)) {
-    pieces[count][0] = piece.index;
-    pieces[count][1] = piece.begin;
-    pieces[count][2] = piece.end;
+  for (WorkTile work = first_work_tile(*p); work.index < p->tiles && count < room; work = next_work_tile(*p, work)) {
+    pieces[count][0] = work.index;
+    pieces[count][1] = work.begin;
+    pieces[count][2] = work.end;
     ++count;
   }
   return count;
 }
-int holder(const Params* p, int share) { return holder_of(*p, share); }
+int holder(const Params* p, int share) { return owner_of(*p, share); }
 int64 place_of(const Params* p, int block, int tile, int warpgroup) {
   threadIdx.x = 0;
-  return reinterpret_cast<char*>(part_place(*p, block, tile, warpgroup)) - reinterpret_cast<char*>(p->parts);
+  return reinterpret_cast<char*>(partial_place(*p, block, tile, warpgroup)) - reinterpret_cast<char*>(p->partials);
 }
 }
 """
@@ -62,12 +62,12 @@ int64 place_of(const Params* p, int block, int tile, int warpgroup) {
 class Params(ctypes.Structure):
     _fields_ = (
         ("parts", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("tiles", "split_tiles", "split_blocks", "shares")),
+        *((name, ctypes.c_int) for name in ("tiles", "stream_k_tiles", "stream_k_ctas", "units")),
     )
 
 
 @dataclass(frozen=True)
-class Piece:
+class WorkTile:
     tile: int
     begin: int
     end: int  # 0: all of it
@@ -80,12 +80,12 @@ class Host:
         self.library = library
         library.place_of.restype = ctypes.c_longlong
 
-    def pieces(self, params: Params, grid: int, block: int) -> list[Piece]:
+    def pieces(self, params: Params, grid: int, block: int) -> list[WorkTile]:
         room = params.tiles + 3
         found = (ctypes.c_int * 3 * room)()
         count = self.library.pieces_of(ctypes.byref(params), grid, block, found, room)
         assert count < room
-        return [Piece(*found[i]) for i in range(count)]
+        return [WorkTile(*found[i]) for i in range(count)]
 
     def holder(self, params: Params, share: int) -> int:
         return int(self.library.holder(ctypes.byref(params), share))
@@ -107,8 +107,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     source = render(find_spec(NAME))
     program = PROGRAM % {
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan().constants),
-        "pieces": between(source, "// A piece of work", "// The key blocks of one stream"),
-        "part_place": between(source, "// Where a warpgroup of a thread block leaves", "// Leaves a part"),
+        "pieces": between(source, "// A work tile", "// The key blocks of one sub-tile"),
+        "partial_place": between(source, "// Place of a warpgroup's partial", "// Stores a partial"),
     }
     (folder / "main.cpp").write_text(program, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "main.cpp", "-o", "main.so"]
@@ -121,59 +121,59 @@ def plan() -> Plan:
     return plan_for(find_spec(NAME))
 
 
-def split() -> Split:
-    found = plan().split
+def split() -> StreamK:
+    found = plan().stream_k
     assert found is not None
     return found
 
 
-sizes = {"tiles": st.integers(1, 400), "shares": st.integers(1, 300), "slots": st.integers(1, 150)}
+sizes = {"tiles": st.integers(1, 400), "units": st.integers(1, 300), "slots": st.integers(1, 150)}
 
 
 @given(**sizes)
-@example(tiles=131, shares=128, slots=132)
-@example(tiles=1, shares=4096, slots=132)
-def test_tiles_are_divided_only_where_that_pays(tiles: int, shares: int, slots: int) -> None:
-    split_tiles, split_blocks = split().divide(tiles, shares, slots)
-    if split_blocks == 0:
-        assert split_tiles == 0
+@example(tiles=131, units=128, slots=132)
+@example(tiles=1, units=4096, slots=132)
+def test_tiles_are_divided_only_where_that_pays(tiles: int, units: int, slots: int) -> None:
+    stream_k_tiles, stream_k_ctas = split().divide(tiles, units, slots)
+    if stream_k_ctas == 0:
+        assert stream_k_tiles == 0
         return
     # What fills whole rounds is left alone, and what is left over is done sooner than one tile would be.
-    assert split_tiles == tiles % slots <= split_blocks <= slots
-    assert -(-split_tiles * shares // split_blocks) + PART_COST < shares
-    assert split_tiles * shares // split_blocks >= 2
+    assert stream_k_tiles == tiles % slots <= stream_k_ctas <= slots
+    assert -(-stream_k_tiles * units // stream_k_ctas) + PART_COST < units
+    assert stream_k_tiles * units // stream_k_ctas >= 2
 
 
 @given(**sizes)
-@example(tiles=131, shares=128, slots=132)
-@example(tiles=133, shares=64, slots=132)
-@example(tiles=1, shares=4096, slots=132)
-def test_every_share_is_held_once(host: Host, tiles: int, shares: int, slots: int) -> None:
-    split_tiles, split_blocks = split().divide(tiles, shares, slots)
-    params = Params(None, tiles, split_tiles, split_blocks, shares)
-    grid = min(slots, max(tiles, split_blocks))
+@example(tiles=131, units=128, slots=132)
+@example(tiles=133, units=64, slots=132)
+@example(tiles=1, units=4096, slots=132)
+def test_every_unit_is_held_once(host: Host, tiles: int, units: int, slots: int) -> None:
+    stream_k_tiles, stream_k_ctas = split().divide(tiles, units, slots)
+    params = Params(None, tiles, stream_k_tiles, stream_k_ctas, units)
+    grid = min(slots, max(tiles, stream_k_ctas))
     whole: list[int] = []
     places: list[int] = []
-    end = 0  # of the shares that thread blocks so far hold, tile after tile
+    end = 0  # of the units that thread blocks so far hold, tile after tile
     for block in range(grid):
         pieces = host.pieces(params, grid, block)
         parts = [piece for piece in pieces if piece.end > 0]
         assert pieces[: len(parts)] == parts, "parts come first"
         assert len(parts) <= 2
-        assert bool(parts) == (block < split_blocks)
+        assert bool(parts) == (block < stream_k_ctas)
         whole += [piece.tile for piece in pieces[len(parts) :]]
         for piece in parts:
-            assert 0 <= piece.begin < piece.end <= shares
-            first, end = end, piece.tile * shares + piece.end
-            assert first == piece.tile * shares + piece.begin
+            assert 0 <= piece.begin < piece.end <= units
+            first, end = end, piece.tile * units + piece.end
+            assert first == piece.tile * units + piece.begin
             assert {host.holder(params, share) for share in (first, (first + end) // 2, end - 1)} == {block}
             places += [host.place(params, block, piece.tile, i) for i in range(split().counters)]
-    assert end == split_tiles * shares
-    assert sorted(whole) == list(range(split_tiles, tiles))
+    assert end == stream_k_tiles * units
+    assert sorted(whole) == list(range(stream_k_tiles, tiles))
     part = split().part_bytes // split().counters
     assert len(places) == len(set(places))
     assert all(
-        place % part == 0 and place + part <= split().workspace(split_tiles, split_blocks)[1] for place in places
+        place % part == 0 and place + part <= split().workspace(stream_k_tiles, stream_k_ctas)[1] for place in places
     )
 
 
@@ -181,31 +181,31 @@ LONGEST = (INDEX_RANGE - 1) // (100 * 132)
 
 
 def test_tiles_too_long_for_the_indices_stay_whole() -> None:
-    """2^31 keys in steps of 128 have 2^24 shares: times 100 tiles and 132 thread blocks, more than 32 bits hold."""
+    """2^31 keys in steps of 128 have 2^24 units: times 100 tiles and 132 thread blocks, more than 32 bits hold."""
     assert split().divide(100, LONGEST, 132) == (100, 132)
     assert split().divide(100, LONGEST + 1, 132) == (0, 0)
     assert split().divide(100, 2**24, 132) == (0, 0)
 
 
-@pytest.mark.parametrize("shares", [2**10, LONGEST])
-def test_holders_of_very_long_tiles(host: Host, shares: int) -> None:
-    split_tiles, split_blocks = split().divide(100, shares, 132)
-    assert (split_tiles, split_blocks) == (100, 132)
-    params = Params(None, 100, split_tiles, split_blocks, shares)
+@pytest.mark.parametrize("units", [2**10, LONGEST])
+def test_holders_of_very_long_tiles(host: Host, units: int) -> None:
+    stream_k_tiles, stream_k_ctas = split().divide(100, units, 132)
+    assert (stream_k_tiles, stream_k_ctas) == (100, 132)
+    params = Params(None, 100, stream_k_tiles, stream_k_ctas, units)
     end = 0
-    for block in range(split_blocks):
-        for piece in host.pieces(params, split_blocks, block):
-            assert piece.tile * shares + piece.begin == end
-            end = piece.tile * shares + piece.end
-            assert host.holder(params, end - 1) == block == host.holder(params, piece.tile * shares + piece.begin)
-    assert end == 100 * shares
+    for block in range(stream_k_ctas):
+        for piece in host.pieces(params, stream_k_ctas, block):
+            assert piece.tile * units + piece.begin == end
+            end = piece.tile * units + piece.end
+            assert host.holder(params, end - 1) == block == host.holder(params, piece.tile * units + piece.begin)
+    assert end == 100 * units
 
 
 def test_a_part_has_room_for_o_and_the_softmax_state() -> None:
     values = {constant.name: constant.value for constant in plan().constants}
     threads, columns = 128, int(values["kHeadDim"])
     floats = 64 * columns + 4 * threads  # O of 64 rows; two maxima and two sums of each thread
-    assert values["kPartFloats"] == floats
+    assert values["kPartialFloats"] == floats
     assert split().part_bytes == 4 * floats * split().counters
     assert split().workspace(3, 5) == (3 * split().counters, 2 * 5 * split().part_bytes)
     assert split().workspace(0, 0) == (0, 0)

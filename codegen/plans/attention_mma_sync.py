@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionSm89Flags
+from codegen.flags import AttentionMmaSyncFlags
 from codegen.plan import (
     Constant,
     Plan,
@@ -90,7 +90,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     accumulators = kept if q_in_registers else kept - queries
     regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes)
     shared_bytes = max(region.offset + region.bytes for region in regions)
-    blocks_per_sm = max(
+    ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + RESERVED),
@@ -98,12 +98,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             arch.warps_per_sm // warps,
         ),
     )
-    limit = arch.registers_for(threads, blocks_per_sm)
+    limit = arch.registers_for(threads, ctas_per_sm)
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
     rereads = arch.registers_per_thread - registers.needed < FEW_LEFT
-    heads = spec.packed_heads
+    heads = spec.pack_gqa
     tile_queries = m // heads
     reads = "the two of a step are" if paired else "one is"
     constants = [
@@ -113,7 +113,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", ahead, f"K and V tiles in flight while {reads} read"),
         *(_pack_constants(heads, tile_queries) if heads > 1 else []),
-        Constant("kStreamRows", tile_queries, stream_doc(listed)),
+        Constant("kSubTileRows", tile_queries, stream_doc(listed)),
         Constant("kWarpRows", spec.warp_rows, "rows of a warp"),
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
@@ -144,9 +144,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template="attention/sm89.cu.j2",
+        template="attention/mma_sync.cu.j2",
         threads=threads,
-        blocks_per_sm=blocks_per_sm,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=regions,
         shared_bytes=shared_bytes,
@@ -154,12 +154,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=tuple(params),
         tensor_maps={},
         constants=tuple(constants),
-        flags=AttentionSm89Flags(
+        flags=AttentionMmaSyncFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
-            restricts=False,
-            skips=False,
+            partial_range=False,
+            skip_masked=False,
             partial=block is not None and block.q > tile_queries,
-            packed_heads=heads > 1,
+            pack_gqa=heads > 1,
             q_in_registers=q_in_registers,
             block_steps=block_steps,
             step_blocks=n // load_keys,
@@ -170,7 +170,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             rereads=rereads,
             softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         ),
-        grid_summary=f"one thread block for each tile, {blocks_per_sm} at a time on an SM",
+        grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(
             ("pattern", pattern.describe()),
             *options_summary(spec),
@@ -192,13 +192,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 def _check_tile(spec: AttentionSpec) -> None:
     """Refuse a tile that the kernel is not written for."""
     name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    heads = spec.packed_heads
+    heads = spec.pack_gqa
     if block is not None:  # before the tile: what it is, if it is left out, follows the block
         sizes = tuple(size for size in QUERY_BLOCKS if size * heads >= TILE_ROWS)
-        packed = f" with packed_heads {heads}" if heads > 1 else ""
+        packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
     require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")
-    require(m % heads == 0, "tile.m", f"is {m}; the rows of a query stay together: packed_heads is {heads}")
+    require(m % heads == 0, "tile.m", f"is {m}; the rows of a query stay together: pack_gqa is {heads}")
     require(n in KEYS, "tile.n", f"is {n}; allowed on {name}: 32 to 128, multiples of 16")
     high = f"is {spec.warp_rows}; O of so many rows of {spec.head_dim} elements does not fit a thread's registers: 16"
     require(_may_be_high(spec) or spec.warp_rows == TILE_ROWS, "warp_rows", high)
@@ -225,7 +225,7 @@ def _check_copies(spec: AttentionSpec, load_keys: int, line_chunks: int) -> None
         return rows // of_warp * WARP // line_chunks
 
     def fits(rows: int, of_warp: int) -> bool:
-        return rows % spec.packed_heads == 0 and rows >= of_warp and load_keys % pass_rows(rows, of_warp) == 0
+        return rows % spec.pack_gqa == 0 and rows >= of_warp and load_keys % pass_rows(rows, of_warp) == 0
 
     smaller = _list(tuple(rows for rows in ROWS if rows < m and fits(rows, warp_rows)))
     higher = _may_be_high(spec) and warp_rows == TILE_ROWS and fits(m, 2 * TILE_ROWS)
@@ -241,7 +241,7 @@ def _check_copies(spec: AttentionSpec, load_keys: int, line_chunks: int) -> None
 def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
     """Return whose the rows of a tile are."""
     return [
-        Constant("kPackedHeads", heads, "query heads of a pack: row = query * kPackedHeads + head"),
+        Constant("kPackGqa", heads, "query heads of a pack: row = query * kPackGqa + head"),
         Constant("kTileQueries", tile_queries, "queries of a tile"),
     ]
 
@@ -259,7 +259,7 @@ def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> li
 
 def _tile_summary(spec: AttentionSpec, q_in_registers: bool) -> tuple[str, str]:
     """Return the line on the tile for ``explain``."""
-    rows, place = "rows" if spec.packed_heads > 1 else "queries", "registers" if q_in_registers else "shared memory"
+    rows, place = "rows" if spec.pack_gqa > 1 else "queries", "registers" if q_in_registers else "shared memory"
     return ("tile", f"{spec.tile.m} {rows} x {spec.tile.n} keys, Q in {place}")
 
 

@@ -1,0 +1,42 @@
+"""What ``l2_lockstep`` adds to the plan of an sm_90a attention kernel, and what it asks of a spec."""
+
+from __future__ import annotations
+
+from codegen.plan import Constant, Param, pointer, require
+from codegen.spec import AttentionSpec
+
+PACE_SHARE = 8  # a quarter of a tile is up to 3% slower on an H100, a sixteenth 0.5% on an H200
+PACE_TRIES = 32  # keeps a thread block from waiting for long for others that are not there
+
+
+def check_lockstep(spec: AttentionSpec, sub_tiles: int) -> None:
+    """Refuse a spec whose tiles have several producers, which would each mark them.
+
+    Raises:
+        SpecError: names ``l2_lockstep``.
+    """
+    given = f"is true; with {sub_tiles} lists, or parts of one, in a tile only kernels with share_kv_loads have it"
+    require(not spec.l2_lockstep or spec.share_kv_loads or sub_tiles == 1, "l2_lockstep", given)
+
+
+def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
+    """Return the constants of ``l2_lockstep``."""
+    if not spec.l2_lockstep:
+        return []
+    return [
+        Constant("kLockstepShare", PACE_SHARE, "a thread block may be a tile / kLockstepShare ahead of the average"),
+        Constant(
+            "kLockstepTries", PACE_TRIES, "how often a tile looks whether the other thread blocks have come closer"
+        ),
+    ]
+
+
+def lockstep_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of ``l2_lockstep``."""
+    doc = "tiles that thread blocks began, then thread blocks that have ended: 0 between launches"
+    return [pointer("progress", "int", doc, writes=True)] if spec.l2_lockstep else []
+
+
+def lockstep_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Return what ``explain`` says of it."""
+    return [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")] * spec.l2_lockstep

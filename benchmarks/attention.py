@@ -119,7 +119,7 @@ CAUSAL: Fields = {"kind": "causal"}
 EVERY_KEY = {
     (128, "dense"): fields(128, DENSE, (192, 80), 2),
     (128, "causal"): fields(128, CAUSAL, (192, 80), 2, schedule="cooperative"),
-    (64, "dense"): fields(64, DENSE, (192, 128), 2, schedule="cooperative"),
+    (64, "dense"): fields(64, DENSE, (192, 128), 2),
     (64, "causal"): fields(64, CAUSAL, (192, 128), 2),
 }
 SHORT_KEY = {  # enough tiles for every SM matter more than what they share

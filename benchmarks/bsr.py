@@ -283,8 +283,8 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
 def spec_of(row: Row) -> Spec:
     """Return the spec of a row's kernel."""
     fields = {**json.loads(find_spec(row.kernel).spec.canonical_json()), **row.changes}
-    if row.balanced != fields.get("balanced", False):
-        fields["balanced"] = row.balanced
+    if row.balanced != (fields.get("scheduler") == "dynamic"):
+        fields["scheduler"] = "dynamic" if row.balanced else "static"
     return parse_spec(fields)
 
 

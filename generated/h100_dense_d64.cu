@@ -1,10 +1,10 @@
 // Generated from specs/h100_dense_d64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_dense_d64.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
-// spec hash: 92090bfa01587691eddeb5dd09c1025d8f59e00dec88d2b9a1c87ed0a6bd5b35
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
+// spec hash: 70f42515f20a6818ad368a6bb5f11933ef1466a45d25c222d77b6aaa06d2eaf6
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 50326645819817e9e92bfe3f4ad0f345344666831d75a9cf4233cac67c098682
+// seal: sha256 146069e4b33f4f3756a6ad15ab5e28fc9277dd57d1aadf1b62a2b31a825632c8
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -18,6 +18,7 @@
 //   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its sub-tiles, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
+//   named barrier kWarpSchedulerBarrier + w      consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
@@ -25,7 +26,7 @@
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Cooperative: the consumers run side by side, with no order between them.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
 // Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
 // unit is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
@@ -94,6 +95,9 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+// Named barrier of warpgroup w's turn: this + w.
+constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // row_max before the first key: less than any logit, but finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
@@ -328,6 +332,11 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -886,6 +895,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
+  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
+  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
+  // The first turn is warpgroup 0's.
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
+  bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
     const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
@@ -902,9 +916,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
       BlockMeta step(block_meta, k_state.index, warp_leader);
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
+      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
       issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
+      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
+      fresh = false;
       if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step);
@@ -916,9 +934,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < info.count; ++i) {
         step = BlockMeta(block_meta, k_state.index, warp_leader);
+        bar_sync(my_barrier, kWarpSchedulerThreads);
         issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
+        bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
         warpgroup_fence_operand(s);
         if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
@@ -958,6 +978,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     tile_state.advance();
   }
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // takes the turn that was left over
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

@@ -138,11 +138,11 @@ def build(plan: Plan, folder: Path) -> Path:
     pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
     lines = re.search(r"const int newest = .*?const int newest_visible = [^;]*;", source, re.DOTALL)
     seen = re.search(r"struct VisibleRange \{.*?(?=// Online softmax)", source, re.DOTALL)
-    masked = re.search(r"(const int block = newest_visible - i;)((?:\s*if \(block [^;]*;)+)", source)
+    masked = re.search(r"(const int block = newest_visible - i;)((?:\s*if \(block [^}]*\})+)", source)
     assert pattern in source and lines and seen and masked
-    conditions = re.findall(r"if \((.*?)\) ", masked[2])
+    conditions = re.findall(r"if \((.*?)\) {", masked[2])
     # The first step, which is not in the loop, is masked likewise.
-    first = re.sub(r"\bblock\b", "newest_visible", masked[2]).replace("\n        ", "\n      ")
+    first = re.sub(r"\bblock\b", "newest_visible", masked[2]).replace("\n  ", "\n")
     assert f"k_state.advance();{first}\n      take_step_max(" in source
     text = PROGRAM % {
         "declarations": declarations([pattern_of(plan)]),

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
 // spec hash: 70b2242d61a4e242efdb3edbc6671ad0144c2149a6cbf752ae8deb43233ae7bc
 // templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f63e52d8c6c9408b7a41c5818d5bf060e629e17c76152491fa8dff6b5f02e0c4
+// seal: sha256 aaf4cdfb8f0b4da22782d45441380dcf03d710c2cab78c7747dcafd51db65f10
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -24,7 +24,7 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is handed back. Across units the producer runs ahead.
+// those of step s can be running, the stage of step s - 1 is released. Across units the producer runs ahead.
 //
 // Symbols
 //   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
@@ -99,7 +99,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -243,9 +243,9 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 

@@ -4,9 +4,9 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
 // templates: bsr_spgemm/order_dynamic.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0289d43e3b96bb270a6f622d17ba64ffc513129aecaa1df8aca749291f3d5761
+// seal: sha256 18447649f534e57b0472ff71012abbe0dc3c04d7f3c41b94d5492b9e08eab495
 
-// BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Tiles are handed out.
+// BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Dynamic tile scheduler.
 //
 // Who does what
 //   the first kConsumerWarps warps  consumers, four of them a warpgroup, which accumulates 64 rows of the C tile in
@@ -26,11 +26,11 @@
 // A's row and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A
 // with more than 32 blocks take several batches of 32, each of which is a list.
 //
-// Pipeline of a consumer: a stage is handed back as soon as its products have ended, not when the next step runs. Steps
+// Pipeline of a consumer: a stage is released as soon as its products have ended, not when the next step runs. Steps
 // are waited for longer than they are multiplied, and a stage that is kept meanwhile has no bytes on their way. The
 // tensor cores work on other consumers' steps in between: several thread blocks share an SM.
 //
-// How tiles are handed out. A thread block has the tile of its own number first, and then takes tickets from a counter.
+// Dynamic tile scheduler. A thread block has the tile of its own number first, and then takes tickets from a counter.
 // Ticket t < p.tiles is tile t, and the search warp that took it judges it: a tile that has no more than half of the
 // products that tiles of its block row have on average is short. It is put off: only its number is written down, in the
 // list of late tiles, and the next ticket is taken. Ticket p.tiles + l is late tile l. So short tiles come last, and
@@ -122,7 +122,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -275,9 +275,9 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -504,7 +504,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   warpgroup_fence_operand(accumulators);
 }
 
-// A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
+// A warpgroup's part of a tile: multiplies its steps, and releases their stages.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
     PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
 // templates: bsr_spgemm/order_listed.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fef81b215096fce6b17c23c29e95c24d0cb97096c690fd7f84fc18475982d76c
+// seal: sha256 4da9111d5b309b69f59557d592cd69e0d5680976123ccc7365d6750d1c66b346
 
 // BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
 //
@@ -24,7 +24,7 @@
 // more than 32 blocks take several batches of 32.
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is handed back. The producer runs ahead across tiles, and
+// those of step s can be running, the stage of step s - 1 is released. The producer runs ahead across tiles, and
 // searches while the ring is full. Several thread blocks share an SM: one multiplies while another stores.
 //
 // Symbols
@@ -101,7 +101,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -254,9 +254,9 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -387,7 +387,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   warpgroup_fence_operand(accumulators);
 }
 
-// A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
+// A warpgroup's part of a tile: multiplies its steps, and releases their stages.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
     PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
 // templates: bsr_spgemm/order_runs.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 62a37be81ab5ddf6e71d844eb9e4fbf456336c1ce2abfc4097db00776fe04840
+// seal: sha256 136d0b9525ea2db38e48693b65c9f51ea2aedce894e459c9c8040083de3e3010
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -25,7 +25,7 @@
 // take several batches of 32, which are searched again for each tile.
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is handed back. The producer runs ahead across tiles and
+// those of step s can be running, the stage of step s - 1 is released. The producer runs ahead across tiles and
 // runs, and a search takes less time than the steps in the ring. Several thread blocks share an SM: one multiplies
 // while another stores.
 //
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -247,9 +247,9 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -396,7 +396,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   warpgroup_fence_operand(accumulators);
 }
 
-// A warpgroup's part of a tile: multiplies its steps, and hands their stages back.
+// A warpgroup's part of a tile: multiplies its steps, and releases their stages.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
     PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
 // templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 562a62692f696df01954e209782d6f50d2a42508aeb99026c46b9c85e365b1b3
+// seal: sha256 d826fc7179870ee020d5b326eaefde0423ee255fd15c7e88a7edb42569483e73
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -21,7 +21,7 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
-// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is handed back.
+// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is released.
 // Across tiles the producer runs ahead.
 //
 // Symbols
@@ -80,13 +80,13 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // B (N, M): box 64 x 64, swizzle 128
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, M, groups): box 64 x 64 x 4, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of a group, M, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, K): box 64 x 64, swizzle 128
   const int* column_starts;  // first entry of each block column, and one more
   const int2* entries;  // stored block and its block row, in the order of block columns
   int block_columns;  // block columns of A
   int column_tiles;  // tiles of a block row
-  int group_tiles;  // of these, how many are worked on at once
+  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_columns * column_tiles
   int n;  // columns of B and C
 };
@@ -96,7 +96,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -275,10 +275,11 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Which tile comes when: bands of p.group_tiles columns of them, in each of which those of a block row
-// come one after the other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each
-// band begins 5/8 of the rows, made odd, further on: otherwise a thread block, which has every
-// gridDim.x-th, could have the same rows in each band, and no short row would make up for a long one.
+// Order of tiles: bands of p.group_tiles column tiles. In a band the tiles of a block row come one after the other, and
+// then those of the next; with bands of one, block rows are fastest. Thread blocks at work share columns of B, in wider
+// bands blocks of A too, which come from the L2. Each band begins 5/8 of the rows, made odd, further on: otherwise a
+// thread block, which has every gridDim.x-th tile, could have the same rows in each band, and no short row would make
+// up for a long one.
 struct TilePlace {
   int row, column;
 
@@ -312,9 +313,9 @@ struct Tile {
   }
 };
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -439,7 +440,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     warpgroup_fence_operand(accumulators);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
-    // Store C one column group at a time; the end of a row clips the store.
+    // Store C one column group at a time. TMA clips what reaches past the last column.
     const int c_row = tile.row * kTileM + first_row;
     const int c_column = tile.column * kTileN + first_column;
     const int staging_row = warp * 16 + lane % 16;

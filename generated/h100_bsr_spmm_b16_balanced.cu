@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0aac1f82dc5732a94ee65e1779d884e1b3af717e43cc80f49c8565754c77d544
+// seal: sha256 b10f4ad30b89cac232e3999c59af8e77c44b845f662bd03e131a1c3378d17472
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -30,7 +30,7 @@
 //   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is handed back. Across units the producer runs ahead.
+// those of step s can be running, the stage of step s - 1 is released. Across units the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns
@@ -95,7 +95,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 8, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 16 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -117,7 +117,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -295,9 +295,9 @@ struct Unit {
   }
 };
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -579,7 +579,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
       if (!combine_partials(p, unit, warpgroup, is_last, accumulators)) continue;
     }
 
-    // Store C one column group at a time; the end of a row clips the store.
+    // Store C one column group at a time. TMA clips what reaches past the last column.
     const int c_row = unit.row * kTileM;
     const int c_column = unit.column * kTileN + first_group * kGroupColumns;
 #pragma unroll

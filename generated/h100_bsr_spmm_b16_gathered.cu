@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
 // templates: bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5cde8a080007a6738b1291774406d26e779e8df3a7cd6412732139d7feb5a86c
+// seal: sha256 c24cc72f68400e168a4036f75659dbf4bf5f775a559298dda5ea082d17e3a12d
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -19,7 +19,7 @@
 // descriptor in uniform registers for each block, and putting it there costs more than is gained.
 //
 // Who does what
-//   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
+//   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in order of use. It
 //     reads A and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   the first kConsumerWarps warps  consumers. Each keeps the products of its block rows in registers
 //   the last kProducerWarps warps   producers. One loads packets, the others share the rows of B of a round
@@ -115,7 +115,7 @@ constexpr int kWordsBytes = 96;  // of a packet: a word for each consumer warp a
 // Before it, with the same parameters: h100_bsr_spmm_b16_gathered_pack_a, 256 threads a block.
 struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 16 x 2, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 16 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const uint32* a;  // stored blocks of A
   const int* rounds;  // records: 15 block columns, then a StepHeader
@@ -338,10 +338,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// A position in the ring of packets: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. Producers wait at `packet` and
-// `rows` for an earlier one; that before the first of a fresh barrier counts as ended, so the first pass waits for
-// nobody.
+// Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. Producers wait at `packet` and `rows` with an earlier one, which a fresh
+// barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -572,7 +571,7 @@ __device__ __forceinline__ void consumer_release(uint32 to) {
 
 // accumulators += A B for kCount slots of this warp, from kFirst on, which meet the same rows of B: they are read once.
 // `a` is where this lane's elements of the first slot's block are, which those of the others follow, `b` where it
-// begins to read B. With the warp's last slot the round is handed back, when all of it is read.
+// begins to read B. With the warp's last slot the round is released, when all of it is read.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
     const unsigned char* a, uint32 b, uint32 back_to) {

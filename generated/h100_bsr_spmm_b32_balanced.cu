@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 02c1f9eb12b37b53abdeaf094ce9c9a2b8c31a0bca6d6bc271cfb42ef1148fd1
+// seal: sha256 f398e9bb4797c3dc0a2e0cc05ace53c4ff5fcfd685da230f9cd297812de27362
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -30,7 +30,7 @@
 //   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is handed back. Across units the producer runs ahead.
+// those of step s can be running, the stage of step s - 1 is released. Across units the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns
@@ -95,7 +95,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -117,7 +117,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -297,9 +297,9 @@ struct Unit {
   }
 };
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -581,7 +581,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Anno
       if (!combine_partials(p, unit, warpgroup, is_last, accumulators)) continue;
     }
 
-    // Store C one column group at a time; the end of a row clips the store.
+    // Store C one column group at a time. TMA clips what reaches past the last column.
     const int c_row = unit.row * kTileM;
     const int c_column = unit.column * kTileN + first_group * kGroupColumns;
 #pragma unroll

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":32,"n":128}}
 // spec hash: a145ea1e5985c6e20558ede91936f6911c33b3eb0ff59d8e5fe8771cb1908fe9
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b62e494ed5565ea88e06202947981513c66f3218cebd8c7af769141d50d74773
+// seal: sha256 720a451703202cb086dcb842d14ef53522709dc5bc2d2d205cd62d78a7e8623a
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -22,7 +22,7 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is handed back. Across tiles the producer runs ahead.
+// those of step s can be running, the stage of step s - 1 is released. Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
@@ -81,7 +81,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 2, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 2, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -97,7 +97,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -266,16 +266,16 @@ struct BlockRow {
     first = load_index(p.crow_indices, p.index_words, row);
     end = load_index(p.crow_indices, p.index_words, row + 1);
   }
-  // Block columns of 32 blocks from `block` on, one a lane.
+  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
     return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
   }
 };
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -425,7 +425,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       state.advance();
     }
 
-    // Store C one column group at a time; the end of a row clips the store.
+    // Store C one column group at a time. TMA clips what reaches past the last column.
     const int c_row = row_of(p, tile) * kTileM;
     const int c_column = tile / p.block_rows * kTileN + first_group * kGroupColumns;
 #pragma unroll

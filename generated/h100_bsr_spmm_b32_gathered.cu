@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
 // templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 660035f6965a4b77f8a595ccfe495b124288a8c7d5a9e078f4dfdd910c12f8cf
+// seal: sha256 3924b96b5105f3286bf3fda272cb4a884e667373e27fcb722a033c2406114b04
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -18,7 +18,7 @@
 // products of a round are always the same instructions on the same accumulators, and only where they read B differs.
 //
 // Who does what
-//   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in the order of their use. It
+//   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in order of use. It
 //     reads A and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
 //   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, and keeps their products in registers
 //   the last warpgroup producer. One of its warps loads packets, the others share the rows of B of a round
@@ -32,7 +32,7 @@
 //   rows[i]    consumers -> producers: every consumer warp of this thread block is done with the rows of B
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of a round have ended before it is handed back. Meanwhile the tensor cores work
+// Pipeline of a consumer: the products of a round have ended before it is released. Meanwhile the tensor cores work
 // for the other consumers, and the producers are rounds ahead.
 //
 // Symbols
@@ -116,7 +116,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 // Before it, with the same parameters: h100_bsr_spmm_b32_gathered_pack_a, 256 threads a block.
 struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
-  TensorMap b_groups_map;  // column groups of B (columns of one, K, groups): box 64 x 32 x 2, swizzle 128
+  TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const uint4* a;  // stored blocks of A
   const int* rounds;  // records: 15 block columns, then a StepHeader
@@ -360,10 +360,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// A position in the ring of packets: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. Producers wait at `packet` and
-// `rows` for an earlier one; that before the first of a fresh barrier counts as ended, so the first pass waits for
-// nobody.
+// Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. Producers wait at `packet` and `rows` with an earlier one, which a fresh
+// barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 

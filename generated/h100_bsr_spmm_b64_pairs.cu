@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
 // templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 16b9dac475eba19aab5830c2316416623269fba1c9c5bb52a0a086d2a7ee7cee
+// seal: sha256 cf9af7d763d4557e5d959739a7d0e627894de7861dd2e29426d33ff840afe562
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
 //
@@ -24,7 +24,7 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of a step are issued before those of the step that it multiplied last have
-// ended, so the tensor cores never wait for the issue. That one's stage is handed back once no others than the new ones
+// ended, so the tensor cores never wait for the issue. That one's stage is released once no others than the new ones
 // can be running, or once a step comes that only the other row has. Across tiles the producer runs ahead.
 //
 // Symbols
@@ -83,7 +83,7 @@ constexpr int kLastStep = 1 << kConsumers;  // in the word of a step, beside a b
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 64 x 4, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -99,7 +99,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -331,9 +331,9 @@ struct Cursor {
   }
 };
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: e018eb4f85f6f4cd77da262adf9df944fe55f09e2b08f16cc0dce3f2d8120de2
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7ebded30e4a5ddab9910ff8d9da7c618c0b351b14d2761504043b299e532a5e4
+// seal: sha256 8f55c46dda1faacb84c7b23249317c84ef7cc1062f90067aa81adcdd97c0e36e
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -18,7 +18,7 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
-// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is handed back.
+// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is released.
 // Across tiles the producer runs ahead.
 //
 // Symbols
@@ -77,7 +77,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 64 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
-  TensorMap b_groups_map;  // whole column groups of B (columns of one, K, groups): box 64 x 32 x 8, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
@@ -85,7 +85,7 @@ struct Params {
   int n;  // columns of B and C
   int block_rows;  // block rows of A
   int column_tiles;  // tiles of a block row
-  int group_tiles;  // of these, how many are worked on at once
+  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_rows * column_tiles
 };
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -282,10 +282,11 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// Which tile comes when: bands of p.group_tiles columns of them, in each of which those of a block row
-// come one after the other. Thread blocks at work then share columns of B and blocks of A, which come from the L2. Each
-// band begins 5/8 of the rows, made odd, further on: otherwise a thread block, which has every
-// gridDim.x-th, could have the same rows in each band, and no short row would make up for a long one.
+// Order of tiles: bands of p.group_tiles column tiles. In a band the tiles of a block row come one after the other, and
+// then those of the next; with bands of one, block rows are fastest. Thread blocks at work share columns of B, in wider
+// bands blocks of A too, which come from the L2. Each band begins 5/8 of the rows, made odd, further on: otherwise a
+// thread block, which has every gridDim.x-th tile, could have the same rows in each band, and no short row would make
+// up for a long one.
 struct TilePlace {
   int row, column;
 
@@ -311,16 +312,16 @@ struct Tile {
     first = load_index(p, p.crow_indices, row);
     end = load_index(p, p.crow_indices, row + 1);
   }
-  // Block columns of 32 blocks from `block` on, one a lane.
+  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
     return mine < end ? load_index(p, p.col_indices, mine) : 0;
   }
 };
 
-// A position in the ring: the stage, and the phase of the pass over the ring, which is that of the phase
-// that the stage's barriers end in this pass. Consumers wait at `full` for that phase. The producer waits at `empty`
-// for the one before, of the other phase; that of a fresh barrier counts as ended, so the first pass waits for nobody.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
+// which a fresh barrier counts as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -424,7 +425,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     const int c_row = tile.row * kTileM + first_row;
     const int c_column = tile.column * kTileN + first_column;
     if (c_column >= p.n) {
-      // All columns of this warpgroup are past B's last one: it only hands the stages back.
+      // All columns of this warpgroup are past B's last one: it only releases the stages.
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
@@ -455,7 +456,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     warpgroup_fence_operand(accumulators);
     if (steps > 0 && warp_leader) mbarrier_arrive(running);
 
-    // Store C one column group at a time; the end of a row clips the store.
+    // Store C one column group at a time. TMA clips what reaches past the last column.
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {

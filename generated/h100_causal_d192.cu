@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f6709631b292c831804368202a9cf2243bdcdf02dbbd3d6cd1e12a8af1efa014
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e7ae045671ac136c147e06ee732350c065fa333d61c01107efa076f47b0776b4
+// seal: sha256 453160811bd9cbc43111c8d5a6aa6cd5a8d4b6d997c687e5a5edc1cdf8bd78bc
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -13,9 +13,10 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
 //   The tile is one sub-tile: its consumers share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
-// w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, steps of its sub-tiles, its Q
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
+// for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
+// warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, steps of its sub-tiles, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   named barrier kWarpSchedulerBarrier + w      consumer warpgroup w's turn on the tensor cores
@@ -51,9 +52,9 @@ constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 1;  // places for the Q of a tile; entries have two
 constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 128;  // query rows of a stream
+constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -69,12 +70,12 @@ constexpr int kLoadKeys = 64;  // keys of one load
 
 // Dynamic shared memory: 196712 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 49152;  // 49152 bytes: K ring of each stream
-constexpr int kVOffset = 98304;  // 49152 bytes: V ring of each stream
+constexpr int kKOffset = 49152;  // 49152 bytes: K ring of each sub-tile
+constexpr int kVOffset = 98304;  // 49152 bytes: V ring of each sub-tile
 constexpr int kOOffset = 147456;  // 49152 bytes: O tile on its way out
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
-constexpr int kWorkTilesOffset = 196688;  // 16 bytes: ring of tiles: number, numbers of steps
-constexpr int kBlockMetaOffset = 196704;  // 8 bytes: numbers of the loads in the K rings
+constexpr int kWorkTilesOffset = 196688;  // 16 bytes: ring of work tiles: number, numbers of steps
+constexpr int kBlockMetaOffset = 196704;  // 8 bytes: metadata of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -92,7 +93,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
 constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// row_max before the first key: less than any logit, but finite, so that differences are defined.
+// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -120,7 +121,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -400,9 +401,8 @@ struct Tile {
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
-// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
-// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
+// Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
+// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
@@ -446,15 +446,15 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const W
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number, and whether the pattern hides some of
-// its pairs. Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
+// Metadata of a load of kLoadKeys keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
+// Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
 __device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
-// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
+// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -464,8 +464,9 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info)};
 }
 
-// Puts a work tile into the ring of tiles, once the consumers have left the place: its number, the
-// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+// Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
+// its number and the steps of its sub-tiles, and loads Q. Past the last tile the number is
+// all that is written. One thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -511,7 +512,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
-  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these numbers.
   uint32 work_tiles = 0, steps = 0;
 
   while (true) {
@@ -555,7 +556,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
     if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
@@ -648,9 +649,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
 // row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
-// rises from 1.0e-3 to 1.7e-3.
+// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
+// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
+// to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.
@@ -673,7 +674,8 @@ __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], co
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.
+// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
+// to the one before.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -821,7 +823,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
       BlockMeta step(block_meta, k_state.index, warp_leader);
-      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
+      // tiles begin out of step.
       if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
       issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
@@ -875,7 +878,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // takes the turn that was left over
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7b19fb34c48cf8a5400e66005c390bbe5495af2550e9f19193baadc82e535190
+// seal: sha256 3c02237c18aa06d8b62cc34108f52b66199680838a7ab7ecc650183cee051992
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -15,9 +15,10 @@
 //   A sub-tile is one of two parts of the tile's keys, with rings of its own. Each row has a warpgroup in both; that of
 //   sub-tile 0 puts the parts together.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
-// w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: number of the tile, steps of its sub-tiles, its Q
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
+// for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
+// warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, steps of its sub-tiles, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   partial_full[w], partial_empty[w]  what the warpgroup of sub-tile 1 has of the w-th 64 rows, for that of sub-tile 0
@@ -52,11 +53,11 @@ constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kSubTiles = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 64;  // query rows of a stream
+constexpr int kSubTileRows = 64;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
-constexpr int kSubTileWarpgroups = 1;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 1;  // warpgroups that share a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -73,13 +74,13 @@ constexpr int kPartialFloats = 4608;  // floats that a warpgroup leaves of its r
 
 // Dynamic shared memory: 174440 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 16384 bytes: ring of Q tiles, 64 rows in column groups of 64
-constexpr int kKOffset = 16384;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 81920;  // 65536 bytes: V ring of each stream
+constexpr int kKOffset = 16384;  // 65536 bytes: K ring of each sub-tile
+constexpr int kVOffset = 81920;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 147456;  // 8192 bytes: O tile on its way out
 constexpr int kPartialsOffset = 155648;  // 18432 bytes: what warpgroups of stream 1 leave for those of stream 0
 constexpr int kBarriersOffset = 174080;  // 304 bytes: mbarriers
-constexpr int kWorkTilesOffset = 174384;  // 24 bytes: ring of tiles: number, numbers of steps
-constexpr int kBlockMetaOffset = 174408;  // 32 bytes: numbers of the loads in the K rings
+constexpr int kWorkTilesOffset = 174384;  // 24 bytes: ring of work tiles: number, numbers of steps
+constexpr int kBlockMetaOffset = 174408;  // 32 bytes: metadata of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -96,7 +97,7 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of the w-th 64 rows: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// row_max before the first key: less than any logit, but finite, so that differences are defined.
+// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -122,7 +123,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -366,9 +367,8 @@ struct Tile {
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
-// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
-// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
+// Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
+// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
@@ -405,15 +405,15 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const W
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
-// reaches past the last key.
+// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
+// this kernel. Complemented, so negative, if the load reaches past the last key.
 __device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
-// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
+// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -423,8 +423,9 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info)};
 }
 
-// Puts a work tile into the ring of tiles, once consumers and other producer warps have left the place: its number, the
-// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+// Publishes a work tile: waits until consumers and other producer warps have left its entry of the ring, then writes
+// its number and the steps of its sub-tiles, and loads Q. Past the last tile the number is
+// all that is written. One thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -470,7 +471,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
-  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these numbers.
   uint32 work_tiles = 0, steps = 0;
   if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, first_work_tile(p));
 
@@ -517,7 +518,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
     if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
@@ -603,9 +604,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
 // row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
-// rises from 1.0e-3 to 1.7e-3.
+// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
+// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
+// to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.
@@ -628,7 +629,8 @@ __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], co
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.
+// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
+// to the one before.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll

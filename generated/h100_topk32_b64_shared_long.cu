@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 7198cf4989da04ceb9b726f5e40e3f0681178b19cfcf2f1dddc36fab61517eb7
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_schedule.cuh.j2, attention/lockstep.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4f95ae317c7eb501f25b91ab15ebf726f3cdd062d8707efdc7e8c1af891a409b
+// seal: sha256 9ab48bfad1767683c076dd0c377df7a328e64b5b93163721487e3e0c4920bb1b
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -71,7 +71,7 @@ constexpr int kQSlices = 5;  // slices of 16 columns of Q that are in registers;
 constexpr int kLockstepShare = 8;  // a thread block may be a tile / kLockstepShare ahead of the average
 constexpr int kLockstepTries = 32;  // how often a tile looks whether the other thread blocks have come closer
 constexpr int kSubTiles = 3;  // sub_tiles of a tile, each with its own list
-constexpr int kSubTileRows = 64;  // query rows of a stream
+constexpr int kSubTileRows = 64;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
@@ -119,7 +119,7 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// row_max before the first key: less than any logit, but finite, so that differences are defined.
+// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -151,7 +151,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -444,9 +444,8 @@ struct Tile {
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
-// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
-// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
+// Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
+// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
@@ -484,15 +483,15 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const W
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
-// reaches past the last key, as an entry out of range does.
+// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
+// this kernel. Complemented, so negative, if the load reaches past the last key, as an entry out of range does.
 __device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
-// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
+// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -879,9 +878,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
 // row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
-// rises from 1.0e-3 to 1.7e-3.
+// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
+// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
+// to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.
@@ -904,7 +903,8 @@ __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], co
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.
+// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
+// to the one before.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll

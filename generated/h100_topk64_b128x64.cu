@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":128},"k":64,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 262eb44a8f96b7fade205333ee1274456a120c4e538be5f22723e7abaa03996a
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e9e75601fb87ad4c8736c0d6b5744544147e9d2b0a4a21ca3b218ae6265e400c
+// seal: sha256 f7553df700ce8942c91c65efd96b5f5179a8993265c58437becb87528ff15fb5
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -13,9 +13,10 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
 //   The tile is one sub-tile: its consumers share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
-// w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its sub-tiles, its Q
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
+// for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
+// warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, steps of its sub-tiles, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   named barrier kWarpSchedulerBarrier + w      consumer warpgroup w's turn on the tensor cores
@@ -27,9 +28,9 @@
 // the matrix products of others.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
-// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
-// unit is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
-// part that ends last puts all together.
+// Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
+// between thread blocks; a unit is a step. Each part stores its unfinished O in global memory, and for each
+// warpgroup's rows the part that ends last combines all.
 //
 // Symbols
 //   step        kTileN keys: kStepBlocks listed key blocks
@@ -53,11 +54,11 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 128;  // query rows of a stream
+constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -77,12 +78,12 @@ constexpr int kTopK = 64;  // key blocks listed for each query block
 
 // Dynamic shared memory: 229528 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each sub-tile
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of tiles: number, shares, numbers of steps
-constexpr int kBlockMetaOffset = 229504;  // 16 bytes: numbers of the loads in the K rings
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, numbers of steps
+constexpr int kBlockMetaOffset = 229504;  // 16 bytes: metadata of the loads in the K rings
 constexpr int kIsLastOffset = 229520;  // 8 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -91,7 +92,7 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
-constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, units, numbers of steps
+constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, begin, end, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -100,7 +101,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
 constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// row_max before the first key: less than any logit, but finite, so that differences are defined.
+// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -117,11 +118,11 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // unfinished O and softmax state of parts of tiles
-  int* units_done;  // shares done of each split tile, by warpgroup: 0 between launches
+  float* partials;  // partials: unfinished O and softmax state of parts of tiles
+  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // tiles at the front that are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // shares of a split tile: what can be divided
+  int units;  // work units of a split tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -136,7 +137,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -391,7 +392,7 @@ struct KvBlockIterator {
     count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
     lane_entries = 0;
   }
-  // Restricts these queries to `number` shares from `first` on.
+  // Restricts these queries to `number` work units from `first` on.
   __device__ __forceinline__ void restrict_to(int first, int number) {
     const int begin = min(first * kStepBlocks, entries);
     take(begin, min(number * kStepBlocks, entries - begin));
@@ -423,9 +424,8 @@ struct Tile {
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
-// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
-// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
+// Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
+// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
@@ -447,8 +447,8 @@ struct WorkTile {
   int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
 };
 
-// The first p.stream_k_tiles tiles have p.units work units each. Each of the first p.stream_k_ctas thread blocks begins
-// with as many of them in a row as any other, or one more: those from first_unit(p, its number) on.
+// Work units of the first p.stream_k_tiles tiles: p.units each, in the order of the tiles. Thread block b of the first
+// p.stream_k_ctas has those from first_unit(p, b) up to first_unit(p, b + 1): two at least, and fewer than a tile has.
 __device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
   return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
 }
@@ -458,7 +458,7 @@ __device__ __forceinline__ int owner_of(const Params& p, int unit) {
   return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
 }
 
-// What a thread block does of a tile, from `unit` on, if it has the units before `end`.
+// Part of the tile that has `unit`: from there to the tile's last unit, or to the one before `end`.
 __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
   const int begin = unit % p.units;
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
@@ -489,15 +489,15 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const W
   return blocks;
 }
 
-// What consumers must know of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if it
-// reaches past the last key, as an entry out of range does.
+// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
+// this kernel. Complemented, so negative, if the load reaches past the last key, as an entry out of range does.
 __device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
   return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
-// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
+// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -507,8 +507,9 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
 }
 
-// Puts a work tile into the ring of tiles, once the consumers have left the place: its number, the
-// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+// Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
+// its number, its range of work units and the steps of its sub-tiles, and loads Q. Past the last tile the number is
+// all that is written. One thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -556,7 +557,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
-  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these numbers.
   uint32 work_tiles = 0, steps = 0;
 
   while (true) {
@@ -599,7 +600,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
     if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
@@ -685,9 +686,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
 // row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
-// rises from 1.0e-3 to 1.7e-3.
+// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
+// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
+// to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.
@@ -710,7 +711,8 @@ __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], co
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.
+// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
+// to the one before.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -767,8 +769,8 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return info;
 }
 
-// Place of a warpgroup's partial of a tile, of the two at most that a thread block has partials of (its units are fewer
-// than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
+// Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
+// thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
 __device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
   const int second = tile != first_unit(p, thread_block) / p.units;
   const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
@@ -918,7 +920,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // First step: scores and softmax.
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
       BlockMeta step(block_meta, k_state.index, warp_leader);
-      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on.
+      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
+      // tiles begin out of step.
       if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
       issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
@@ -975,7 +978,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // takes the turn that was left over
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

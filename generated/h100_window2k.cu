@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 68fe2bf6e6a2ba3a6609920eba1ec33da9f83d22e2d8da32e3d121b33ee4b369
+// seal: sha256 3d8406904d6b14fa9c81b79d7502d4163e3aac3a1fcb4e63138d7dd91d07f5d7
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -13,9 +13,10 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
 //   The tile is one sub-tile: its consumers share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
-// w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of tiles: tile, shares, steps of its sub-tiles, its Q
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
+// for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
+// warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, steps of its sub-tiles, its Q
 //   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
@@ -27,9 +28,9 @@
 // the matrix products of others.
 // Cooperative: the consumers run side by side, with no order between them.
 //
-// Tiles that do not fill a last round of thread blocks come first, divided between thread blocks by their shares: a
-// unit is a step. Each part leaves its unfinished O in global memory, and for each warpgroup's rows the
-// part that ends last puts all together.
+// Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
+// between thread blocks; a unit is a step. Each part stores its unfinished O in global memory, and for each
+// warpgroup's rows the part that ends last combines all.
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
@@ -53,12 +54,12 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 80;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
 constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 192;  // query rows of a stream
+constexpr int kSubTileRows = 192;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 3;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 3;  // warpgroups that share a sub-tile
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
@@ -77,11 +78,11 @@ constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 229516 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
-constexpr int kKOffset = 98304;  // 40960 bytes: K ring of each stream
-constexpr int kVOffset = 139264;  // 40960 bytes: V ring of each stream
+constexpr int kKOffset = 98304;  // 40960 bytes: K ring of each sub-tile
+constexpr int kVOffset = 139264;  // 40960 bytes: V ring of each sub-tile
 constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of tiles: number, shares, numbers of steps
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, numbers of steps
 constexpr int kIsLastOffset = 229504;  // 12 bytes: whether a warpgroup's part came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -90,13 +91,13 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
-constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, units, numbers of steps
+constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, begin, end, numbers of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// row_max before the first key: less than any logit, but finite, so that differences are defined.
+// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -108,11 +109,11 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  float* partials;  // unfinished O and softmax state of parts of tiles
-  int* units_done;  // shares done of each split tile, by warpgroup: 0 between launches
+  float* partials;  // partials: unfinished O and softmax state of parts of tiles
+  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // tiles at the front that are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // shares of a split tile: what can be divided
+  int units;  // work units of a split tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -127,7 +128,7 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine (PTX ISA, "membar / fence")
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -390,7 +391,7 @@ struct KvBlockIterator {
     last = last_key / kTileN;
     count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
-  // Restricts these queries to `number` shares from `first` on.
+  // Restricts these queries to `number` work units from `first` on.
   __device__ __forceinline__ void restrict_to(int first, int number) {
     last -= first;
     count = min(number, max(count - first, 0));
@@ -421,9 +422,8 @@ struct Tile {
   }
 };
 
-// A position in a ring: the stage, and the parity of the pass over the ring, which is that of the phase that the
-// stage's barriers end in this pass. Full barriers are waited for with it. Empty ones are waited for with the other
-// parity, that of the phase before, which counts as ended for a fresh barrier: in the first pass nobody waits.
+// Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
+// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
@@ -445,8 +445,8 @@ struct WorkTile {
   int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
 };
 
-// The first p.stream_k_tiles tiles have p.units work units each. Each of the first p.stream_k_ctas thread blocks begins
-// with as many of them in a row as any other, or one more: those from first_unit(p, its number) on.
+// Work units of the first p.stream_k_tiles tiles: p.units each, in the order of the tiles. Thread block b of the first
+// p.stream_k_ctas has those from first_unit(p, b) up to first_unit(p, b + 1): two at least, and fewer than a tile has.
 __device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
   return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
 }
@@ -456,7 +456,7 @@ __device__ __forceinline__ int owner_of(const Params& p, int unit) {
   return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
 }
 
-// What a thread block does of a tile, from `unit` on, if it has the units before `end`.
+// Part of the tile that has `unit`: from there to the tile's last unit, or to the one before `end`.
 __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
   const int begin = unit % p.units;
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
@@ -485,8 +485,8 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const W
   return blocks;
 }
 
-// Reads a word that the producer wrote. The lane that reads it is the one that arrives at the empty barrier afterwards:
-// so it is read before it is written again. The shuffle shows the compiler that the value is the same in all lanes.
+// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
+// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
@@ -496,8 +496,9 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
 }
 
-// Puts a work tile into the ring of tiles, once the consumers have left the place: its number, the
-// numbers of steps of its sub-tiles, and Q (nothing but the number for the end of the tiles). One thread.
+// Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
+// its number, its range of work units and the steps of its sub-tiles, and loads Q. Past the last tile the number is
+// all that is written. One thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -544,7 +545,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
-  // Work tiles, and steps of all work tiles, that are on their way: stages and parities come from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these numbers.
   uint32 work_tiles = 0, steps = 0;
 
   while (true) {
@@ -583,7 +584,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();
     }
     steps += blocks.count;
-    // All of this work tile is on its way, and the consumers are at most kStages steps from its end: the next one.
+    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
     if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
@@ -677,9 +678,9 @@ __device__ __forceinline__ void mask_left(float (&s)[kTileN / 2], const Params& 
 // the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
 // row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
 //
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it. With 15, all that fp16 can hold, fewer steps rescale, but the largest error
-// rises from 1.0e-3 to 1.7e-3.
+// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
+// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
+// to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
 // Largest logit times log2(e) of the keys that this thread has of a step.
@@ -702,7 +703,8 @@ __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], co
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step. `rescale` becomes the factor for what is relative to the one before.
+// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
+// to the one before.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -759,8 +761,8 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return info;
 }
 
-// Place of a warpgroup's partial of a tile, of the two at most that a thread block has partials of (its units are fewer
-// than a tile has): for each thread its part of o, then its row_max and row_sum, four floats at a time.
+// Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
+// thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
 __device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
   const int second = tile != first_unit(p, thread_block) / p.units;
   const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
@@ -890,7 +892,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  // Steps whose keys this warpgroup does not see are handed back as they come.
+  // Steps whose keys this warpgroup does not see are released as they come.
   const auto consumer_release = [&](int steps) {
     for (; steps > 0; --steps) {
       mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);

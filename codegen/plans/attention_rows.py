@@ -17,15 +17,15 @@ SWIZZLE = 128  # bytes: width of one column group in shared memory
 class Rows:
     """Whose queries a tile's rows are.
 
-    Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a stream. Where a
+    Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a sub-tile. Where a
     query block fills less than a warpgroup, the rest of the warpgroup's rows is padding.
 
     Attributes:
         heads: query heads packed into the rows of a query.
         sub_tiles: query blocks of a tile that follow lists of their own.
-        sub_tile_queries: queries of a stream.
+        sub_tile_queries: queries of a sub-tile.
         warpgroup_queries: queries of a warpgroup.
-        boxes: copies that a column group of Q takes: one, or where there is padding one a stream.
+        boxes: copies that a column group of Q takes: one, or where there is padding one a sub-tile.
         packed: whether rows are anything but consecutive queries of one head.
         asks_heads: whether the kernel asks which of its heads a row is of.
     """

@@ -34,15 +34,15 @@ from codegen.plans.attention_share_kv import (
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
-TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of tiles, and of Q"}
+TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
 PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
-STREAM_SHARERS = "warpgroups that share a stream"
+SUB_TILE_SHARERS = "warpgroups that share a sub-tile"
 SPLIT_PARAMS = (
-    pointer("partials", "float", "unfinished O and softmax state of parts of tiles", writes=True),
-    pointer("units_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
+    pointer("partials", "float", "partials: unfinished O and softmax state of parts of tiles", writes=True),
+    pointer("units_done", "int", "work units done of each split tile, by warpgroup: 0 between launches", writes=True),
     i32("stream_k_tiles", "tiles at the front that are divided between thread blocks"),
     i32("stream_k_ctas", "thread blocks that they are divided between"),
-    i32("units", "shares of a split tile: what can be divided"),
+    i32("units", "work units of a split tile"),
 )
 
 
@@ -158,7 +158,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         *query_order_constants(spec, sizes.sub_tiles),
         *lockstep_constants(spec),
         Constant("kSubTiles", sizes.sub_tiles, owner),
-        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a stream"),
+        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a sub-tile"),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
         *_stream_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
@@ -189,7 +189,7 @@ def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
 def _stream_constants(sizes: Sizes) -> list[Constant]:
     if sizes.spec.share_kv_loads:
         return []
-    return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, STREAM_SHARERS)]
+    return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, SUB_TILE_SHARERS)]
 
 
 def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:

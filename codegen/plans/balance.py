@@ -12,7 +12,7 @@ L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep co
 HIGH_TILE = 128  # rows: such tiles do most with what they load; handed out, they are faster with twice that
 PLACE_PARAMS = (
     i32("column_tiles", "tiles of a block row"),
-    i32("group_tiles", "of these, how many are worked on at once"),
+    i32("group_tiles", "column tiles of a band: those that thread blocks work on at a time"),
 )
 SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
 

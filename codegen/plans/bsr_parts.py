@@ -175,7 +175,7 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     b = "the copy of B" if copies_b(spec) else "B"
     # Where one copy brings whole rows, the last group may reach beyond B.
     whole = "column groups" if spec.block.rows < WARPGROUP_ROWS else "whole column groups"
-    groups = tensor_map("b_groups_map", f"{whole} of {b} (columns of one, {rows}, groups)")
+    groups = tensor_map("b_groups_map", f"{whole} of {b} (columns of a group, {rows}, groups)")
     return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
 
 

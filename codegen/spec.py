@@ -11,12 +11,14 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model, model_validator
 
 from codegen.combinations import check_combination, check_options
-from codegen.defaults import COMBINED, with_defaults
+from codegen.defaults import with_defaults
 from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
@@ -95,13 +97,6 @@ class SpecBase(SpecModel):
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
     option keep their hash when it is added."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, data: Any) -> Any:
-        return (
-            with_defaults(get_args(cls.model_fields["op"].annotation)[0], data) if isinstance(data, Mapping) else data
-        )
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
@@ -283,6 +278,37 @@ OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "tile_copy")
 Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | TileCopySpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 
+FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
+"""Fields a spec file may leave out although the model always has them."""
+
+
+def _may_lack(model: type[SpecModel], lacking: Mapping[str, tuple[Any, Any]]) -> type[Any]:
+    """Return a model derived from another one, with types and defaults of fields that may be left out."""
+    fields: dict[str, Any] = {
+        name: (Annotated[kind, model.model_fields[name]], default) for name, (kind, default) in lacking.items()
+    }
+    return create_model(f"Partial{model.__name__}", __base__=model, __module__=__name__, **fields)
+
+
+def _partial(model: type[SpecBase]) -> type[Any]:
+    """Return the model of a spec with fields left out: those of FILLED_IN are then None, as are sizes of the tile."""
+    lacking = {
+        name: (field.annotation, None)
+        for name, field in model.model_fields.items()
+        if (field.alias or name) in FILLED_IN
+    }
+    whole: Any = model.model_fields["tile"].annotation
+    tile = _may_lack(whole, {name: (field.annotation, None) for name, field in whole.model_fields.items()})
+    return _may_lack(model, {**lacking, "tile": (tile, tile())})
+
+
+def _partial_union() -> Any:
+    """Return the union of all partial specs."""
+    return Annotated[reduce(or_, (_partial(model) for model in get_args(Spec))), Field(discriminator="op")]
+
+
+PARTIAL_ADAPTER: TypeAdapter[Spec] = TypeAdapter(_partial_union())
+
 
 def parse_spec(data: object, file: str = "") -> Spec:
     """Build a spec from plain data.
@@ -299,10 +325,10 @@ def parse_spec(data: object, file: str = "") -> Spec:
     # A model is read anew: a copy of one with other fields (``model_copy``) was never checked.
     fields = data.model_dump(mode="json", by_alias=True) if isinstance(data, SpecBase) else dict(data)
     try:
-        spec = SPEC_ADAPTER.validate_python(fields)
+        spec = SPEC_ADAPTER.validate_python(with_defaults(PARTIAL_ADAPTER.validate_python(fields)))
     except ValidationError as error:
         raise outdated(fields, file) or _first_error(error) from None
-    check_combination(spec, data if isinstance(data, Mapping) else COMBINED)
+    check_combination(spec, fields)
     if isinstance(spec, AttentionSpec):
         check_options(spec)
     return spec
@@ -353,10 +379,6 @@ def _first_error(error: ValidationError) -> SpecError:
     else:
         message = f"is {first['input']!r}; {message[0].lower()}{message[1:]}"
     return SpecError(field, message)
-
-
-FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
-"""Fields a spec file may leave out although the model always has them."""
 
 
 def json_schema() -> dict[str, Any]:

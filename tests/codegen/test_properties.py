@@ -11,9 +11,10 @@ from likely_specs import likely_fields
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
+from codegen.parse import parse_spec
 from codegen.plans import plan_for
 from codegen.render import render_plan, seal_is_intact
-from codegen.spec import MODELS, Spec, parse_spec
+from codegen.spec import MODELS, Spec
 
 block = st.fixed_dictionaries({"q": st.sampled_from([1, 4, 16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
 pattern = st.one_of(

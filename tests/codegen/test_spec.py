@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.parse import parse_spec
 from codegen.patterns import PATTERNS
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema, parse_spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema
 
 Fields = dict[str, Any]
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse", "stream_k_tail")

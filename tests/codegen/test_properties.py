@@ -205,6 +205,17 @@ def test_refused_or_rendered(data: dict[str, Any]) -> None:
 
 
 @quick
+@given(plausible)
+@example({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 32}, "ctas_per_sm": 3, "tile": {"n": 1024}})
+@example({"op": "attention", "arch": "sm_90a", "head_dim": 192, "pattern": {"kind": "causal"}, "tile": {"n": 128}})
+def test_what_is_given_stays(data: dict[str, Any]) -> None:
+    spec = parsed(data)
+    if spec is not None:
+        filled = spec.model_dump(mode="json", by_alias=True)
+        assert parse_spec({**filled, **data, "tile": {**filled["tile"], **data.get("tile", {})}}) == spec
+
+
+@quick
 @given(plausible, st.data())
 def test_key_order_is_irrelevant(data: dict[str, Any], draws: st.DataObject) -> None:
     spec, other = parsed(data), parsed(shuffled(data, draws.draw))

@@ -45,8 +45,9 @@ from harness import (
 from records import PLAIN
 
 from codegen.library import find_spec
+from codegen.parse import parse_spec
 from codegen.patterns.block_lists import BlockLists
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.spec import AttentionSpec
 from runtime import load_kernel
 from runtime.bench import data_sets
 from runtime.bench.data_sets import make_data

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from harness import Fields, Peer
 
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.parse import parse_spec
+from codegen.spec import AttentionSpec
 from runtime import load_kernel
 from runtime.bench.measurement import flex_call, flex_mask, sdpa_calls
 from runtime.bench.timing import Call, single_calls

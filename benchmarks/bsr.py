@@ -44,7 +44,8 @@ from harness import (
 )
 
 from codegen.library import find_spec
-from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, parse_spec
+from codegen.parse import parse_spec
+from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES

@@ -27,7 +27,8 @@ from harness import OURS, TOLERANCE, Fields, reason
 from records import PLAIN
 
 import codegen.render
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.parse import parse_spec
+from codegen.spec import AttentionSpec
 from runtime.bench.data_sets import DATA
 from runtime.bench.timing import Call, back_to_back, single_calls
 

@@ -33,9 +33,9 @@ from records import (
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
+from codegen.parse import parse_spec
 from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, receipt_path, source_sha256, state
 from codegen.render import render
-from codegen.spec import parse_spec
 
 MEASURED = ROOT / "benchmarks" / "results"
 ATTENTION = MEASURED / "attention_h200.json"

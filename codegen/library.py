@@ -20,7 +20,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq, CommentedSet, Tagge
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from codegen.errors import SpecError
-from codegen.spec import Spec, parse_spec
+from codegen.parse import parse_spec
+from codegen.spec import Spec
 
 _PACKAGE = Path(__file__).resolve().parent
 ROOT = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _PACKAGE.parent

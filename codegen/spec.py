@@ -1,25 +1,20 @@
 """Kernel specs: the complete, frozen description of one kernel.
 
-Fields that are left out are filled in while the spec is read, so a spec object always shows every decision. What a
-spec may combine is in :mod:`codegen.arch` and :mod:`codegen.combinations`; whether it fits its architecture is found
-out by :mod:`codegen.plans`.
+A spec object shows every decision: what a file leaves out is filled in by :mod:`codegen.parse`. What a spec may combine
+is in :mod:`codegen.arch` and :mod:`codegen.combinations`; whether it fits its architecture is found out by
+:mod:`codegen.plans`.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
-from codegen.combinations import check_combination, check_options
-from codegen.defaults import COMBINED, with_defaults
-from codegen.errors import SpecError
-from codegen.migrations import outdated
-from codegen.patterns import PATTERNS, IndexTensor, PatternBase, pattern_union
+from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
 
 if TYPE_CHECKING:
@@ -95,13 +90,6 @@ class SpecBase(SpecModel):
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
     option keep their hash when it is added."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, data: Any) -> Any:
-        return (
-            with_defaults(get_args(cls.model_fields["op"].annotation)[0], data) if isinstance(data, Mapping) else data
-        )
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
@@ -282,79 +270,6 @@ MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, TileCopySpec)
 OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "tile_copy")
 Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | TileCopySpec
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
-
-
-def parse_spec(data: object, file: str = "") -> Spec:
-    """Build a spec from plain data.
-
-    Args:
-        data: the fields, or a spec.
-        file: where they are from, as the command that rewrites old names is to be given it.
-
-    Raises:
-        SpecError: names the first offending field (dotted), its value and what is allowed.
-    """
-    if not isinstance(data, Mapping | SpecBase):
-        raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
-    # A model is read anew: a copy of one with other fields (``model_copy``) was never checked.
-    fields = data.model_dump(mode="json", by_alias=True) if isinstance(data, SpecBase) else dict(data)
-    try:
-        spec = SPEC_ADAPTER.validate_python(fields)
-    except ValidationError as error:
-        raise outdated(fields, file) or _first_error(error) from None
-    check_combination(spec, data if isinstance(data, Mapping) else COMBINED)
-    if isinstance(spec, AttentionSpec):
-        check_options(spec)
-    return spec
-
-
-def _fields_of(location: tuple[int | str, ...]) -> list[str]:
-    """Return the fields that there are beside the last one of a location, as a spec file has them."""
-    model: Any = next(m for op, m in zip(OPS, MODELS, strict=True) if op == location[0])
-    for part in location[1:-1]:
-        if part in PATTERNS:  # the pattern's kind, which pydantic puts behind its field
-            model = PATTERNS[str(part)]
-        elif part in model.model_fields:
-            annotation = model.model_fields[str(part)].annotation
-            found = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-            model = next((kind for kind in found if issubclass(kind, BaseModel)), model)
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _first_error(error: ValidationError) -> SpecError:
-    errors = error.errors(include_url=False)
-    # A misspelt field is one too many, and often one that is missing.
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    # Pydantic puts the discriminator's values into the location; they are not fields.
-    parts = [str(p) for i, p in enumerate(first["loc"]) if not (i == 0 and p in OPS)]
-    parts = [part if part.isprintable() else repr(part)[1:-1] for part in parts]
-    if len(parts) > 1 and parts[0] == "pattern":
-        parts = [parts[0], *parts[2:]]
-    field = ".".join(parts)
-    message = first["msg"].removeprefix("Value error, ")
-    kind, context = first["type"], first.get("ctx", {})
-    if kind == "extra_forbidden":
-        names = _fields_of(first["loc"])
-        near = difflib.get_close_matches(parts[-1], names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        message = f"is not a field of this spec; {hint}"
-    elif kind == "missing":
-        message = "is missing"
-    elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        name = str(context.get("discriminator", "")).strip("'")
-        field = ".".join([*parts, name])
-        given = f"is {context['tag']!r}" if "tag" in context else "is missing"
-        allowed = ", ".join(repr(tag) for tag in (PATTERNS if parts else OPS))
-        message = f"{given}; allowed: {allowed}"
-    elif kind == "literal_error":
-        message = f"is {first['input']!r}; allowed: {context['expected']}"
-    elif kind in ("model_type", "model_attributes_type"):
-        message = f"is {first['input']!r}; a mapping of fields is expected"
-    else:
-        message = f"is {first['input']!r}; {message[0].lower()}{message[1:]}"
-    return SpecError(field, message)
-
-
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
 """Fields a spec file may leave out although the model always has them."""
 
@@ -387,5 +302,4 @@ __all__ = [
     "TileCopySpec",
     "canonical",
     "json_schema",
-    "parse_spec",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from codegen.errors import SpecError
-from codegen.library import NamedSpec
 from codegen.plan import Plan, require
 from codegen.plans import (
     attention_mma_sync,
@@ -27,6 +28,9 @@ from codegen.plans import (
 )
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, TileCopySpec
 
+if TYPE_CHECKING:
+    from codegen.library import NamedSpec
+
 
 def plan_for(named: NamedSpec) -> Plan:
     """Work out the plan of a spec.
@@ -35,12 +39,17 @@ def plan_for(named: NamedSpec) -> Plan:
         SpecError: when the spec cannot work on its architecture, with the field, the numbers and the place in the file.
     """
     try:
-        return _dispatch(named.spec, named.stem)
+        return plan_of(named.spec, named.stem)
     except SpecError as error:
         raise named.located(error) from None
 
 
-def _dispatch(spec: Spec, stem: str) -> Plan:
+def plan_of(spec: Spec, stem: str) -> Plan:
+    """Work out the plan of a spec that has no place in a file.
+
+    Raises:
+        SpecError: as :func:`plan_for` does, without the place.
+    """
     if isinstance(spec, AttentionSpec):
         if spec.mma == "wgmma":
             return attention_sm90a.plan(spec, stem)

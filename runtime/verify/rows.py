@@ -18,9 +18,10 @@ from codegen.errors import CodegenError
 from codegen.files import write_if_changed
 from codegen.library import NamedSpec, find_spec, shipped_names
 from codegen.migrations import migrated
+from codegen.parse import parse_spec
 from codegen.receipts import ReceiptError, source_sha256
 from codegen.render import render
-from codegen.spec import canonical, parse_spec
+from codegen.spec import canonical
 from runtime.compile import toolchain
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.verify import version1

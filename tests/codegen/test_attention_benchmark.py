@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from codegen.library import find_spec
+from codegen.parse import parse_spec
 from codegen.render import render
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "attention.py"

@@ -329,7 +329,7 @@ def test_a_wrong_result_has_no_time(run: Run, cells: ModuleType, tmp_path: Path)
 
 
 def test_sources_are_those_that_tables_compare(script: ModuleType) -> None:
-    from codegen.spec import parse_spec
+    from codegen.parse import parse_spec
 
     options = script.parse_arguments(["--cells", "none"])
     for column in script.planned(options, {}):

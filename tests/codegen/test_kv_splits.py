@@ -13,9 +13,10 @@ from batch_values import declarations, problems
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
+from codegen.parse import parse_spec
 from codegen.plans import plan_for
 from codegen.render import render
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.spec import AttentionSpec
 
 FIELDS: dict[str, Any] = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "dense"}}
 PARTS = {**FIELDS, "kv_splits": 2}

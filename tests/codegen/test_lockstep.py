@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
+from codegen.parse import parse_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SCHEDULER_COUNTERS, LaunchArgs  # noqa: E402
 from codegen.render import render  # noqa: E402
-from codegen.spec import parse_spec  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402
 

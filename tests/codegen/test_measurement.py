@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.spec import AttentionSpec, parse_spec  # noqa: E402
+from codegen.parse import parse_spec  # noqa: E402
+from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.bench import measurement  # noqa: E402
 
 BLOCK_LISTS = "h100_block_lists"

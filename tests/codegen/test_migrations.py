@@ -13,8 +13,8 @@ from codegen import migrations
 from codegen.errors import SpecError
 from codegen.library import read_spec, shipped_specs
 from codegen.migrations import LEFT_OUT, Renamed, migrated
+from codegen.parse import parse_spec
 from codegen.rewriting import rewritten
-from codegen.spec import parse_spec
 
 Use = Callable[..., None]
 TABLE = (

@@ -22,13 +22,14 @@ from codegen.explain import (
 )
 from codegen.flags import Flags
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.parse import parse_spec
 from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
 from codegen.preparation import round_columns
 from codegen.problem import AttentionShape, CopyShape, SddmmShape, SpgemmShape, SpmmShape
 from codegen.receipts import Receipt, receipt_path
 from codegen.render import generate, render_plan
-from codegen.spec import AttentionSpec, parse_spec
+from codegen.spec import AttentionSpec
 
 C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
 

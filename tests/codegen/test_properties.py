@@ -11,9 +11,10 @@ from likely_specs import likely_fields
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
+from codegen.parse import parse_spec
 from codegen.plans import plan_for
 from codegen.render import render_plan, seal_is_intact
-from codegen.spec import MODELS, Spec, parse_spec
+from codegen.spec import MODELS, Spec
 
 block = st.fixed_dictionaries({"q": st.sampled_from([1, 4, 16, 32, 64, 128]), "kv": st.sampled_from([16, 32, 64, 128])})
 pattern = st.one_of(
@@ -201,6 +202,17 @@ def test_refused_or_rendered(data: dict[str, Any]) -> None:
     assert seal_is_intact(source)
     assert f" {named.stem}(const __grid_constant__ Params p)" in source
     assert source.isascii()
+
+
+@quick
+@given(plausible)
+@example({"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 16, "cols": 32}, "ctas_per_sm": 3, "tile": {"n": 1024}})
+@example({"op": "attention", "arch": "sm_90a", "head_dim": 192, "pattern": {"kind": "causal"}, "tile": {"n": 128}})
+def test_what_is_given_stays(data: dict[str, Any]) -> None:
+    spec = parsed(data)
+    if spec is not None:
+        filled = spec.model_dump(mode="json", by_alias=True)
+        assert parse_spec({**filled, **data, "tile": {**filled["tile"], **data.get("tile", {})}}) == spec
 
 
 @quick

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
+from codegen.parse import parse_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import parse_spec  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402

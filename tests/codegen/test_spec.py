@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.parse import parse_spec
 from codegen.patterns import PATTERNS
 from codegen.plans import plan_for
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema, parse_spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema
 
 Fields = dict[str, Any]
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile", "dtype", "lse", "stream_k_tail")
@@ -301,6 +302,22 @@ def test_a_tile_is_completed(
     assert plan_for(find_spec(spec))
 
 
+def test_fewer_stages_are_filled_in_where_a_plan_refuses_more(attention: Fields) -> None:
+    fields = {key: value for key, value in attention.items() if key not in FILLED_IN}
+    fields |= {"pattern": {"kind": "causal"}, "head_dim": 192}
+    assert plan_for(find_spec({**fields, "tile": {"n": 64}})).spec.stages == 2
+    assert plan_for(find_spec({**fields, "tile": {"n": 128}})).spec.stages == 1
+    with pytest.raises(SpecError, match="stages: "):
+        plan_for(find_spec({**fields, "tile": {"n": 128}, "stages": 2}))
+
+
+def test_a_refusal_names_the_fewest_stages_that_were_tried(attention: Fields) -> None:
+    fields = {key: value for key, value in attention.items() if key not in FILLED_IN}
+    fields |= {"pattern": {"kind": "causal"}, "head_dim": 256, "tile": {"m": 64, "n": 256}}
+    with pytest.raises(SpecError, match="1 stages of tile"):
+        plan_for(find_spec(fields))
+
+
 def test_schedule_where_there_is_nobody_to_take_turns_with(attention: Fields) -> None:
     short = {key: value for key, value in attention.items() if key not in FILLED_IN}
     assert parse_spec(short).schedule == "ping_pong"
@@ -504,8 +521,7 @@ def test_left_out_tile_and_stages(fields: Fields, tile: tuple[int, int], stages:
 
 @pytest.mark.parametrize("wrong", ["x", None, 1.5, [16], {"a": 1}, True, -4])
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
-def test_defaults_of_a_spec_with_a_wrong_value_are_of_no_account(arch: str, wrong: object) -> None:
-    """Defaults follow fields that are not checked yet."""
+def test_a_wrong_value_is_told_where_other_fields_are_left_out(arch: str, wrong: object) -> None:
     listed = {"kind": "topk", "k": 8, "block": {"q": 64, "kv": 64}}
     heads = {"op": "attention", "arch": arch, "head_dim": 96, "pattern": listed, "tile": {"n": 64}}
     block = {"rows": 16, "cols": 32}

@@ -24,8 +24,8 @@ from likely_specs import likely_fields  # noqa: E402 - not installed
 from codegen.errors import SpecError  # noqa: E402
 from codegen.explain import launch_registers  # noqa: E402
 from codegen.library import NamedSpec, unnamed_stem  # noqa: E402
+from codegen.parse import parse_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import parse_spec  # noqa: E402
 from runtime.compile import toolchain  # noqa: E402
 from runtime.compile.compiler import Compiled, compile_spec  # noqa: E402
 from runtime.compile.inspection import resources  # noqa: E402

@@ -1,6 +1,6 @@
-"""What a spec that leaves fields out gets there: choices that work, from the fields that it gives.
+"""Fill in the fields that a spec leaves out: choices that work, from the fields that it gives.
 
-RawSpec are as the caller wrote them, so any of them may be missing or wrong. What is wrong is told when they are read.
+The input (``RawSpec``) is not validated yet: any field may be missing or wrong, which validation reports later.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ def _hopper_attention(data: RawSpec) -> dict[str, Any]:
     pattern, head_dim = _mapping(data.get("pattern")), data.get("head_dim")
     block, kind = _mapping(pattern.get("block")), pattern.get("kind")
     tile = _hopper_tile(head_dim, block)
-    shares, parts = data.get("share_kv_loads") is True, data.get("kv_splits", 1) != 1
-    if shares or parts or _given_tile(data).get("m") == 64:  # without ping_pong
+    shares_loads, splits_kv = data.get("share_kv_loads") is True, data.get("kv_splits", 1) != 1
+    if shares_loads or splits_kv or _given_tile(data).get("m") == 64:  # without ping_pong
         data = _agreeing(data, {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"})
-    splits = isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].supports_stream_k
-    if shares:  # two query blocks, the fewest, take two stages
+    stream_k = isinstance(kind, str) and kind in PATTERNS and PATTERNS[kind].supports_stream_k
+    if shares_loads:  # two query blocks, the fewest, take two stages
         stages = 2 if block.get("kv") == 128 and head_dim != 64 else 4
     else:
         stages = 1 if _fills_memory(data, block, tile) else 2
-    if parts:
-        tile, stages = _parts_tile(data, block)
-    defaults = {"tile": tile, "stages": stages, "stream_k_tail": splits and not shares and not parts}
+    if splits_kv:
+        tile, stages = _kv_splits_tile(data, block)
+    defaults = {"tile": tile, "stages": stages, "stream_k_tail": stream_k and not shares_loads and not splits_kv}
     return _fill(dict(data), "attention", defaults)
 
 
@@ -114,15 +114,15 @@ def _fills_memory(data: RawSpec, block: RawSpec, tile: RawSpec) -> bool:
     given = sizes.get("m"), sizes.get("n"), data.get("head_dim"), block.get("q"), data.get("pack_gqa", 1)
     numbers = [number for number in given if isinstance(number, int)]
     if len(numbers) < len(given):
-        return False  # what is wrong or missing is told elsewhere
+        return False  # validation reports what is wrong or missing
     m, n, width, queries, heads = numbers
     sub_tiles = m // max(queries * heads, 64)
     elements = (m + 2 * 2 * sub_tiles * n) * -(-width // 64) * 64  # Q, then two stages of K and V for each
     return sub_tiles > 1 and 2 * elements > ARCHS["sm_90a"].shared_memory_per_block
 
 
-def _parts_tile(data: RawSpec, block: RawSpec) -> tuple[dict[str, Any], int]:
-    """Return the tile and the stages of a spec with ``kv_splits`` that has none: there are rings for each part."""
+def _kv_splits_tile(data: RawSpec, block: RawSpec) -> tuple[dict[str, Any], int]:
+    """Return the tile and the stages of a spec with ``kv_splits`` that has none: each split has rings."""
     head_dim, pattern = data.get("head_dim"), data.get("pattern")
     width = head_dim if isinstance(head_dim, int) else 128
     given = _given_tile(data).get("n", block.get("kv"))
@@ -177,8 +177,8 @@ def _wmma_tile(head_dim: object, block: RawSpec) -> dict[str, Any]:
 
 
 NARROW_64 = ("accumulate", "transpose_a")
-"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, and the
-transposed kernel has no such tiles. Nor has the one for B stored by columns."""
+"""Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
+kernel has no such tiles. Nor has the one for B stored by columns."""
 
 
 def _may_be_wide(data: RawSpec) -> bool:
@@ -204,7 +204,7 @@ def _fitting_stages(data: RawSpec, tile: RawSpec, most: int, staged: int) -> int
     """
     sizes = [tile["m"], tile["n"], tile["k"]]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
-        return most  # what is wrong is told elsewhere
+        return most  # validation reports what is wrong
     m, n, k = map(int, sizes)
     hopper = ARCHS["sm_90a"]
     room = min(hopper.shared_memory_per_block, hopper.shared_memory_per_sm // _resident(data) - KIB)
@@ -256,7 +256,7 @@ def _small_blocks(data: RawSpec, block: RawSpec) -> tuple[dict[str, Any], int]:
     tile = {"m": rows, "n": 512, "k": block.get("cols", rows)}
     if _resident(data) > 1:
         tile["n"] = 8192 // rows  # they share the registers of an SM
-        # Handing out takes some of them; what is added takes memory beside large blocks of A.
+        # A dynamic scheduler takes some of them; accumulate takes memory beside large blocks of A.
         beside = accumulates is True and (rows, cols) == (16, 32)
         if _resident(data) == 3 and (data.get("scheduler") == "dynamic" or beside):
             tile["n"] //= 2

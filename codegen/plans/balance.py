@@ -1,4 +1,4 @@
-"""Which tile of BSR x dense on sm_90a comes when, and what handing tiles out brings into the plans."""
+"""Order of the tiles of BSR x dense on sm_90a, and what a dynamic tile scheduler adds to the plans."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
-QUEUE = 2  # tiles announced: while one is worked on, the next is known
+QUEUE = 2  # published work tiles: the current one, and the next one
 WARP = 32  # threads; an announcement has a block column for each lane of one
 L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
-HIGH_TILE = 128  # rows: such tiles do most with what they load; handed out, they are faster with twice that
+HIGH_TILE = 128  # rows: such tiles do most FLOPs for each byte; a dynamic scheduler is faster with twice that
 PLACE_PARAMS = (
     i32("column_tiles", "tiles of a block row"),
     i32("group_tiles", "of these, how many are worked on at once"),
@@ -18,12 +18,12 @@ SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:
-    """Return whether long block rows are divided: those of small blocks, where work is handed out."""
+    """Return whether long block rows are split along K: with a dynamic scheduler and small blocks."""
     return spec.is_dynamic and spec.block.rows < 64
 
 
 def announcement_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of what the scheduler tells of a tile, or of a unit, which has two words more."""
+    """Return the bytes that the scheduler publishes of a tile, or of a unit, which has two words more."""
     return 4 * ((6 if cuts_rows(spec) else 4) + WARP)
 
 
@@ -50,8 +50,8 @@ def _is_high(spec: BsrSpmmSpec) -> bool:
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     """Return how many column tiles are worked on at once: one at least.
 
-    As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, lower ones come
-    one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
+    As many as have their part of B, ``depth`` rows of it, in the L2. With a static scheduler, lower tiles come one at a
+    time: they read more of B for their FLOPs, and the L2 limits them.
     """
     if not (spec.is_dynamic or _is_high(spec)):
         return 1

@@ -1,4 +1,4 @@
-"""Cutting the long block rows of BSR x dense with small blocks into chunks, which several thread blocks multiply."""
+"""Split-K of the long block rows of BSR x dense with small blocks: chunks, which several thread blocks multiply."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.preparation import RowCutting
 from codegen.spec import BsrSpmmSpec
 
 FLOAT_BYTES = 4
-# A chunk leaves its part of C, written and read once through the L2: a 30th of the bytes of B that it reads. For each
-# column of a tile a part moves 8 bytes times the rows of a block, a block 2 times its columns: 120 blocks, if square.
+# Partial sums of C of a chunk, written and read once through the L2, are a 30th of the bytes of B that it reads: for
+# each column of a tile 8 bytes times the rows of a block, beside 2 times its columns of B: 120 blocks, if square.
 PART_SHARE = 30
 
 
 def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
-    """Return how long block rows are divided."""
+    """Return how long block rows are split."""
     part_bytes = spec.tile.m * spec.tile.n * FLOAT_BYTES
     block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
     cheap = -(-PART_SHARE * 2 * part_bytes // block_bytes)

@@ -845,12 +845,12 @@ def test_tiles_that_are_handed_out_have_counters(make: Make, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("scheduler", [False, True])
-def test_no_tiles_and_too_many(make: Make, balanced: bool) -> None:
-    kernel = make(op="bsr_spgemm", scheduler="dynamic" if balanced else "static")
+def test_no_tiles_and_too_many(make: Make, dynamic: bool) -> None:
+    kernel = make(op="bsr_spgemm", scheduler="dynamic" if dynamic else "static")
     with pytest.raises(ArgumentError, match=r"^b: is empty: \(192, 0\)"):
         kernel(A, matrix([0, 0, 0, 0], [], columns=0))
-    a = matrix([0] * 257, [])  # 256 block rows, each with a tile or, if not balanced, a run of 4 tiles at a time
-    most = (2**21 - 1) * (1 if balanced else 4)
+    a = matrix([0] * 257, [])  # 256 block rows, each with a tile or, if static, a run of 4 tiles at a time
+    most = (2**21 - 1) * (1 if dynamic else 4)
     for columns in (most, most + 1):
         b = matrix([0, 1, 1, 1], [0], columns=columns)
         if columns == most:

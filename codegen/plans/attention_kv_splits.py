@@ -40,7 +40,7 @@ def check_kv_splits(spec: AttentionSpec) -> None:
 
 def what_sub_tiles_are(spec: AttentionSpec) -> str:
     """Return the doc of the number of sub-tiles, without what each of them owns."""
-    return "parts of the keys of a tile" if spec.kv_splits > 1 else "sub_tiles of a tile"
+    return "sub-tiles of a tile: KV splits" if spec.kv_splits > 1 else "sub-tiles of a tile: query blocks"
 
 
 def computing(spec: AttentionSpec) -> str:
@@ -54,9 +54,7 @@ def computing(spec: AttentionSpec) -> str:
 
 def partial_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
     """Return the constant of a warpgroup's partial."""
-    return (
-        [Constant("kPartialFloats", floats, "floats that a warpgroup leaves of its rows")] if spec.kv_splits > 1 else []
-    )
+    return [Constant("kPartialFloats", floats, "floats of a warpgroup's partial")] if spec.kv_splits > 1 else []
 
 
 def add_partials(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
@@ -64,5 +62,5 @@ def add_partials(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
     if spec.kv_splits == 1:
         return 0
     places = spec.tile.m // WARPGROUP_ROWS
-    shared.add("Partials", 4 * places * floats, "what warpgroups of stream 1 leave for those of stream 0")
+    shared.add("Partials", 4 * places * floats, "partials of the warpgroups of sub-tile 1, for those of sub-tile 0")
     return 2 * places

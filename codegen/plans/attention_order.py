@@ -16,8 +16,8 @@ def order_params(spec: AttentionSpec) -> list[Param]:
     if not spec.pattern.load_imbalanced:
         return []
     return [
-        pointer("scheduler", "int", "tiles handed out, thread blocks that ended: both 0 between launches", writes=True),
-        i32("heads_in_l2", "heads whose tiles are handed out together: their K and V fit the L2"),
+        pointer("scheduler", "int", "tiles taken, thread blocks that ended: both 0 between launches", writes=True),
+        i32("heads_in_l2", "heads whose tiles are scheduled together: their K and V fit the L2"),
     ]
 
 

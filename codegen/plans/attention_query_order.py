@@ -107,5 +107,5 @@ def query_order_params(spec: AttentionSpec) -> list[Param]:
         i64("query_order_batch_stride", "elements from one batch to the next (0: shared)"),
         i64("query_order_head_stride", "elements from one head to the next (0: shared)"),
         i32("order_heads", "heads of kv_indices"),
-        pointer("scheduler", "int", "tiles handed out, thread blocks that ended: both 0 between launches", writes=True),
+        pointer("scheduler", "int", "tiles taken, thread blocks that ended: both 0 between launches", writes=True),
     ]

@@ -115,9 +115,9 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 def producers(spec: AttentionSpec) -> str:
     """Return the producer warps, in words."""
-    return "a warp for K, one for V, one that orders loads" if spec.share_kv_loads else "one producer warp a stream"
+    return "a warp for K, one for V, one that orders loads" if spec.share_kv_loads else "one producer warp a sub-tile"
 
 
 def flight_owner(spec: AttentionSpec) -> str:
     """Return the owner of the blocks in flight, in words."""
-    return "" if spec.share_kv_loads else " for each stream"
+    return "" if spec.share_kv_loads else " for each sub-tile"

@@ -183,7 +183,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
         held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {sizes.columns}"
     shared = SharedLayout()
     shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.o_aliases_q else ""))
-    of_whom = "" if spec.share_kv_loads else " of each stream"
+    of_whom = "" if spec.share_kv_loads else " of each sub-tile"
     shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}")
     shared.add("V", depth * sizes.kv_bytes, f"V ring{of_whom}")
     if not at.o_aliases_q:
@@ -194,11 +194,11 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     partial_barriers = add_partials(shared, spec, sizes.partial_floats)
     shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
-    entries = f"ring of tiles: number,{' shares,' if spec.stream_k_tail else ''} numbers of steps"
+    entries = f"ring of work tiles: number,{' units,' if spec.stream_k_tail else ''} numbers of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
     shared.add("WorkTiles", size, entries, align=4)
     if not sizes.skip_masked:  # else consumers know which blocks come
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "numbers of the loads in the K rings", align=4)
     if spec.stream_k_tail:
-        shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
+        shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial came last", align=4)
     return shared

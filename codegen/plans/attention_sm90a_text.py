@@ -35,15 +35,15 @@ from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of tiles, and of Q"}
-PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
-SUB_TILE_SHARERS = "warpgroups that share a stream"
+PARTIAL_FLOATS = "floats of a warpgroup's partial"
+SUB_TILE_SHARERS = "warpgroups of a sub-tile"
 STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are divided between the thread blocks")
 STREAM_K_PARAMS = (
-    pointer("partials", "float", "unfinished O and softmax state of parts of tiles", writes=True),
-    pointer("units_done", "int", "shares done of each split tile, by warpgroup: 0 between launches", writes=True),
-    i32("stream_k_tiles", "tiles at the front that are divided between thread blocks"),
+    pointer("partials", "float", "partials: unnormalised O and softmax state of divided tiles", writes=True),
+    pointer("units_done", "int", "finished units of each divided tile, by warpgroup: 0 between launches", writes=True),
+    i32("stream_k_tiles", "first tiles, which are divided between thread blocks"),
     i32("stream_k_ctas", "thread blocks that they are divided between"),
-    i32("units", "shares of a split tile: what can be divided"),
+    i32("units", "work units of a divided tile"),
 )
 
 
@@ -159,7 +159,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         *query_order_constants(spec, sizes.sub_tiles),
         *lockstep_constants(spec),
         Constant("kSubTiles", sizes.sub_tiles, owner),
-        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a stream"),
+        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a sub-tile"),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
         *_sub_tile_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
@@ -168,7 +168,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", spec.tile.n // sizes.step_blocks, "keys of one load"),
         *_block_constants(sizes),
-        *([Constant("kPartialFloats", sizes.partial_floats, PART_FLOATS)] if spec.stream_k_tail else []),
+        *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
         *partial_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec),

@@ -14,7 +14,7 @@ PLACE_PARAMS = (
     i32("column_tiles", "tiles of a block row"),
     i32("group_tiles", "of these, how many are worked on at once"),
 )
-SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
+SCHEDULER = "tiles taken, thread blocks that ended: both 0 between launches"
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:
@@ -30,14 +30,14 @@ def announcement_bytes(spec: BsrSpmmSpec) -> int:
 def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
     """Return the bytes of the queue from the scheduler to the others, and what it holds."""
     work = "units" if cuts_rows(spec) else "tiles"
-    return QUEUE * announcement_bytes(spec), f"announced {work}, and the first of their block columns"
+    return QUEUE * announcement_bytes(spec), f"published {work}, and the first of their block columns"
 
 
 def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue."""
     work = "units" if cuts_rows(spec) else "tiles"
     return (
-        Constant("kQueue", QUEUE, f"{work} announced by the scheduler"),
+        Constant("kQueue", QUEUE, f"{work} that the scheduler has published"),
         Constant("kAnnouncementBytes", announcement_bytes(spec), "bytes of an announcement"),
     )
 
@@ -82,7 +82,7 @@ def order_summary(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their tiles."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     if spec.is_dynamic:
-        return f"{blocks}; tiles are handed out, a few of the longest block rows first"
+        return f"{blocks}; dynamic tile scheduler, a few of the longest block rows first"
     if _is_high(spec):
         return f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time"
     return f"{blocks}, looping over tiles (persistent), block rows fastest"

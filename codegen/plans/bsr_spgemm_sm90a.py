@@ -190,5 +190,5 @@ def _grid_summary(spec: BsrSpgemmSpec, ctas_per_sm: int) -> str:
     if spec.output == "bsr":
         return f"{blocks}, looping over the listed blocks of C (persistent)"
     if spec.is_dynamic:
-        return f"{blocks}; tiles are handed out, short ones last"
+        return f"{blocks}; dynamic tile scheduler, short tiles last"
     return f"{blocks}, looping over runs of {RUN_TILES} tiles (persistent)"

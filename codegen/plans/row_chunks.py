@@ -36,9 +36,11 @@ def chunk_params() -> tuple[Param, ...]:
         i32("chunk_blocks", "blocks of a chunk, at most"),
         i32("column_tiles", "tiles of a block row"),
         i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
-        pointer("scheduler", "int", "units handed out, thread blocks that ended: both 0 between launches", writes=True),
-        pointer("chunks_done", "int", "of each tile of a cut block row and warpgroup: 0 between launches", writes=True),
-        pointer("parts", "float", "accumulators of the chunks of cut block rows", writes=True),
+        pointer("scheduler", "int", "units taken, thread blocks that ended: both 0 between launches", writes=True),
+        pointer(
+            "chunks_done", "int", "of each tile of a split block row and warpgroup: 0 between launches", writes=True
+        ),
+        pointer("parts", "float", "partial sums of C: accumulators of the chunks of split block rows", writes=True),
     )
 
 
@@ -46,14 +48,14 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue of units, and of a part."""
     return (
         *queue_constants(spec),
-        Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats that a warpgroup leaves of a chunk"),
+        Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats of a warpgroup's partial sum"),
     )
 
 
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
-    return f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"
+    return f"{blocks}; units, a chunk of a block row and a column tile, by a dynamic scheduler, columns outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":4,"tile":{"m":128,"n":128}}
 // spec hash: 933b1e0ef6318822de5b31b6a1c2ba17421f635efbd61a0a4679f4e23a8c32f9
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e16b10228701ad28c7f1ea636a48907c0e07fd2ab163d010bf8ecd3b960bf045
+// seal: sha256 bb2170c6869f1c0da9096afa5bca85a489b06641c9130dcb3709884a1d03ac7a
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -50,10 +50,10 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 128;  // query rows of a stream
+constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
+constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -69,11 +69,11 @@ constexpr int kLoadKeys = 128;  // keys of one load
 
 // Dynamic shared memory: 180416 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each stream
+constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each sub-tile
+constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
 constexpr int kBarriersOffset = 180224;  // 160 bytes: mbarriers
-constexpr int kWorkTilesOffset = 180384;  // 16 bytes: ring of tiles: number, numbers of steps
+constexpr int kWorkTilesOffset = 180384;  // 16 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 180400;  // 16 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -103,8 +103,8 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
-  int heads_in_l2;  // heads whose tiles are handed out together: their K and V fit the L2
+  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
+  int heads_in_l2;  // heads whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

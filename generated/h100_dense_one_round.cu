@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":false,"tile":{"m":128,"n":128}}
 // spec hash: 454f373c961c295eaf2bddf555a389c9cbb9787aaac542d96adabc0d0bea5a53
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 666e22507bd5b4bfcfbc5866a1f7947a1d886a3b5f800e8781cd8f60a091a56c
+// seal: sha256 ac33efbad562bb89f2d295a602c6f58cec2d3638e4e53c3c2b2308222e7e2b36
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -50,10 +50,10 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of tiles, and of Q
-constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 128;  // query rows of a stream
+constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
+constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a stream
+constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -69,11 +69,11 @@ constexpr int kLoadKeys = 128;  // keys of one load
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each stream
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each stream
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each sub-tile
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of tiles: number, numbers of steps
+constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 229488;  // 8 bytes: numbers of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;

@@ -77,8 +77,8 @@ class Row:
         pattern: which columns: ``random``; ``clustered``, rows next to each other share 3/4 of theirs; ``power_law``,
             random, with row lengths from many to few.
         even: the row with the same work and equal row lengths, for those of a power law.
-        balanced: whether tiles are handed out, by the kernel or by one that is otherwise the same; of BSR x dense
-            longest block rows first, which are found beforehand.
+        dynamic: whether the tile scheduler is dynamic, in the kernel or in one that is otherwise the same; of BSR x
+            dense longest block rows first, which are prepared.
         packed: whether A is packed beforehand, as weights can be, not by each call.
         height: rows of A.
         quick: whether --quick takes it.
@@ -96,7 +96,7 @@ class Row:
     block_columns: int | None = None
     pattern: Literal["random", "clustered", "power_law"] = "random"
     even: str | None = None
-    balanced: bool = False
+    dynamic: bool = False
     packed: bool = False
     height: int = SIZE
     quick: bool = False
@@ -132,23 +132,23 @@ MAIN_ROWS = (
         for name, columns in (("", 8192), ("_n1024", 1024))
     ),
     *(
-        Row(name, "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, balanced=balanced, quick=not balanced)
-        for name, balanced in (("spgemm_b128", False), ("spgemm_b128_balanced", True))
+        Row(name, "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, dynamic=dynamic, quick=not dynamic)
+        for name, dynamic in (("spgemm_b128", False), ("spgemm_b128_balanced", True))
     ),
     Row("spgemm_b128_bsr", "h100_bsr_spgemm_b128_bsr", 128, 8192, ("cublas",)),
     Row("sddmm_b128", "h100_bsr_sddmm_b128", 128, 8192, ("cublas",), 560, quick=True),
 )
 UNEVEN_ROWS = tuple(
     Row(
-        f"spmm_b{block}_uneven" + ("" if balanced else "_static"),
-        *(spmm(block), block, 8192, ("cublas", "triton") if balanced else ()),
+        f"spmm_b{block}_uneven" + ("" if dynamic else "_static"),
+        *(spmm(block), block, 8192, ("cublas", "triton") if dynamic else ()),
         groups=("uneven",),
         pattern="power_law",
         even=f"spmm_b{block}",
-        balanced=balanced,
+        dynamic=dynamic,
     )
     for block in (128, 64, 32, 16)
-    for balanced in (True, False)
+    for dynamic in (True, False)
 )
 CROSSOVER_ROWS = tuple(
     Row(
@@ -196,15 +196,15 @@ COLUMN_MAJOR_ROWS = tuple(
 # So few tiles that most SMs have none, unless rows are cut; and a list of 64 blocks for each of them.
 FEW_ROWS = tuple(
     Row(
-        f"spmm_b{block}_few_rows" + ("" if balanced else "_static"),
-        *(spmm(block), block, 512, ("cublas", "torch", "triton") if balanced else ()),
+        f"spmm_b{block}_few_rows" + ("" if dynamic else "_static"),
+        *(spmm(block), block, 512, ("cublas", "torch", "triton") if dynamic else ()),
         groups=("few",),
         row_blocks=64,
-        balanced=balanced,
+        dynamic=dynamic,
         height=512,
     )
     for block in (32, 16)
-    for balanced in (True, False)
+    for dynamic in (True, False)
 ) + tuple(
     # As a linear layer of which a tenth is stored has them for a few tokens.
     Row(
@@ -284,8 +284,8 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
 def spec_of(row: Row) -> Spec:
     """Return the spec of a row's kernel."""
     fields = {**json.loads(find_spec(row.kernel).spec.canonical_json()), **row.changes}
-    if row.balanced != (fields.get("scheduler") == "dynamic"):
-        fields["scheduler"] = "dynamic" if row.balanced else "static"
+    if row.dynamic != (fields.get("scheduler") == "dynamic"):
+        fields["scheduler"] = "dynamic" if row.dynamic else "static"
     return parse_spec(fields)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 KIB = 1024
 WARP = 32  # threads
 PARTITIONS = 4  # of an SM
-REGISTER_UNIT = 8  # a thread's registers are handed out in multiples of this
+REGISTER_UNIT = 8  # a thread's registers are allocated in multiples of this
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def check_options(spec: AttentionSpec) -> None:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
     if spec.share_kv_loads and not topk_on_hopper:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
-    _check_key_parts(spec)
+    _check_kv_splits(spec)
     _check_query_grouping(spec)
     if spec.l2_lockstep and not topk_on_hopper:
         raise SpecError("l2_lockstep", f"is true; {kind} {NO_KERNEL}")
@@ -61,10 +61,10 @@ def check_options(spec: AttentionSpec) -> None:
         raise SpecError("stream_k_tail", f"is true; {kind}{more} {NO_KERNEL}")
 
 
-def _check_key_parts(spec: AttentionSpec) -> None:
+def _check_kv_splits(spec: AttentionSpec) -> None:
     if spec.kv_splits > 1 and (spec.arch != "sm_90a" or not spec.pattern.supports_kv_splits or spec.share_kv_loads):
         that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv_loads' if spec.share_kv_loads else ''}"
-        raise SpecError("kv_splits", f"is {spec.kv_splits}; {that} has no kernel with parts: leave it out")
+        raise SpecError("kv_splits", f"is {spec.kv_splits}; {that} {NO_KERNEL}")
 
 
 def _check_query_grouping(spec: AttentionSpec) -> None:
@@ -75,5 +75,6 @@ def _check_query_grouping(spec: AttentionSpec) -> None:
         )
     if grouping == "search" and spec.l2_lockstep:
         raise SpecError(
-            "l2_lockstep", "is true; kernels with query_grouping search hand out tiles, and none keeps pace"
+            "l2_lockstep",
+            "is true; not written for the dynamic tile scheduler of query_grouping search: leave it out",
         )

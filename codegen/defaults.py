@@ -22,8 +22,8 @@ Choice = tuple[str, str, str]  # mma, copy, schedule
 COOPERATIVE: Choice = ("wgmma", "tma", "cooperative")
 COMBINED = ("mma", "copy", "schedule")
 NARROW_64 = ("accumulate", "transpose_a")
-"""What keeps tiles of 64 rows from being wide, unless a spec says so: what is added needs the room of a stage, and the
-transposed kernel has no such tiles. Nor has the one for B stored by columns."""
+"""Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
+kernel has no such tiles. Nor has the one for B stored by columns."""
 
 
 def _combination(given: Spec, preferred: Choice | None) -> Combination:

@@ -1,4 +1,4 @@
-"""What only a template's text asks of a plan: instruction shapes, suffixes, which of its parts a kernel has."""
+"""Values that only template text reads: instruction shapes, suffixes, features of a kernel."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class AttentionFlags(Flags):
 
     Attributes:
         pattern_template: the pattern's template.
-        partial_range: whether a walk over key blocks can be restricted to some of them.
-        skip_masked: whether warpgroups leave out steps of their tile that they see nothing of.
+        partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
+        skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         partial: whether a tile has a part of a query block only.
         block_steps: steps in a listed block.
         step_blocks: listed blocks of a step.
@@ -48,12 +48,12 @@ class AttentionMmaSyncFlags(AttentionFlags):
     Attributes:
         pack_gqa: whether rows of a tile are those of several heads.
         q_in_registers: whether Q stays in registers.
-        paired: whether K and V of a step are waited for together.
-        overlaps: whether weights are worked out beside products.
-        q_beyond: whether Q waits beyond the slots that are filled last.
+        paired: whether one barrier of a step covers both K and V.
+        overlaps: whether exponentials of a group overlap P V products of the one before.
+        q_beyond: whether Q extends beyond the slots that are filled last.
         listed: whether key blocks are listed.
-        rereads: whether the thread's number is read anew at each use, as registers are few.
-        softmax_scale: what a logit is multiplied with, in C++.
+        rereads: whether the thread's number is read at each use, as registers are few.
+        softmax_scale: factor of the logits, in C++.
     """
 
     pack_gqa: bool
@@ -74,20 +74,20 @@ class AttentionSm90aFlags(AttentionFlags):
         consumers: warpgroups that compute.
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
         ping_pong: whether the warp scheduler barrier orders the matrix products of the warpgroups.
-        sub_tiles: parts of a tile with key blocks of their own.
-        prefetch_q_early: whether Q of the next tile is loaded before this one's K and V. Several sub-tiles have a
-            producer warp each, which would wait for what the first one publishes early.
+        sub_tiles: sub-tiles of a tile, with key blocks of their own.
+        prefetch_q_early: whether Q of the next tile is loaded before this one's K and V. Not with several sub-tiles:
+            their producer warps would wait for the work tile that the first one publishes.
         orders_first_step: whether the warp scheduler barrier orders the first step too. One of several sub-tiles may
-            have no step: its warpgroups would have to pass on turns that they do not take.
+            have no step: its warpgroups would have to arrive at the barrier without a product.
         packed_rows: whether rows are anything but consecutive queries of one head.
         pack_gqa: query heads in the rows of a query, in C++.
-        tile_stages: places for Q.
-        o_aliases_q: whether O leaves from where Q was.
+        tile_stages: stages of Q.
+        o_aliases_q: whether O is staged where Q was.
         q_in_registers: whether all of Q is kept in registers.
         q_slices: slices of 16 columns of Q that are.
         stream_k: whether tiles are divided between thread blocks.
-        kv_splits: parts of the keys of a tile.
-        softmax_scale: what a logit is multiplied with, in C++.
+        kv_splits: KV splits of a tile.
+        softmax_scale: factor of the logits, in C++.
     """
 
     consumers: int

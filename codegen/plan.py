@@ -173,7 +173,7 @@ class Prologue:
 
 @dataclass
 class SharedLayout:
-    """Hands out shared memory front to back."""
+    """Allocates shared memory front to back."""
 
     regions: list[SharedRegion] = field(default_factory=list)
     size: int = 0
@@ -232,13 +232,13 @@ class Plan:
         arguments: how the arguments of a launch follow from the shape of a problem: see ``problem``.
         headers: CUDA headers the source includes.
         cluster: thread blocks of a cluster; a grid has whole clusters.
-        dynamic_scheduler: whether tiles are handed out as thread blocks ask for them, counted in device memory.
-        stream_k: how tiles are divided between thread blocks, if they are.
+        dynamic_scheduler: whether thread blocks take tiles from a counter in device memory.
+        stream_k: division of tiles into work units, if there is one.
         tile_queries: queries of a tile, in attention.
-        sub_tiles: parts of such a tile with key blocks of their own: query blocks, or parts of its keys.
+        sub_tiles: sub-tiles of such a tile, with key blocks of their own: query blocks, or KV splits.
         kv_bytes: bytes that K, or V, may extend over, if the kernel does not reach all.
-        row_cutting: how long block rows are divided between thread blocks, if they are.
-        gathered: what tiles take of a matrix whose block rows they gather, if they do.
+        row_cutting: split-K of long block rows, if there is one.
+        gathered: layout of prepared row clusters, if tiles gather block rows.
         prologue: the kernel that is launched before this one, if there is one.
     """
 
@@ -313,7 +313,7 @@ class Plan:
         return DTYPES[self.spec.dtype]
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
-        """Return those of some numbers that are parameters: what a tensor map says, say, is none beside it."""
+        """Return the numbers of ``known`` that are parameters; dimensions of tensor maps, for one, are not."""
         return {param.name: known[param.name] for param in self.params if param.name in known}
 
     def problem(self, shape: Shape, slots: int = 0) -> LaunchArgs:
@@ -321,7 +321,7 @@ class Plan:
 
         Args:
             shape: of the plan's operator.
-            slots: thread blocks that run at once: read where tiles are divided between them (``split``).
+            slots: thread blocks that run at once: read where tiles are divided between them (``stream_k``).
         """
         args = self.arguments(self, shape, slots)
         return replace(args, numbers=self.own(args.numbers))
@@ -339,7 +339,7 @@ class Plan:
         if not self.persistent:
             return tiles
         clusters, most = tiles // self.cluster, slots // self.cluster
-        # Tiles that are handed out, or divided, go to whoever is free; and two thread blocks of an SM overlap.
+        # A dynamic scheduler and stream-K balance by themselves; and two thread blocks of an SM overlap.
         by_number = self.stream_k is None and not self.dynamic_scheduler
         if by_number and self.ctas_per_sm == 1 and clusters > most:
             most = -(-clusters // -(-clusters // most))

@@ -1,4 +1,4 @@
-"""What a kernel and the host agree on where the host prepares a matrix: chunks, and groups, of its block rows.
+"""Layout of prepared matrices that kernels and host share: chunks, and clusters, of block rows.
 
 A plan has the numbers of its kernel (``Plan.row_cutting``, ``Plan.gathered``).
 """
@@ -8,25 +8,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# There are so few places for parts that they take no more memory than C, or, for a few block rows, as many as give each
-# thread block something to do.
+# Least number of partial sums of C that have memory. They take no more memory than C itself, or for a few block rows as
+# much as gives each thread block work.
 FEWEST_PARTS = 128
-# Where block rows have tiles for half of the SMs at most, rows are cut though parts are not cheap: it is time that
-# counts. In blocks of A: leaving and joining parts takes as long as about so many, and as so many more for each part.
-# Measured on an H200 with blocks of 32, a step of which takes 0.3 us where nothing else is on the L2.
+# Cost of splitting a row along K, in blocks of A: fixed, and for each partial sum that is added. Where block rows have
+# tiles for half of the SMs at most, rows are split if that takes less time, though it is not cheap. Measured on an H200
+# with blocks of 32, a step of which takes 0.3 us where nothing else is on the L2.
 JOIN_BLOCKS, JOIN_PART_BLOCKS = 12, 2
 
-RECORD_WORDS = 16  # of a round: its block columns; the last word tells how many they are
+RECORD_WORDS = 16  # of a round: its block columns, then a StepHeader
 ROUND_COLUMNS = RECORD_WORDS - 1  # block columns of a round that its record has room for
 COUNT_BITS = 8  # of a number in a record's last word: columns, their place in the ring, blocks, places still needed
 ROUNDS_IN_RING = 3  # that fit the ring at least: one is multiplied while the next ones come
-FEWEST_KEPT = 3  # more rounds that columns stay, if they do: for one or two, fewer loads were measured to gain nothing
-TILE_ROWS = 16  # block rows that take as long as what a tile costs beside its block rows
+FEWEST_KEPT = 3  # rounds for which B columns stay resident, or none at all: 1 or 2 did not pay
+TILE_ROWS = 16  # fixed cost of a tile, in block rows
 
 
 @dataclass(frozen=True)
 class RowCut:
-    """How the block rows of one matrix are cut, as far as its shape tells.
+    """Split of the block rows of one matrix, from its shape alone.
 
     A block row of more than ``limit`` blocks becomes as few chunks as that allows, nearly equally long and of whole
     steps but for the last.
@@ -49,13 +49,13 @@ class RowCut:
 
 @dataclass(frozen=True)
 class RowCutting:
-    """How a kernel divides long block rows between thread blocks.
+    """Split-K of long block rows between thread blocks.
 
     Attributes:
         step: blocks of A of a step.
-        cheap: blocks of a chunk from which leaving and joining its part of C costs little.
-        counters: counters of finished chunks for each part, one for each warpgroup.
-        part_bytes: bytes of a part of C, a tile in fp32.
+        cheap: blocks of a chunk from which storing and adding its partial sum of C costs little.
+        counters: counters of finished chunks for each partial sum, one for each warpgroup.
+        part_bytes: bytes of a partial sum of C, a tile in fp32.
     """
 
     step: int
@@ -71,9 +71,9 @@ class RowCutting:
         # A row of limit + 1 blocks has two parts, which is the most parts that a block can have: 2 / (limit + 1).
         modest = -(-2 * blocks // max(block_rows // 2, FEWEST_PARTS))
         limit, mean = max(self.cheap, modest), -(-blocks // max(1, block_rows))
-        pieces = _pieces(mean, block_rows * column_tiles, sm_count)
-        if pieces > 1:
-            limit = min(limit, -(-mean // pieces))
+        chunks = _chunks(mean, block_rows * column_tiles, sm_count)
+        if chunks > 1:
+            limit = min(limit, -(-mean // chunks))
         return RowCut.at(-(-limit // self.step) * self.step, block_rows, blocks)
 
     def workspace(self, cut: RowCut, column_tiles: int) -> tuple[int, int]:
@@ -86,15 +86,15 @@ class RowCutting:
         return tiles * self.counters, tiles * self.part_bytes
 
 
-def _pieces(mean: int, tiles: int, sm_count: int) -> int:
-    """Return in how many chunks rows of ``mean`` blocks are cut as they have few tiles: 1 where that does not pay."""
+def _chunks(mean: int, tiles: int, sm_count: int) -> int:
+    """Return the chunks of a row of ``mean`` blocks where tiles are few: 1 where splitting does not pay."""
     if tiles == 0:
         return 1
-    # P chunks take the time of mean / P blocks and of joining: least with P = sqrt(mean / JOIN_PART_BLOCKS).
-    pieces = min(sm_count // tiles, math.isqrt(mean // JOIN_PART_BLOCKS))
-    if pieces < 2 or mean - mean // pieces <= JOIN_BLOCKS + JOIN_PART_BLOCKS * pieces:
+    # P chunks take the time of mean / P blocks and of adding: least with P = sqrt(mean / JOIN_PART_BLOCKS).
+    chunks = min(sm_count // tiles, math.isqrt(mean // JOIN_PART_BLOCKS))
+    if chunks < 2 or mean - mean // chunks <= JOIN_BLOCKS + JOIN_PART_BLOCKS * chunks:
         return 1
-    return pieces
+    return chunks
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def round_columns(ring_columns: int) -> int:
 
 
 def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
-    """Return for how many more rounds block columns stay in the ring: as many as leave room for the next ones, or none.
+    """Return the further rounds for which block columns stay in the ring: what leaves room for the next ones, or 0.
 
     Args:
         ring_columns: block columns that have room.
@@ -130,7 +130,7 @@ def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
 
 
 def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:
-    """Return into how many groups to divide the block rows of a matrix: as few as leave no SM idle for long.
+    """Return the number of groups of a matrix's block rows: the fewest that leave no SM idle for long.
 
     Args:
         block_rows: of the matrix.

@@ -1,11 +1,11 @@
-"""Shapes of problems, and the arguments of a launch that follow from one: what a plan is asked and what it answers."""
+"""Shapes of problems, and the launch arguments that a plan works out from one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SCHEDULER_COUNTERS = 2  # tiles handed out, thread blocks that ended
+SCHEDULER_COUNTERS = 2  # tiles taken, thread blocks that ended
 
 
 @dataclass(frozen=True)

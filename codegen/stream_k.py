@@ -1,46 +1,46 @@
-"""Dividing the tiles that would not fill a last round of thread blocks between all of them."""
+"""Stream-K tail: tiles of a partial last wave are divided between all thread blocks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# Shares: about what a second piece's start, writing its part and taking parts together cost beside its steps. Measured:
-# 12 us on an H100, where a share of 128 x 128 pairs of heads of 128 takes 1.6 us.
-PART_COST = 8
-INDEX_RANGE = 2**32  # the kernel multiplies shares by thread blocks in 32 bits
+# Fixed cost of dividing a tile, in work units: start of a second work tile, store of partial O, combination. Measured:
+# 12 us on an H100, where a unit of 128 x 128 pairs of heads of 128 takes 1.6 us.
+SPLIT_COST = 8
+INDEX_RANGE = 2**32  # the kernel multiplies units by thread blocks in 32 bits
 
 
 @dataclass(frozen=True)
 class StreamK:
-    """How the kernel divides tiles ("stream-K", Osama et al. 2023, for the last round only).
+    """Division of tiles into work units ("stream-K", Osama et al. 2023, for the last wave only).
 
-    A tile's key blocks are its shares. Thread blocks first do parts of tiles, each a run of shares, then whole tiles.
+    The units of a tile are its steps or listed blocks. Thread blocks first do ranges of units, then whole tiles.
 
     Attributes:
-        counters: counters of finished shares for each divided tile, one for each warpgroup; 0 between launches.
-        part_bytes: what a thread block leaves in global memory of a part.
+        counters: counters of finished units for each divided tile, one for each warpgroup; 0 between launches.
+        partial_bytes: bytes of a thread block's partial O and softmax state in global memory.
     """
 
     counters: int
-    part_bytes: int
+    partial_bytes: int
 
-    def divide(self, tiles: int, shares: int, slots: int) -> tuple[int, int]:
+    def divide(self, tiles: int, units: int, slots: int) -> tuple[int, int]:
         """Choose how many tiles are divided, and between how many thread blocks: (0, 0) where that would not pay.
 
         Args:
             tiles: tiles of the problem.
-            shares: shares of a tile.
+            units: work units of a tile.
             slots: thread blocks that run at once.
         """
         left = tiles % slots
-        total = left * shares
-        # Smaller parts are done sooner, but more of them have to be taken together, by one thread block.
-        blocks = min(slots, total // max(2, math.isqrt(shares)))
-        if blocks == 0 or total * blocks >= INDEX_RANGE or -(-total // blocks) + PART_COST >= shares:
+        total = left * units
+        # Shorter ranges end sooner, but one thread block combines more of them.
+        blocks = min(slots, total // max(2, math.isqrt(units)))
+        if blocks == 0 or total * blocks >= INDEX_RANGE or -(-total // blocks) + SPLIT_COST >= units:
             return 0, 0
         return left, blocks
 
     def workspace(self, stream_k_tiles: int, stream_k_ctas: int) -> tuple[int, int]:
-        """Return the counters, and the bytes for parts (a thread block has parts of two tiles at most)."""
-        return stream_k_tiles * self.counters, 2 * stream_k_ctas * self.part_bytes
+        """Return the counters, and the bytes of partials (a thread block has those of two tiles at most)."""
+        return stream_k_tiles * self.counters, 2 * stream_k_ctas * self.partial_bytes

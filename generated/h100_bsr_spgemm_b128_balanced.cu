@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
 // templates: bsr_spgemm/order_dynamic.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 18447649f534e57b0472ff71012abbe0dc3c04d7f3c41b94d5492b9e08eab495
+// seal: sha256 cce2ba59ddb561059ffe0c5301c90d6d425f3c7152ff196c399d6f9fd878ce57
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Dynamic tile scheduler.
 //
@@ -99,7 +99,7 @@ constexpr int kEndsWork = 0;  // all of steps[i] after the last tile
 constexpr int kNoMoreTiles = -1;
 
 // Launch: 320 threads a block, 115036 bytes of dynamic shared memory.
-// Grid: 2 thread blocks per SM; tiles are handed out, short ones last.
+// Grid: 2 thread blocks per SM; dynamic tile scheduler, short tiles last.
 // a_map, b_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128

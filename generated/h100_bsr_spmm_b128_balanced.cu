@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 05f39b69dffd36256e565a7900e09829f5506ac1f6e8222399b6b47dc2499118
+// seal: sha256 9620e8f3f685b5ca2954b6cebd81f86dbd59075702034d640ec5a167d82de450
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -63,7 +63,7 @@ constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kQueue = 2;  // tiles announced by the scheduler
+constexpr int kQueue = 2;  // tiles that the scheduler has published
 constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
 
 // Dynamic shared memory: 229776 bytes. Byte offsets:
@@ -71,7 +71,7 @@ constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 104 bytes: mbarriers: full, then empty, then tile_wanted, _full and _empty
-constexpr int kQueueOffset = 229488;  // 288 bytes: announced tiles, and the first of their block columns
+constexpr int kQueueOffset = 229488;  // 288 bytes: published tiles, and the first of their block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -83,7 +83,7 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 // Launch: 384 threads a block, 229776 bytes of dynamic shared memory.
-// Grid: one thread block per SM; tiles are handed out, a few of the longest block rows first.
+// Grid: one thread block per SM; dynamic tile scheduler, a few of the longest block rows first.
 // a_map, b_map, b_groups_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
@@ -99,7 +99,7 @@ struct Params {
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_rows * column_tiles
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

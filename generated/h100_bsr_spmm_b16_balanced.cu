@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b10f4ad30b89cac232e3999c59af8e77c44b845f662bd03e131a1c3378d17472
+// seal: sha256 8ce05587264fc99f1f7eb1dc6e46b069feece27fd271c7592d0ed5c5bd2e0acd
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -69,16 +69,16 @@ constexpr int kABytes = 512;  // bytes of a block of A
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of C
-constexpr int kQueue = 2;  // units announced by the scheduler
+constexpr int kQueue = 2;  // units that the scheduler has published
 constexpr int kAnnouncementBytes = 152;  // bytes of an announcement
-constexpr int kPartialFloats = 4096;  // floats that a warpgroup leaves of a chunk
+constexpr int kPartialFloats = 4096;  // floats of a warpgroup's partial sum
 
 // Dynamic shared memory: 110024 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 bytes
 constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
 constexpr int kCOffset = 101376;  // 8192 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 109568;  // 136 bytes: mbarriers: full, then empty, then unit_wanted, _full and _empty
-constexpr int kQueueOffset = 109712;  // 304 bytes: announced units, and the first of their block columns
+constexpr int kQueueOffset = 109712;  // 304 bytes: published units, and the first of their block columns
 constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup's chunk came last
 
 constexpr int kFullBarrier = kBarriersOffset;
@@ -91,7 +91,7 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 // Launch: 320 threads a block, 110024 bytes of dynamic shared memory.
-// Grid: 2 thread blocks per SM; units, a chunk of a block row and a column tile, are handed out, columns outermost.
+// Grid: 2 thread blocks per SM; units, a chunk of a block row and a column tile, by a dynamic scheduler, columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
@@ -107,9 +107,9 @@ struct Params {
   int chunk_blocks;  // blocks of a chunk, at most
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
-  int* scheduler;  // units handed out, thread blocks that ended: both 0 between launches
-  int* chunks_done;  // of each tile of a cut block row and warpgroup: 0 between launches
-  float* parts;  // accumulators of the chunks of cut block rows
+  int* scheduler;  // units taken, thread blocks that ended: both 0 between launches
+  int* chunks_done;  // of each tile of a split block row and warpgroup: 0 between launches
+  float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f398e9bb4797c3dc0a2e0cc05ace53c4ff5fcfd685da230f9cd297812de27362
+// seal: sha256 053c08cc18b935803593f5deed1159b2a1986f4f84f954cfce916903148db4bb
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -69,16 +69,16 @@ constexpr int kABytes = 2048;  // bytes of a block of A
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of C
-constexpr int kQueue = 2;  // units announced by the scheduler
+constexpr int kQueue = 2;  // units that the scheduler has published
 constexpr int kAnnouncementBytes = 152;  // bytes of an announcement
-constexpr int kPartialFloats = 8192;  // floats that a warpgroup leaves of a chunk
+constexpr int kPartialFloats = 8192;  // floats of a warpgroup's partial sum
 
 // Dynamic shared memory: 225736 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 12288 bytes: ring of blocks of A, 32 rows of 64 bytes
 constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
 constexpr int kCOffset = 208896;  // 16384 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 225280;  // 136 bytes: mbarriers: full, then empty, then unit_wanted, _full and _empty
-constexpr int kQueueOffset = 225424;  // 304 bytes: announced units, and the first of their block columns
+constexpr int kQueueOffset = 225424;  // 304 bytes: published units, and the first of their block columns
 constexpr int kIsLastOffset = 225728;  // 8 bytes: whether a warpgroup's chunk came last
 
 constexpr int kFullBarrier = kBarriersOffset;
@@ -91,7 +91,7 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 // Launch: 320 threads a block, 225736 bytes of dynamic shared memory.
-// Grid: one thread block per SM; units, a chunk of a block row and a column tile, are handed out, columns outermost.
+// Grid: one thread block per SM; units, a chunk of a block row and a column tile, by a dynamic scheduler, columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
@@ -107,9 +107,9 @@ struct Params {
   int chunk_blocks;  // blocks of a chunk, at most
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
-  int* scheduler;  // units handed out, thread blocks that ended: both 0 between launches
-  int* chunks_done;  // of each tile of a cut block row and warpgroup: 0 between launches
-  float* parts;  // accumulators of the chunks of cut block rows
+  int* scheduler;  // units taken, thread blocks that ended: both 0 between launches
+  int* chunks_done;  // of each tile of a split block row and warpgroup: 0 between launches
+  float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: aee6394c00774baa63339233e5541e49106eaf2a7e52f630e422bfeddbbfddd1
 // templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9e315434ce5da9bc710f01b7ea624996a88d906b0d43a202d5d958d7b165ba20
+// seal: sha256 370cbf197e139f240743898909c43a11a17012ed284ec7f6b05c3731c9e12e1c
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -63,7 +63,7 @@ constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kQueue = 2;  // tiles announced by the scheduler
+constexpr int kQueue = 2;  // tiles that the scheduler has published
 constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
 
 // Dynamic shared memory: 217504 bytes. Byte offsets:
@@ -71,7 +71,7 @@ constexpr int kAOffset = 0;  // 20480 bytes: ring of A tiles, 64 rows of 64 byte
 constexpr int kBOffset = 20480;  // 163840 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
 constexpr int kCOffset = 184320;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 217088;  // 120 bytes: mbarriers: full, then empty, then tile_wanted, _full and _empty
-constexpr int kQueueOffset = 217216;  // 288 bytes: announced tiles, and the first of their block columns
+constexpr int kQueueOffset = 217216;  // 288 bytes: published tiles, and the first of their block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -84,7 +84,7 @@ constexpr int kARowBytes = 64;  // bytes of a row of an A tile in shared memory
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 // Launch: 384 threads a block, 217504 bytes of dynamic shared memory.
-// Grid: one thread block per SM; tiles are handed out, a few of the longest block rows first.
+// Grid: one thread block per SM; dynamic tile scheduler, a few of the longest block rows first.
 // a_map, b_map, b_groups_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 64 x 1, swizzle 64
@@ -100,7 +100,7 @@ struct Params {
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_rows * column_tiles
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

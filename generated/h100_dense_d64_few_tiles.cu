@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3c02237c18aa06d8b62cc34108f52b66199680838a7ab7ecc650183cee051992
+// seal: sha256 94415ad6fbbef8b0a22956a62a22a7f2780c0b9fbf07ea1296fa477127a6c6b7
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -54,10 +54,10 @@ constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTiles = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
-constexpr int kSubTileWarpgroups = 1;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -70,14 +70,14 @@ constexpr int kQBytes = 8192;  // bytes of a Q tile
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
-constexpr int kPartialFloats = 4608;  // floats that a warpgroup leaves of its rows
+constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial
 
 // Dynamic shared memory: 174440 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 16384 bytes: ring of Q tiles, 64 rows in column groups of 64
 constexpr int kKOffset = 16384;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 81920;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 147456;  // 8192 bytes: O tile on its way out
-constexpr int kPartialsOffset = 155648;  // 18432 bytes: what warpgroups of stream 1 leave for those of stream 0
+constexpr int kPartialsOffset = 155648;  // 18432 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
 constexpr int kBarriersOffset = 174080;  // 304 bytes: mbarriers
 constexpr int kWorkTilesOffset = 174384;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 174408;  // 32 bytes: metadata of the loads in the K rings

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 26559b9a50b42f9748eb37567977d72b894bc5d4b38fd24b365283542c7050d5
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bbd45d862befe81a7f8217e047e561a6031e6f5e95df33133aa73a8f88cb79ec
+// seal: sha256 634c7b7111c7ed390acb83430a574dc8594f176d30a72a779717c292cce10eef
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -52,10 +52,10 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTiles = 2;  // parts of the keys of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, two for each 64 rows
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes
@@ -68,14 +68,14 @@ constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
-constexpr int kPartialFloats = 4608;  // floats that a warpgroup leaves of its rows
+constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial
 
 // Dynamic shared memory: 217464 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kPartialsOffset = 180224;  // 36864 bytes: what warpgroups of stream 1 leave for those of stream 0
+constexpr int kPartialsOffset = 180224;  // 36864 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
 constexpr int kBarriersOffset = 217088;  // 320 bytes: mbarriers
 constexpr int kWorkTilesOffset = 217408;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 217432;  // 32 bytes: metadata of the loads in the K rings

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: aedc71e26220e997f3c406db187470e673730dddf51ba8403ca818ba2a1cf37a
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/prefix_lm.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 20950f97b660553684477abd4776518f8a2c98e1b9ac6628553d509c2f37783c
+// seal: sha256 ca1b858215cc2de90d58dac9e012aac7419183066a8e4c0aa56154d0b2ffaff0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -52,10 +52,10 @@ constexpr int kTileN = 80;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
-constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 3;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 3;  // warpgroups of a sub-tile
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
@@ -103,8 +103,8 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const int* prefix_len;  // keys that every query of a batch sees
   int64 prefix_len_batch_stride;  // elements from one batch to the next (0: shared)
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
-  int heads_in_l2;  // heads whose tiles are handed out together: their K and V fit the L2
+  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
+  int heads_in_l2;  // heads whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

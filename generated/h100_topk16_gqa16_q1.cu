@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 8d55b8901da37cc187724ebcb999cdc182e040e8bd3fa8ef072a88b4021acfd2
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8b5be229cffcd37e3dd8e9cf8431ba359c2685612993893ffeea359bca3f8026
+// seal: sha256 035dcb8a731c46607c6ca88617fe4ece95dd0dc7a5285f24aa6ab307befcc68e
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -63,10 +63,10 @@ constexpr int kBlockQueries = 1;  // queries that share a list
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTiles = 2;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 2;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 1;  // queries of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 1;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -81,7 +81,7 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kPartialFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
 constexpr int kTopK = 16;  // key blocks listed for each query block
 
 // Dynamic shared memory: 229600 bytes. Byte offsets:
@@ -92,7 +92,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 160 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229536;  // 40 bytes: ring of work tiles: number, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 229576;  // 16 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229592;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kIsLastOffset = 229592;  // 8 bytes: whether a warpgroup's partial came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -126,11 +126,11 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unfinished O and softmax state of parts of tiles
-  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a split tile
+  int units;  // work units of a divided tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // packs of kPackGqa query heads

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 1145431db541e3c20b5b0e7d3b77a782c6c7789a3c954be193df8ce40c296090
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8795c30c0a4ec06064abf48360d8fa3ffd1be7e8f1ec813c0ae9d6c9caeedefe
+// seal: sha256 dc4dd2fd1fe1887bb97234d0a532d66fd211b37afbd21b961269c5c1185cd1c0
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -55,10 +55,10 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -73,7 +73,7 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 128;  // keys of one load
 constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kPartialFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 229520 bytes. Byte offsets:
@@ -84,7 +84,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 229504;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's partial came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -118,11 +118,11 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unfinished O and softmax state of parts of tiles
-  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a split tile
+  int units;  // work units of a divided tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

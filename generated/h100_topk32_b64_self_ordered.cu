@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_schedule.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/query_order.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f30c4190fe1f0ae6035caac52ab430d5cd097ea202b639c10b3c981f23e1e037
+// seal: sha256 c93d4f20a29aa943a9a64d5058858fef8bca896b719f3d26377459afc7e31394
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -74,7 +74,7 @@ constexpr int kOffered = 192;  // query blocks of a window that are offered to i
 constexpr int kListStride = 36;  // words from a list of bits to the next: eight in different banks
 constexpr int kWeightStride = 200;  // weights from a tile to the next, likewise
 constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
-constexpr int kSubTiles = 3;  // sub_tiles of a tile, each with its own list
+constexpr int kSubTiles = 3;  // sub-tiles of a tile: query blocks, each with its own list
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
@@ -147,7 +147,7 @@ struct Params {
   int64 query_order_batch_stride;  // elements from one batch to the next (0: shared)
   int64 query_order_head_stride;  // elements from one head to the next (0: shared)
   int order_heads;  // heads of kv_indices
-  int* scheduler;  // tiles handed out, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 7198cf4989da04ceb9b726f5e40e3f0681178b19cfcf2f1dddc36fab61517eb7
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_schedule.cuh.j2, attention/lockstep.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9ab48bfad1767683c076dd0c377df7a328e64b5b93163721487e3e0c4920bb1b
+// seal: sha256 25ac221f7e9b18fe468ccd41bec0bd7d1bf365254877e637d2f320b46cb18846
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -70,7 +70,7 @@ constexpr int kQPlaces = 2;  // places for Q of each warpgroup
 constexpr int kQSlices = 5;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
 constexpr int kLockstepShare = 8;  // a thread block may be a tile / kLockstepShare ahead of the average
 constexpr int kLockstepTries = 32;  // how often a tile looks whether the other thread blocks have come closer
-constexpr int kSubTiles = 3;  // sub_tiles of a tile, each with its own list
+constexpr int kSubTiles = 3;  // sub-tiles of a tile: query blocks, each with its own list
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume

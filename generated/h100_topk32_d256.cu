@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 597ca3177ebc5489fa14145d2b4f2c7e30318ae8ec3b072e7757fc3d34fd97ed
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 febd3c47151b8eebd01269f6bea7d721177097e4862f0f86b753d9f6fad85bf3
+// seal: sha256 b07d542de6eca9ba8a9cdb4e4080be5d0e8b08818493a464f45f24b52eb33913
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,10 +57,10 @@ constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 1;  // places for the Q of a tile; entries have two
 constexpr int kQSlices = 4;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
-constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -75,7 +75,7 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kPartialFloats = 16896;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 16896;  // floats of a warpgroup's partial
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 196736 bytes. Byte offsets:
@@ -85,7 +85,7 @@ constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each sub-tile
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
 constexpr int kWorkTilesOffset = 196688;  // 32 bytes: ring of work tiles: number, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 196720;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 196728;  // 8 bytes: whether a warpgroup's part came last
+constexpr int kIsLastOffset = 196728;  // 8 bytes: whether a warpgroup's partial came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -121,11 +121,11 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unfinished O and softmax state of parts of tiles
-  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a split tile
+  int units;  // work units of a divided tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: e4295638ac03e69e9c649dea464dc46e553c1179e9286aa4a43cdc8bbfb2dc74
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5b86e6a96dbaead4c3c4fb46cc8f772695b8f390092080021bd79ac1ce6bf762
+// seal: sha256 f8c7023f72378dfc3116ced26344793b3c684d74c27fd1cbfb6c6025ae1e7dc3
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,10 +57,10 @@ constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 1;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
-constexpr int kSubTiles = 4;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 4;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 1;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes
@@ -75,7 +75,7 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
-constexpr int kPartialFloats = 4608;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 229768 bytes. Byte offsets:
@@ -86,7 +86,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 288 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229664;  // 56 bytes: ring of work tiles: number, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 229720;  // 32 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229752;  // 16 bytes: whether a warpgroup's part came last
+constexpr int kIsLastOffset = 229752;  // 16 bytes: whether a warpgroup's partial came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -120,11 +120,11 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unfinished O and softmax state of parts of tiles
-  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a split tile
+  int units;  // work units of a divided tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

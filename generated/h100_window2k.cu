@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d8406904d6b14fa9c81b79d7502d4163e3aac3a1fcb4e63138d7dd91d07f5d7
+// seal: sha256 ce2cf7c8be62caf6a09ece4a9db36b9ddcde4a1f46e9fb11b058c3203e060c46
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -56,10 +56,10 @@ constexpr int kTileN = 80;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
-constexpr int kSubTiles = 1;  // sub_tiles of a tile, each with its own key blocks and K/V rings
+constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 3;  // warpgroups that share a sub-tile
+constexpr int kSubTileWarpgroups = 3;  // warpgroups of a sub-tile
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
@@ -72,7 +72,7 @@ constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 20480;  // bytes of K, or of V, of one step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 80;  // keys of one load
-constexpr int kPartialFloats = 8704;  // floats that a warpgroup leaves of a part of a tile
+constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
 
@@ -83,7 +83,7 @@ constexpr int kVOffset = 139264;  // 40960 bytes: V ring of each sub-tile
 constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, numbers of steps
-constexpr int kIsLastOffset = 229504;  // 12 bytes: whether a warpgroup's part came last
+constexpr int kIsLastOffset = 229504;  // 12 bytes: whether a warpgroup's partial came last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -109,11 +109,11 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  float* partials;  // partials: unfinished O and softmax state of parts of tiles
-  int* units_done;  // work units done of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // tiles at the front that are divided between thread blocks
+  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a split tile
+  int units;  // work units of a divided tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads

@@ -136,13 +136,13 @@ class PatternBase(SpecModel):
         return False
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return into how many shares a tile can be divided: steps or listed blocks, the most that any tile has.
+        """Return the work units of a tile: steps or listed blocks, the most that any tile has.
 
         Args:
             kv_len: keys of a head.
-            rows: queries of a stream of the tile.
+            rows: queries of a sub-tile.
             keys: keys of a step.
-            listed: entries of the caller's lists, where a pattern leaves their number open.
+            listed: entries of the caller's lists, where a pattern does not fix their number.
         """
         raise NotImplementedError
 

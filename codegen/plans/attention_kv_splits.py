@@ -1,7 +1,7 @@
-"""What ``kv_splits`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec.
+"""What ``kv_splits`` changes in the plan of an sm_90a attention kernel, and its conditions.
 
-The keys of a tile are two sub_tiles, each with rings and warpgroups of its own. Those of the second one leave O, maxima
-and sums in shared memory, and those of the first one take them in.
+The keys of a tile are two sub-tiles, each with rings and warpgroups of its own. Warpgroups of the second one store O,
+maxima and sums in shared memory (partials), and those of the first one merge them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from codegen.plan import Constant, SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
-WIDEST_HEAD = 128  # with steps of 128 keys: K and V of wider ones leave no room for two rings of each
+WIDEST_HEAD = 128  # with steps of 128 keys: two rings each of K and V of wider ones exceed shared memory
 HIGH = (64, 64)  # head_dim and keys of a step with which the registers of four warpgroups suffice
 
 
 def check_kv_splits(spec: AttentionSpec) -> None:
-    """Refuse a spec with parts for which the kernel is not written.
+    """Refuse a spec with KV splits for which the kernel is not written.
 
     Raises:
         SpecError: names the first field that is in the way.
     """
-    given = f"is {spec.schedule}; with kv_splits {spec.kv_splits} warpgroups take no turns: cooperative"
+    given = f"is {spec.schedule}; with kv_splits {spec.kv_splits} warpgroups have no order: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with kv_splits: 1")
     m, n, block = spec.tile.m, spec.tile.n, spec.pattern.fixed_block
@@ -39,8 +39,8 @@ def check_kv_splits(spec: AttentionSpec) -> None:
 
 
 def what_sub_tiles_are(spec: AttentionSpec) -> str:
-    """Return the doc of the number of sub_tiles, without what each of them owns."""
-    return "parts of the keys of a tile" if spec.kv_splits > 1 else "sub_tiles of a tile"
+    """Return the doc of the number of sub-tiles, without what each of them owns."""
+    return "sub-tiles of a tile: KV splits" if spec.kv_splits > 1 else "sub-tiles of a tile: query blocks"
 
 
 def computing(spec: AttentionSpec) -> str:
@@ -52,17 +52,15 @@ def computing(spec: AttentionSpec) -> str:
     )
 
 
-def part_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
-    """Return the constant of what a warpgroup leaves."""
-    return (
-        [Constant("kPartialFloats", floats, "floats that a warpgroup leaves of its rows")] if spec.kv_splits > 1 else []
-    )
+def partial_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
+    """Return the constant of a warpgroup's partial."""
+    return [Constant("kPartialFloats", floats, "floats of a warpgroup's partial")] if spec.kv_splits > 1 else []
 
 
-def add_parts(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
-    """Lay out the places for what warpgroups leave; return how many barriers these need."""
+def add_partials(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
+    """Lay out the partials in shared memory; return how many barriers these need."""
     if spec.kv_splits == 1:
         return 0
     places = spec.tile.m // WARPGROUP_ROWS
-    shared.add("Partials", 4 * places * floats, "what warpgroups of stream 1 leave for those of stream 0")
+    shared.add("Partials", 4 * places * floats, "partials of the warpgroups of sub-tile 1, for those of sub-tile 0")
     return 2 * places

@@ -1,16 +1,16 @@
-"""What ``l2_lockstep`` adds to the plan of an sm_90a attention kernel, and what it asks of a spec."""
+"""What ``l2_lockstep`` adds to the plan of an sm_90a attention kernel, and its conditions."""
 
 from __future__ import annotations
 
 from codegen.plan import Constant, Param, pointer, require
 from codegen.spec import AttentionSpec
 
-PACE_SHARE = 8  # a quarter of a tile is up to 3% slower on an H100, a sixteenth 0.5% on an H200
-PACE_TRIES = 32  # keeps a thread block from waiting for long for others that are not there
+LEAD_SHARE = 8  # a quarter of a tile is up to 3% slower on an H100, a sixteenth 0.5% on an H200
+MOST_TRIES = 32  # bounds the wait for thread blocks that do not run
 
 
 def check_lockstep(spec: AttentionSpec, sub_tiles: int) -> None:
-    """Refuse a spec whose tiles have several producers, which would each mark them.
+    """Refuse a spec whose tiles have several producers, each of which would count them.
 
     Raises:
         SpecError: names ``l2_lockstep``.
@@ -24,9 +24,9 @@ def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
     if not spec.l2_lockstep:
         return []
     return [
-        Constant("kLockstepShare", PACE_SHARE, "a thread block may be a tile / kLockstepShare ahead of the average"),
+        Constant("kLockstepShare", LEAD_SHARE, "a thread block may be a tile / kLockstepShare ahead of the average"),
         Constant(
-            "kLockstepTries", PACE_TRIES, "how often a tile looks whether the other thread blocks have come closer"
+            "kLockstepTries", MOST_TRIES, "how often a tile looks whether the other thread blocks have come closer"
         ),
     ]
 
@@ -38,5 +38,6 @@ def lockstep_params(spec: AttentionSpec) -> list[Param]:
 
 
 def lockstep_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return what ``explain`` says of it."""
-    return [("pace", "thread blocks that are ahead wait, so that all ask for keys near one another")] * spec.l2_lockstep
+    """Return the line for ``explain``."""
+    doc = "thread blocks that are ahead wait, so that all stream the same K and V through the L2"
+    return [("lockstep", doc)] if spec.l2_lockstep else []

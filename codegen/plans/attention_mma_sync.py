@@ -23,7 +23,7 @@ from codegen.plans.attention_params import (
     sink_params,
     size_params,
     softcap_constants,
-    stream_doc,
+    sub_tile_doc,
     tensor_params,
 )
 from codegen.spec import AttentionSpec
@@ -39,8 +39,8 @@ RESERVED = 1 * KIB
 REGISTER_OVERHEAD = 46
 MASK_OVERHEAD = 8  # more of them, where a pattern hides some pairs of a block
 LOAD_OVERHEAD = 8  # and for each further load of a step
-# Registers that are left, of those that a thread can have, with which what follows from a thread's number is worked out
-# anew at each use: kept, it would be spilled.
+# Spare registers of a thread below which values that follow from its number are recomputed at each use: kept, they
+# would be spilled.
 FEW_LEFT = 4
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
@@ -67,8 +67,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # With room for two whole steps, K and V of a step are waited for together: one __syncthreads a step, not two.
     paired = spec.stages >= 4 and spec.stages % 2 == 0
     ahead = spec.stages - 2 if paired else spec.stages - 1
-    # Where heads are wide, a few weights have products enough to work the next ones out beside them. Else all that are
-    # multiplied in one go are worked out first: fewer votes, and longer runs of products.
+    # With wide heads the P V products of one group of keys hide the exponentials of the next. Else all weights of a
+    # step (or half) come first: fewer votes, and longer runs of products.
     in_one_go = n if paired else n // 2
     group_keys = in_one_go if d <= NARROW_HEAD and in_one_go % GROUP_KEYS == 0 else GROUP_KEYS
     listed = block is not None
@@ -113,7 +113,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", ahead, f"K and V tiles in flight while {reads} read"),
         *(_pack_constants(heads, tile_queries) if heads > 1 else []),
-        Constant("kSubTileRows", tile_queries, stream_doc(listed)),
+        Constant("kSubTileRows", tile_queries, sub_tile_doc(listed)),
         Constant("kWarpRows", spec.warp_rows, "rows of a warp"),
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
@@ -193,7 +193,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     """Refuse a tile that the kernel is not written for."""
     name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     heads = spec.pack_gqa
-    if block is not None:  # before the tile: what it is, if it is left out, follows the block
+    if block is not None:  # before the tile, whose default follows from the block
         sizes = tuple(size for size in QUERY_BLOCKS if size * heads >= TILE_ROWS)
         packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
@@ -268,7 +268,7 @@ def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_b
     shared = SharedLayout()
     slots = f"{stages} slots, each K or V of one step"
     if q_in_registers:
-        # Q waits where nothing comes in before it is in registers, and O leaves through the ring: neither has its own.
+        # Q arrives in the slots that are filled last, O is staged in the ring: neither has memory of its own.
         before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
         free = (stages - ahead) * slot_bytes
         rest, beyond = (", then room for the rest of Q", " and the room after it") if q_bytes > free else ("", "")

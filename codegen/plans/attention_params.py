@@ -19,13 +19,13 @@ def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) ->
     ]
 
 
-def stream_doc(listed: bool) -> str:
+def sub_tile_doc(listed: bool) -> str:
     """Return the doc of the queries that walk over the key blocks together."""
     return "queries of a tile" + (": they share a list of key blocks" if listed else ", over one range of keys")
 
 
 def asks_heads(spec: AttentionSpec) -> bool:
-    """Return whether a kernel for sm_90a asks which head a row of packed ones is of; others always do."""
+    """Return whether a kernel for sm_90a needs the head of a row; others always do."""
     return spec.arch != "sm_90a" or spec.pattern.masks_pairs or spec.sink or spec.lse
 
 
@@ -73,7 +73,7 @@ def index_params(spec: AttentionSpec) -> list[Param]:
 
 
 def needs_query_blocks(spec: AttentionSpec) -> bool:
-    """Return whether the kernel asks for the number of lists.
+    """Return whether the kernel needs the number of lists.
 
     A tile for sm_90a may have several, the last of which are not there. A tile of the other kernels has one.
     """
@@ -134,5 +134,5 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
     if spec.pack_gqa > 1:
         heads = spec.pack_gqa
-        lines.append(("packed heads", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
+        lines.append(("pack GQA", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
     return lines

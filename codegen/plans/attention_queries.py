@@ -11,10 +11,10 @@ SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
 
 
 def q_slices(spec: AttentionSpec, registers: int) -> int:
-    """Return how many slices of Q are kept in registers, of which a thread has too few left for all.
+    """Return the number of slices of Q in registers, where those of a thread do not suffice for all.
 
-    Where the keys of a tile are in parts, tiles are too short to gain. What caps scores needs some of the registers
-    that are left by count: the compiler would spill.
+    With kv_splits tiles are too short to gain. Softcap needs some of the registers that are left by count: the compiler
+    would spill.
     """
     if spec.kv_splits > 1 or (spec.share_kv_loads and not has_long_tiles(spec)):
         return 0

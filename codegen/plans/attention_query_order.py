@@ -1,4 +1,4 @@
-"""What ``query_grouping: search`` adds to the plan of an attention kernel: a kernel that begins before it."""
+"""What ``query_grouping: search`` adds to the plan of an attention kernel: a prologue kernel that finds the order."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from codegen.plans.attention_share_kv import list_length
 from codegen.spec import AttentionSpec
 
 WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; steps 75 and 82 of the ladder have others
-LIST_BITS = 1024  # key blocks that are told apart: 64 K keys in blocks of 64; others with the same remainder are as one
+LIST_BITS = 1024  # bits of a list: key blocks modulo 1024, 64 K keys in blocks of 64
 PAD = 16  # bytes behind a list, and behind the weights of a tile: eight of them then begin in different banks
 ORDER_THREADS = 1024
 WINDOW_ALIGN = 16
 HALVES = 2  # of a thread block: each has a window at a time
-BLOCK_WINDOWS = 4  # of a thread block: few are wanted, as thread blocks of the main kernel wait for their SMs
-EARLY_ENTRIES = 32  # of a list: most likely the order is found before a tile of such lists has been worked on
+BLOCK_WINDOWS = 4  # of a thread block: few, as thread blocks of the main kernel wait for their SMs
+EARLY_ENTRIES = 32  # of a list: the search most likely takes less time than one tile of such lists
 
 
 class OrderSearch(NamedTuple):
-    """What a call needs to find an order.
+    """Launch of the prologue kernel that finds an order.
 
     Attributes:
         values: kernel parameters.
@@ -33,7 +33,7 @@ class OrderSearch(NamedTuple):
 
 
 def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, sub_tiles: int) -> OrderSearch:
-    """Return what it takes to find the order of lists (batches, heads, query_blocks, k) in ``query_tiles`` a head."""
+    """Return the launch for lists (batches, heads, query_blocks, k), ``query_tiles`` a head."""
     values = {
         "order_heads": heads,
         "query_order_head_stride": query_blocks if heads > 1 else 0,
@@ -45,7 +45,7 @@ def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: in
 
 
 class OrderWindow(NamedTuple):
-    """What half a thread block of the kernel that finds an order has in shared memory.
+    """Shared memory of half a thread block of the kernel that finds an order.
 
     Attributes:
         offered: query blocks of a window that are offered to its tiles.
@@ -107,5 +107,5 @@ def query_order_params(spec: AttentionSpec) -> list[Param]:
         i64("query_order_batch_stride", "elements from one batch to the next (0: shared)"),
         i64("query_order_head_stride", "elements from one head to the next (0: shared)"),
         i32("order_heads", "heads of kv_indices"),
-        pointer("scheduler", "int", "tiles handed out, thread blocks that ended: both 0 between launches", writes=True),
+        pointer("scheduler", "int", "tiles taken, thread blocks that ended: both 0 between launches", writes=True),
     ]

@@ -17,15 +17,15 @@ SWIZZLE = 128  # bytes: width of one column group in shared memory
 class Rows:
     """Whose queries a tile's rows are.
 
-    Warpgroups whose rows belong to one query block share a list, hence the K/V that it brings in: a sub-tile. Where a
-    query block fills less than a warpgroup, the rest of the warpgroup's rows is padding.
+    A sub-tile is the warpgroups whose rows belong to one query block: they share a list, hence K and V. Where a query
+    block fills less than a warpgroup, the rest of the warpgroup's rows is padding.
 
     Attributes:
         heads: query heads packed into the rows of a query.
-        sub_tiles: query blocks of a tile that follow lists of their own.
+        sub_tiles: query blocks of a tile with lists of their own.
         sub_tile_queries: queries of a sub-tile.
         warpgroup_queries: queries of a warpgroup.
-        boxes: copies that a column group of Q takes: one, or where there is padding one a sub-tile.
+        boxes: copies that a column group of Q takes: one, or where there is padding one for each sub-tile.
         packed: whether rows are anything but consecutive queries of one head.
         asks_heads: whether the kernel asks which of its heads a row is of.
     """
@@ -40,7 +40,7 @@ class Rows:
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Rows:
-        """Share out the rows of a tile."""
+        """Divide the rows of a tile."""
         block, heads, m = spec.pattern.fixed_block, spec.pack_gqa, spec.tile.m
         block_rows = m if block is None else min(m, block.q * heads)
         sub_tiles = m // max(block_rows, WARPGROUP_ROWS)

@@ -1,4 +1,4 @@
-"""What ``share_kv_loads`` changes in the plan of an sm_90a attention kernel, and what it asks of a spec."""
+"""What ``share_kv_loads`` changes in the plan of an sm_90a attention kernel, and its conditions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
 QUERY_BLOCKS = (2, 3)  # of a tile
-ORDERS = 2  # tiles whose loads are in order: one is worked on, the next one is got ready
+ORDERS = 2  # tiles whose loads are in order: the current one, and the next one
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
 WIDEST_HEAD = 128  # wider ones leave no registers
 NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys do not fit beside three query blocks
-LONG_TILE = 64  # entries of a list from which it pays that tiles begin with Q on its way to registers
+LONG_TILE = 64  # entries of a list from which it pays to begin a tile with loads of Q slices to registers
 
 
 def check_share_kv_loads(spec: AttentionSpec) -> None:
@@ -26,9 +26,9 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
     """
     block, m, rows = spec.pattern.fixed_block, spec.tile.m, [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]
     assert block is not None  # the pattern is topk
-    given = f"is {spec.schedule}; with share_kv_loads and tile.m {m} warpgroups take no turns: cooperative"
+    given = f"is {spec.schedule}; with share_kv_loads and tile.m {m} warpgroups have no order: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
-    # Before the tile: what it is, if it is left out, follows the head.
+    # Before the tile, whose default follows from head_dim.
     require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv_loads: 64, 96, 128")
     require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with share_kv_loads: 1")
     require(
@@ -59,7 +59,7 @@ def list_length(spec: AttentionSpec) -> int:
 
 
 def has_long_tiles(spec: AttentionSpec) -> bool:
-    """Return whether a tile's steps outweigh its beginning: more can be done there to make them cheaper."""
+    """Return whether a tile has so many steps that a longer prologue of the tile pays."""
     return spec.share_kv_loads and (spec.l2_lockstep or list_length(spec) >= LONG_TILE)
 
 
@@ -78,7 +78,7 @@ def q_places(number: int) -> list[Constant]:
 
 
 def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> None:
-    """Add the barriers, the orders of tiles and what they are made from to the shared memory of a thread block."""
+    """Lay out barriers, load orders of tiles and the lists that these are made from in shared memory."""
     sets, entries = (1 << sub_tiles) - 1, sub_tiles * list_length(spec)
     barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
@@ -95,12 +95,12 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> Non
 
 
 def sub_tile_owns(spec: AttentionSpec) -> str:
-    """Return what each query block of a tile has for itself, in words."""
+    """Return what each sub-tile owns, in words."""
     return "list" if spec.share_kv_loads else "key blocks and K/V rings"
 
 
 def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return what ``explain`` says of loads that lists of a tile share."""
+    """Return the lines of ``explain`` on loads that lists of a tile share."""
     if not spec.share_kv_loads:
         return []
     order = [("order", "the caller says which query blocks form a tile")] if spec.query_grouping == "given" else []
@@ -114,10 +114,10 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 
 def producers(spec: AttentionSpec) -> str:
-    """Return the warps that bring tiles, in words."""
+    """Return the producer warps, in words."""
     return "a warp for K, one for V, one that orders loads" if spec.share_kv_loads else "one producer warp a sub-tile"
 
 
 def flight_owner(spec: AttentionSpec) -> str:
-    """Return whose the blocks are that are in flight, in words."""
+    """Return the owner of the blocks in flight, in words."""
     return "" if spec.share_kv_loads else " for each sub-tile"

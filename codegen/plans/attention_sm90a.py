@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.arch import ARCHS, KIB
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
 from codegen.plans import attention_sm90a_text as text
-from codegen.plans.attention_kv_splits import add_parts, check_kv_splits
+from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lockstep import check_lockstep
 from codegen.plans.attention_queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
@@ -28,8 +28,8 @@ REGISTER_SPLITS: dict[int, Splits] = {
     3: ((32, 160), (56, 152)),
     4: ((32, 112), (64, 104)),
 }
-# Of a producer that walks through two kinds of lists, or through several entries for a step: it spilled with 32. All
-# others make do with these.
+# Least registers of a producer that iterates over two kinds of lists, or over several entries for a step: it spilled
+# with 32. All others make do with these.
 LIST_PRODUCER = 40
 # Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
 # 24 beside heads of 128 and steps of 96 keys were too few, and of four 24 beside heads of 64 and steps of 64, and it
@@ -38,9 +38,8 @@ REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 28}
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
-# Whether Q is kept in registers, places for it in shared memory, whether O leaves from there. The first that fits is
-# taken: the next tile's Q should arrive early, and O have a place of its own to leave from. Where Q is in registers,
-# its place is free again at once.
+# (q_in_registers, tile_stages, o_aliases_q), best first; the first that fits is used. Two stages prefetch the next
+# tile's Q; O with a region of its own is stored while that arrives. Q in registers frees its stage at once.
 ARRANGEMENTS = (
     Arrangement(True, TILE_STAGES, False),
     Arrangement(True, 1, False),
@@ -107,7 +106,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
         WARPGROUP_ROWS * size // WARPGROUP for size in (spec.tile.n, spec.head_dim, spec.head_dim)
     )
     accumulators = scores + scores // 2 + output
-    # Q in registers saves a fifth of what is read from shared memory, and with it power: what limits the chip.
+    # Q in registers saves a fifth of the reads of shared memory, and with them power, which limits the chip.
     kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
     splits = _splits(spec, consumers, sizes.step_blocks)
     has_room = kept <= max(consumer for _, consumer in splits)
@@ -117,7 +116,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
             break
     if at.q_in_registers:
         return replace(at, q_slices=spec.head_dim // SLICE_COLUMNS), shared, accumulators + queries // 2
-    # Slices of Q take what would be left, and nothing from the producers.
+    # Slices of Q use registers that consumers have left; the split with the producers stays.
     left = _split(splits, consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
     slices = q_slices(spec, left)
     return replace(at, q_slices=slices), shared, accumulators + slices * SLICE_REGISTERS
@@ -130,7 +129,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
     if spec.kv_splits > 1:
         check_kv_splits(spec)
-    turns = f"is ping_pong, where warpgroups take turns; with tile.m {m} there is one: cooperative"
+    turns = f"is ping_pong, which orders several warpgroups; with tile.m {m} there is one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
         sizes = [size for size in QUERY_BLOCKS if size * spec.pack_gqa >= LEAST_ROWS]
@@ -149,7 +148,7 @@ def _check_tile(spec: AttentionSpec) -> None:
 
 
 def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
-    """Return the splits that leave the producer enough."""
+    """Return the register splits with enough for the producer."""
     least = LIST_PRODUCER if spec.pattern.kind == "block_lists" or step_blocks > 1 else 0
     return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
 
@@ -192,8 +191,8 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if spec.share_kv_loads:
         add_orders(shared, spec, sizes.sub_tiles)
         return shared
-    part_barriers = add_parts(shared, spec, sizes.partial_floats)
-    shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + part_barriers), "mbarriers", align=8)
+    partial_barriers = add_partials(shared, spec, sizes.partial_floats)
+    shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
     entries = f"ring of work tiles: number,{' begin, end,' if spec.stream_k_tail else ''} numbers of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
@@ -201,5 +200,5 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if not sizes.skip_masked:  # else consumers know which blocks come
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "metadata of the loads in the K rings", align=4)
     if spec.stream_k_tail:
-        shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's part came last", align=4)
+        shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial came last", align=4)
     return shared

@@ -8,7 +8,7 @@ from codegen.dtypes import DTYPES
 from codegen.flags import AttentionSm90aFlags
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, TensorMap, i32, pointer, tensor_map
-from codegen.plans.attention_kv_splits import computing, part_constants, what_sub_tiles_are
+from codegen.plans.attention_kv_splits import computing, partial_constants, what_sub_tiles_are
 from codegen.plans.attention_lockstep import lockstep_constants, lockstep_params, lockstep_summary
 from codegen.plans.attention_order import order_params
 from codegen.plans.attention_params import (
@@ -35,14 +35,15 @@ from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
-PART_FLOATS = "floats that a warpgroup leaves of a part of a tile"
-SUB_TILE_SHARERS = "warpgroups that share a sub-tile"
-SPLIT_PARAMS = (
-    pointer("partials", "float", "partials: unfinished O and softmax state of parts of tiles", writes=True),
-    pointer("units_done", "int", "work units done of each split tile, by warpgroup: 0 between launches", writes=True),
-    i32("stream_k_tiles", "tiles at the front that are divided between thread blocks"),
+PARTIAL_FLOATS = "floats of a warpgroup's partial"
+SUB_TILE_SHARERS = "warpgroups of a sub-tile"
+STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are divided between the thread blocks")
+STREAM_K_PARAMS = (
+    pointer("partials", "float", "partials: unnormalised O and softmax state of divided tiles", writes=True),
+    pointer("units_done", "int", "finished units of each divided tile, by warpgroup: 0 between launches", writes=True),
+    i32("stream_k_tiles", "first tiles, which are divided between thread blocks"),
     i32("stream_k_ctas", "thread blocks that they are divided between"),
-    i32("units", "work units of a split tile"),
+    i32("units", "work units of a divided tile"),
 )
 
 
@@ -111,15 +112,15 @@ class Sizes:
 
     @property
     def partial_floats(self) -> int:
-        """Floats that a warpgroup leaves of a part: O, two maxima and two sums of each thread."""
+        """Floats of a warpgroup's partial: O, two maxima and two sums of each thread."""
         return WARPGROUP * (WARPGROUP_ROWS * self.spec.head_dim // WARPGROUP + 4)
 
     @property
     def skip_masked(self) -> bool:
-        """Whether warpgroups leave out steps of their tile that they see nothing of.
+        """Whether warpgroups skip steps of their tile of which they see no key.
 
-        Where they take turns, all take part in each step. A step wider than the distance of the first warpgroup from
-        the last is hardly ever hidden from one of them.
+        With ping_pong all take part in each step. A step wider than the distance of the first warpgroup from the last
+        is hardly ever hidden from one of them.
         """
         spec, apart = self.spec, self.spec.tile.m - WARPGROUP_ROWS
         alone = self.rows.sub_tiles == spec.kv_splits == 1 and not self.rows.packed and spec.schedule == "cooperative"
@@ -132,8 +133,8 @@ class Arrangement:
 
     Attributes:
         q_in_registers: whether all of Q is kept in registers.
-        tile_stages: places for it in shared memory.
-        o_aliases_q: whether O leaves from where its tile's Q was.
+        tile_stages: stages of Q in shared memory.
+        o_aliases_q: whether O is staged where its tile's Q was.
         q_slices: slices of 16 columns of Q in registers.
     """
 
@@ -144,7 +145,7 @@ class Arrangement:
 
 
 def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -> tuple[Constant, ...]:
-    """Return the constants at the top of the source; ``setmaxnreg`` are those of registers that change hands."""
+    """Return the constants at the top of the source; ``setmaxnreg`` are the registers that it is given."""
     spec, rows = sizes.spec, sizes.rows
     queries = "queries" if rows.packed else "query rows"
     owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
@@ -160,15 +161,15 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         Constant("kSubTiles", sizes.sub_tiles, owner),
         Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a sub-tile"),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
-        *_stream_constants(sizes),
+        *_sub_tile_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
         *setmaxnreg,
         *_group_constants(sizes, at),
         Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", spec.tile.n // sizes.step_blocks, "keys of one load"),
         *_block_constants(sizes),
-        *([Constant("kPartialFloats", sizes.partial_floats, PART_FLOATS)] if spec.stream_k_tail else []),
-        *part_constants(spec, sizes.partial_floats),
+        *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
+        *partial_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec),
     )
@@ -186,7 +187,7 @@ def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
     return [*order_constants(sizes.sub_tiles), *([] if at.q_in_registers else q_places(at.tile_stages))]
 
 
-def _stream_constants(sizes: Sizes) -> list[Constant]:
+def _sub_tile_constants(sizes: Sizes) -> list[Constant]:
     if sizes.spec.share_kv_loads:
         return []
     return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, SUB_TILE_SHARERS)]
@@ -233,7 +234,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         *query_order_params(spec),
         *order_params(spec),
         *lockstep_params(spec),
-        *(SPLIT_PARAMS if spec.stream_k_tail else ()),
+        *(STREAM_K_PARAMS if spec.stream_k_tail else ()),
         *size_params(spec),
     )
 
@@ -284,16 +285,16 @@ def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
     spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.kv_splits
     workers = "one consumer warpgroup" if sizes.consumers == 1 else f"{sizes.consumers} consumer warpgroups"
     heads = f" of {spec.pack_gqa} heads" if spec.pack_gqa > 1 else ""
-    each = f" in each of {sizes.sub_tiles} sub_tiles" if rows.sub_tiles > 1 else ""
-    keys = f", their keys in {parts} parts" if parts > 1 else ""
-    shares = f"{rows.sub_tile_queries} queries{heads}{each}{keys}"
+    each = f" in each of {sizes.sub_tiles} sub-tiles" if rows.sub_tiles > 1 else ""
+    keys = f", their keys in {parts} splits" if parts > 1 else ""
+    division = f"{rows.sub_tile_queries} queries{heads}{each}{keys}"
     return (
         ("pattern", spec.pattern.describe()),
         *options_summary(spec),
-        ("tile", f"{spec.tile.m} {'rows' if rows.packed else 'queries'} x {spec.tile.n} keys: {shares}"),
+        ("tile", f"{spec.tile.m} {'rows' if rows.packed else 'queries'} x {spec.tile.n} keys: {division}"),
         ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
         ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
         *shared_summary(spec),
         *lockstep_summary(spec),
-        *([("last round", "its tiles are divided between the thread blocks")] if spec.stream_k_tail else []),
+        *([STREAM_K_SUMMARY] if spec.stream_k_tail else []),
     )

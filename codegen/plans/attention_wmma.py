@@ -20,7 +20,7 @@ from codegen.plans.attention_params import (
     index_params,
     lse_params,
     size_params,
-    stream_doc,
+    sub_tile_doc,
     tensor_params,
 )
 from codegen.spec import AttentionSpec
@@ -33,7 +33,7 @@ PADDING_BYTES = 16
 # Of a strip, in elements. As floats, four rows begin 8 banks apart, so that neither accumulators on their way in nor
 # lanes that read rows meet in a bank; as 16-bit elements, a row is an odd number of chunks long.
 STRIP_PADDING = 8
-FACTOR_PADDING = 4  # floats: what is left of a strip of 32 keys behind its P holds no more
+FACTOR_PADDING = 4  # floats: a strip of 32 keys has room for no more behind its P
 RESERVED = 1 * KIB  # shared memory the system takes from each block
 FRAGMENT_REGISTERS = 8  # of an accumulator, and at most of an operand
 OVERHEAD_REGISTERS = 64  # addresses, loop state, softmax state, operands in flight: an allowance
@@ -98,7 +98,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kTileN", n, "keys of one step"),
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", spec.stages - 1, "K and V tiles in flight while one is read"),
-        Constant("kSubTileRows", m, stream_doc(block is not None)),
+        Constant("kSubTileRows", m, sub_tile_doc(block is not None)),
         Constant("kMma", MMA, "rows, columns and depth of one WMMA product; query rows of a warp"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
         Constant("kChunk", chunk, "elements of a 16-byte copy"),

@@ -1,6 +1,6 @@
 """Copying B by rows, where it is stored by columns and a block of A would read too little of each.
 
-Blocks of 16 and 32 columns meet 32 and 64 bytes of a column of B, and the L2 is slow with such pieces. So a kernel of
+Blocks of 16 and 32 columns meet 32 and 64 bytes of a column of B, and the L2 is slow with such segments. So a kernel of
 its own, launched before, copies B by rows, at the speed of device memory, and the product reads the copy.
 """
 

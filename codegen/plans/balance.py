@@ -1,4 +1,4 @@
-"""Which tile of BSR x dense on sm_90a comes when, and what handing tiles out brings into the plans."""
+"""Order of the tiles of BSR x dense on sm_90a, and what a dynamic tile scheduler adds to the plans."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
-QUEUE = 2  # tiles announced: while one is worked on, the next is known
+QUEUE = 2  # published work tiles: the current one, and the next one
 WARP = 32  # threads; an announcement has a block column for each lane of one
 L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
-HIGH_TILE = 128  # rows: such tiles do most with what they load; handed out, they are faster with twice that
+HIGH_TILE = 128  # rows: such tiles do most FLOPs for each byte; a dynamic scheduler is faster with twice that
 PLACE_PARAMS = (
     i32("column_tiles", "tiles of a block row"),
     i32("group_tiles", "column tiles of a band: those that thread blocks work on at a time"),
 )
-SCHEDULER = "tiles handed out, thread blocks that ended: both 0 between launches"
+SCHEDULER = "tiles taken, thread blocks that ended: both 0 between launches"
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:
-    """Return whether long block rows are divided: those of small blocks, where work is handed out."""
+    """Return whether long block rows are split along K: with a dynamic scheduler and small blocks."""
     return spec.is_dynamic and spec.block.rows < 64
 
 
 def announcement_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of what the scheduler tells of a tile, or of a unit, which has two words more."""
+    """Return the bytes that the scheduler publishes of a tile, or of a unit, which has two words more."""
     return 4 * ((6 if cuts_rows(spec) else 4) + WARP)
 
 
 def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
     """Return the bytes of the queue from the scheduler to the others, and what it holds."""
     work = "units" if cuts_rows(spec) else "tiles"
-    return QUEUE * announcement_bytes(spec), f"announced {work}, and the first of their block columns"
+    return QUEUE * announcement_bytes(spec), f"published {work}, and the first of their block columns"
 
 
 def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue."""
     work = "units" if cuts_rows(spec) else "tiles"
     return (
-        Constant("kQueue", QUEUE, f"{work} announced by the scheduler"),
+        Constant("kQueue", QUEUE, f"{work} that the scheduler has published"),
         Constant("kAnnouncementBytes", announcement_bytes(spec), "bytes of an announcement"),
     )
 
@@ -50,8 +50,8 @@ def _is_high(spec: BsrSpmmSpec) -> bool:
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     """Return how many column tiles are worked on at once: one at least.
 
-    As many as have their part of B, ``depth`` rows of it, in the L2. Where tiles are not handed out, lower ones come
-    one at a time: they take more of B for their FLOPs, and it is the L2 that limits them.
+    As many as have their part of B, ``depth`` rows of it, in the L2. With a static scheduler, lower tiles come one at a
+    time: they read more of B for their FLOPs, and the L2 limits them.
     """
     if not (spec.is_dynamic or _is_high(spec)):
         return 1
@@ -82,7 +82,7 @@ def order_summary(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their tiles."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     if spec.is_dynamic:
-        return f"{blocks}; tiles are handed out, a few of the longest block rows first"
+        return f"{blocks}; dynamic tile scheduler, a few of the longest block rows first"
     if _is_high(spec):
         return f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time"
     return f"{blocks}, looping over tiles (persistent), block rows fastest"

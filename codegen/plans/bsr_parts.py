@@ -40,7 +40,7 @@ INDEX_PARAMS = (
     pointer("col_indices", "int", "block column of each block"),
     i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
 )
-MEETING_PARAMS = (
+INTERSECTION_PARAMS = (
     pointer("a_crow_indices", "int", "first block of each block row of A, and one more"),
     pointer("a_col_indices", "int", "block column of each block of A"),
     pointer("b_crow_indices", "int", "first block of each block row of B, and one more"),
@@ -91,7 +91,7 @@ class Part:
         return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
 
     def constants(self, staging_groups: int) -> tuple[Constant, ...]:
-        """Return where a part is, and how it leaves."""
+        """Return the constants of a part: its place, and the staging of its store."""
         rows, columns = (WARPGROUP_ROWS, 0) if self.by_rows else (0, self.columns)
         return (
             Constant("kWarpgroupRows", rows, "rows from one warpgroup's part to the next"),
@@ -141,14 +141,14 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
 
 
 def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
-    """Return what options take beside addresses and loop state, as far as the compiler spilled without.
+    """Return the registers of options beside addresses and loop state, where the compiler spilled without them.
 
     Most of NVRTC 13.5, which needs a few more than 13.0.
     """
     gelu = spec.epilogue is not None and spec.epilogue.activation == "gelu"
-    narrow = (spec.block.rows, spec.block.cols) == (32, 16)  # whose addresses take more
-    further = 8 if spec.is_dynamic else 0  # units are handed out, rows cut
-    if spec.accumulate and (spec.is_dynamic or narrow or (spec.epilogue is not None and accumulators >= 64)):
+    slim = (spec.block.rows, spec.block.cols) == (32, 16)  # whose addresses take more
+    further = 8 if spec.is_dynamic else 0  # the scheduler's units, rows split along K
+    if spec.accumulate and (spec.is_dynamic or slim or (spec.epilogue is not None and accumulators >= 64)):
         further += 8
     return further + (16 if gelu and accumulators > 64 else 0)
 

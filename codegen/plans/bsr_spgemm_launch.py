@@ -29,7 +29,7 @@ class OfRuns:
 
 
 def of_tickets(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
-    """Work out a launch whose thread blocks are handed out the tiles of a dense C."""
+    """Work out a launch with a dynamic tile scheduler, C dense."""
     del slots
     block = _spec(plan).block
     column_blocks = shape.columns // block.cols

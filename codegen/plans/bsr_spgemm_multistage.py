@@ -8,7 +8,7 @@ from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.flags import Flags
 from codegen.plan import Constant, Plan, SharedRegion, check_budget, i64, pointer, require
-from codegen.plans.bsr_parts import MEETING_PARAMS, RUN_PARAMS
+from codegen.plans.bsr_parts import INTERSECTION_PARAMS, RUN_PARAMS
 from codegen.plans.bsr_spgemm_launch import OfRuns
 from codegen.plans.multistage import Tiles
 from codegen.spec import BsrSpgemmSpec
@@ -58,7 +58,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         pointer("b", element, "stored blocks of B (nnz, rows, cols), contiguous"),
         pointer("c", element, "C (M, N)", writes=True),
         i64("c_row_stride", "elements from one row of C to the next"),
-        *MEETING_PARAMS,
+        *INTERSECTION_PARAMS,
         *RUN_PARAMS,
     )
     return Plan(
@@ -100,6 +100,6 @@ def _check(spec: BsrSpgemmSpec) -> None:
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with {spec.mma} and blocks of {block}: {allowed}")
     require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} on {spec.arch} C is dense")
-    reason = f"is true; with {spec.mma} on {spec.arch} tiles are not handed out: leave it out"
+    reason = f"is dynamic; with {spec.mma} on {spec.arch} the tile scheduler is static: leave it out"
     require(not spec.is_dynamic, "scheduler", reason)
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -1,7 +1,7 @@
-"""Plan of the sm_90a BSR x BSR kernel: a warp finds which blocks meet, and the producer loads those.
+"""Plan of the sm_90a BSR x BSR kernel: a warp intersects A's block columns with B's block rows, the producer loads.
 
-C is dense, and its tiles are taken in runs or handed out (``balanced``), or it is in BSR on a given pattern, and a tile
-is a block that this lists.
+C is dense, and its tiles are scheduled in runs (``static``) or one by one (``dynamic``), or it is in BSR on a given
+pattern, and a tile is one of its blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from codegen.plan import (
 )
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
-    MEETING_PARAMS,
+    INTERSECTION_PARAMS,
     RUN_PARAMS,
     SWIZZLE,
     WARPGROUP,
@@ -56,7 +56,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(allowed, "scheduler", f"is dynamic, but not written for output bsr on {arch.name}; allowed: static")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
-    # Where tiles are handed out one by one, a warp of its own searches a tile ahead of the one that produces.
+    # With a dynamic scheduler a warp of its own searches one tile ahead of the producer.
     consumers, other_warps = m // WARPGROUP_ROWS, 2 if spec.is_dynamic else 1
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
@@ -98,7 +98,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
         tensor_map("b_map", "stored blocks of B (cols, rows, nnz)"),
         tensor_map("c_map", "stored blocks of C (cols, rows, nnz)" if spec.output == "bsr" else "C (N, M)"),
-        *MEETING_PARAMS,
+        *INTERSECTION_PARAMS,
         *_tile_params(spec),
     )
     c_box = (columns, WARPGROUP_ROWS)
@@ -190,5 +190,5 @@ def _grid_summary(spec: BsrSpgemmSpec, ctas_per_sm: int) -> str:
     if spec.output == "bsr":
         return f"{blocks}, looping over the listed blocks of C (persistent)"
     if spec.is_dynamic:
-        return f"{blocks}; tiles are handed out, short ones last"
+        return f"{blocks}; dynamic tile scheduler, short tiles last"
     return f"{blocks}, looping over runs of {RUN_TILES} tiles (persistent)"

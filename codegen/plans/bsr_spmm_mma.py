@@ -54,7 +54,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled")
     b_doc = f"{n} columns of {k} elements" if by_columns else f"{k} rows of {n} elements"
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled")
-    # The tiles are done with when C leaves: its staging lies over them.
+    # C is staged in the memory of the tiles, which are read no more by then.
     staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A")
     shared_bytes = max(ring.size, staging_bytes)
 

@@ -85,7 +85,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *order_constants(spec),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
-    # With blocks of 64 2% faster where tiles are handed out, no slower with 128 (step 39 of docs/ladder-bsr.md).
+    # With blocks of 64 2% faster with a dynamic scheduler, no slower with 128 (step 39 of docs/ladder-bsr.md).
     promotion = 128 if spec.is_dynamic else 256
     return Plan(
         spec=spec,
@@ -114,7 +114,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             mma_n=part.columns,
             a_row_bytes=a_row_bytes,
             by_columns=by_columns,
-            # Tiles that are handed out do without: with it they were slower.
+            # Not with a dynamic scheduler: it was slower.
             clips=not (part.by_rows or spec.is_dynamic or by_columns),
             epilogue=epilogue_flags(spec),
         ),

@@ -30,7 +30,7 @@ WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice;
 TALL_WARP_ROWS = 4 * MMA
 COPY_BYTES = 16
 # One 16-byte chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
-# (The copy engine cannot pad: it reads a chunk more of each row, which nothing looks at.)
+# (TMA cannot pad: it reads a chunk more of each row, which is not used.)
 PADDING_BYTES = 16
 # A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
 STAGING_PADDING = 8
@@ -66,7 +66,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128)
     if tma:
         ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
-    # The tiles are done with when C leaves: its staging lies over them.
+    # C is staged in the memory of the tiles, which are read no more by then.
     staging = SharedRegion("Staging", 0, staging_bytes, "float strips of C, one a warp, over the tiles", "A")
     shared_bytes = max(ring.size, staging_bytes)
 

@@ -1,4 +1,4 @@
-"""What an epilogue, and adding to a C that is there, bring into the plans of BSR x dense kernels."""
+"""What ``epilogue`` and ``accumulate`` add to the plans of BSR x dense kernels."""
 
 from __future__ import annotations
 

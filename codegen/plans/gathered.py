@@ -42,7 +42,7 @@ CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, t
 PACK_THREADS = 256
 CHUNK_BYTES = 16  # of A, that a thread packs at a time
 COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
-RECORDS = 4  # of rounds, that a producer warp asks for before it needs them
+RECORDS = 4  # of rounds, that a producer warp prefetches
 ENTRY_BYTES = 4  # of a slot in a packet: where its block finds its rows of B, or half of that for two rounds
 STAGING_BYTES = 8192  # a warpgroup's, of C
 
@@ -67,7 +67,7 @@ def packet_bytes(spec: BsrSpmmSpec) -> int:
 
 
 def ring_columns(spec: BsrSpmmSpec) -> int:
-    """Return for how many block columns the ring has room for their rows of B: all that is left of shared memory."""
+    """Return the block columns whose rows of B fit the ring, which has the rest of shared memory."""
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
 
 
@@ -82,7 +82,7 @@ def column_bytes(spec: BsrSpmmSpec) -> int:
 
 
 def check_fields(spec: BsrSpmmSpec) -> None:
-    """Refuse what is not written for tiles that gather block rows."""
+    """Refuse fields that gathered block rows are not written for."""
     rows, cols, written = spec.block.rows, spec.block.cols, BLOCK_ROWS[spec.mma]
     if spec.mma == "wgmma":
         gathered = f"{ROWS}, rows gathered" + ("" if rows == written else ", with mma: mma and copy: tma")
@@ -165,7 +165,7 @@ def build(
 def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of what loads rounds, and of what both sides know."""
     chunks = block_bytes(spec) // CHUNK_BYTES
-    assert slots(spec) * chunks % PACK_THREADS == 0, "threads that pack have equal shares"
+    assert slots(spec) * chunks % PACK_THREADS == 0, "threads that pack have equally many chunks"
     return (
         Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
         Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
@@ -201,7 +201,7 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
-    """Return the parameters: what is where, and what is multiplied when."""
+    """Return the parameters: matrices, and the rounds of each cluster of block rows."""
     return (
         *b_params(spec, "K"),
         C_MAP,

@@ -1,4 +1,4 @@
-"""Cutting the long block rows of BSR x dense with small blocks into chunks, which several thread blocks multiply."""
+"""Split-K of the long block rows of BSR x dense with small blocks: chunks, which several thread blocks multiply."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.preparation import RowCutting
 from codegen.spec import BsrSpmmSpec
 
 FLOAT_BYTES = 4
-# A chunk leaves its part of C, written and read once through the L2: a 30th of the bytes of B that it reads. For each
-# column of a tile a part moves 8 bytes times the rows of a block, a block 2 times its columns: 120 blocks, if square.
+# Partial sums of C of a chunk, written and read once through the L2, are a 30th of the bytes of B that it reads: for
+# each column of a tile 8 bytes times the rows of a block, beside 2 times its columns of B: 120 blocks, if square.
 PART_SHARE = 30
 
 
 def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
-    """Return how long block rows are divided."""
+    """Return how long block rows are split."""
     part_bytes = spec.tile.m * spec.tile.n * FLOAT_BYTES
     block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
     cheap = -(-PART_SHARE * 2 * part_bytes // block_bytes)
@@ -36,9 +36,11 @@ def chunk_params() -> tuple[Param, ...]:
         i32("chunk_blocks", "blocks of a chunk, at most"),
         i32("column_tiles", "tiles of a block row"),
         i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
-        pointer("scheduler", "int", "units handed out, thread blocks that ended: both 0 between launches", writes=True),
-        pointer("chunks_done", "int", "of each tile of a cut block row and warpgroup: 0 between launches", writes=True),
-        pointer("parts", "float", "accumulators of the chunks of cut block rows", writes=True),
+        pointer("scheduler", "int", "units taken, thread blocks that ended: both 0 between launches", writes=True),
+        pointer(
+            "chunks_done", "int", "of each tile of a split block row and warpgroup: 0 between launches", writes=True
+        ),
+        pointer("parts", "float", "partial sums of C: accumulators of the chunks of split block rows", writes=True),
     )
 
 
@@ -46,14 +48,14 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue of units, and of a part."""
     return (
         *queue_constants(spec),
-        Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats that a warpgroup leaves of a chunk"),
+        Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats of a warpgroup's partial sum"),
     )
 
 
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
-    return f"{blocks}; units, a chunk of a block row and a column tile, are handed out, columns outermost"
+    return f"{blocks}; units, a chunk of a block row and a column tile, by a dynamic scheduler, columns outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

@@ -37,9 +37,9 @@ def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
 
 
 def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
-    """Return ``size`` bytes or more whose content nobody relies on before a launch or after it.
+    """Return at least ``size`` bytes of uninitialised scratch memory, which the next launch on the stream reuses.
 
-    As with counters, the launches of a stream share them, and a launch that is being captured gets its own.
+    A launch that is being captured gets its own.
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.empty(size, dtype=torch.uint8, device=device)
@@ -53,7 +53,7 @@ def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
 def reserve(device: torch.device, stream: int, args: LaunchArgs) -> tuple[dict[str, int], list[torch.Tensor]]:
     """Return the addresses of a launch's counters and of its scratch memory by parameter, and the tensors they are in.
 
-    These must be held until the launch is enqueued: what is given back could be handed out again, in a capture at once.
+    These must be held until the launch is enqueued: freed memory could be allocated again, in a capture at once.
     Where nothing is wanted of a kind, its addresses are 0.
     """
     addresses: dict[str, int] = {}

@@ -13,7 +13,7 @@ from codegen.library import NamedSpec
 from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that the copy engine or a 16-byte load reads
+TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 _MAX_FLOAT = 3.4028234e38
 _MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
@@ -55,7 +55,7 @@ def check_size(name: str, shape: Sequence[int]) -> None:
 
 
 def check_strides(name: str, tensor: torch.Tensor) -> None:
-    """Check that 16-byte loads and the copy engine can address a tensor.
+    """Check that 16-byte loads and TMA can address a tensor.
 
     Raises:
         ArgumentError: naming the stride and what it must be a multiple of.
@@ -189,7 +189,7 @@ def check_sink(tensor: Any, heads: int, device: torch.device) -> None:
 
 
 def check_sink_values(tensor: torch.Tensor | None) -> None:
-    """Check that the sinks, if there are any, are in the range that kernels weigh (synchronises).
+    """Check that the sinks, if there are any, are in the range of the kernels' softmax (synchronises).
 
     Raises:
         ArgumentError: with the first one that is not.

@@ -219,7 +219,7 @@ class AttentionKernel:
         more, held = reserve(device, stream, signature.extra.args)
         addresses |= more
         self._loaded.launch(signature, addresses, stream)
-        del held  # not before: what is given back could be handed out again
+        del held  # not before: freed memory could be allocated again
 
     @staticmethod
     def _key(tensors: tuple[Any, ...], scale: Any) -> Any:

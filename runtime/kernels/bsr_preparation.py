@@ -71,7 +71,7 @@ class BsrPreparation:
         return replace(prepared, packed=self._pack(prepared)) if pack else prepared
 
     def take(self, a: Any, b: Any, validate: bool) -> PreparedBsr:
-        """Return what a call is given as ``a``, prepared: checked if it was, at once if that is done in a moment."""
+        """Return the operand ``a`` of a call, prepared: checked if it is, or prepared now where that is quick."""
         if isinstance(a, PreparedBsr):
             return self._check(a, validate)
         check_layout("a", a)

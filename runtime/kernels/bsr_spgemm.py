@@ -116,7 +116,7 @@ class BsrSpgemmKernel:
                 more, held = reserve(out.device, stream, args)
                 addresses |= more
                 self._loaded.launch(signature, addresses, stream)
-                del held  # not before: what is given back could be handed out again
+                del held  # not before: freed memory could be allocated again
         if pattern is None:
             return out
         return torch.sparse_bsr_tensor(

@@ -63,7 +63,7 @@ class _Options(NamedTuple):
 
 
 def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
-    """Check what is wrong with a batch, rather than with a matrix of it."""
+    """Check the batch dimension, which the checks of a matrix do not cover."""
     batch = b.shape[0]
     if batch == 0:
         raise ArgumentError("b", f"is empty: {tuple(b.shape)}")
@@ -120,11 +120,12 @@ class BsrSpmmKernel:
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed. Or what
-                ``prepare`` made of such a matrix. Specs that transpose A and balanced ones prepare others in each call,
-                by a few small kernels; those that gather block rows (``tile.m`` 384) take prepared ones only.
-                What balanced specs with blocks of 16 and 32 rows cut takes device memory besides: for long block rows
-                at most the bytes of C, or of 128 block rows in fp32 if these are more; for others, where all tiles are
-                fewer than half the SMs, two tiles for each SM, of a B as wide as they were cut for.
+                ``prepare`` made of such a matrix. Specs with ``transpose_a`` or a dynamic scheduler prepare others in
+                each call, by a few small kernels; those that gather block rows (``tile.m`` 384) take prepared ones
+                only. With a dynamic scheduler and blocks of 16 and 32 rows, split rows take device memory for partial
+                sums: for long block rows at most the bytes of C, or of 128 block rows in fp32 if these are more; for
+                others, where all tiles are fewer than half the SMs, two tiles for each SM, of a B as wide as they were
+                split for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
                 device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
@@ -160,11 +161,11 @@ class BsrSpmmKernel:
         pack: bool = False,
         effort: Effort = "fast",
     ) -> PreparedBsr:
-        """Work out of a sparse matrix what this kernel wants to know, once for many calls.
+        """Make the index structures of a sparse matrix that this kernel reads, once for many calls.
 
-        Balanced kernels want the block rows in order of their length, with blocks of 16 and 32 rows cut where they are
-        long; those that transpose A the blocks by block column; those that gather block rows clusters of rows that have
-        columns in common. Others want nothing. It depends on the places of the blocks, not on their values: see
+        With ``scheduler: dynamic`` these are the block rows in order of their length, with blocks of 16 and 32 rows
+        long ones split along K; with ``transpose_a`` the index by block column; for gathered block rows clusters of
+        rows with common columns. Others have none. They depend on the places of the blocks, not on their values: see
         ``PreparedBsr.with_values``.
 
         Args:
@@ -234,7 +235,7 @@ class BsrSpmmKernel:
             more, held = reserve(b.device, stream, args)
             addresses |= more
             self._loaded.launch(signature, addresses, stream, prologue=options.prologue)
-            del held  # not before: what is given back could be handed out again
+            del held  # not before: freed memory could be allocated again
         return out
 
     def _each(self, b: torch.Tensor, options: _Options) -> torch.Tensor:
@@ -283,7 +284,7 @@ class BsrSpmmKernel:
     def _check_added(
         self, c: Any, beta: float, shape: tuple[int, int], device: torch.device
     ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Check what is added to A @ B; return shape and strides of c, if it is."""
+        """Check c, which is added to A @ B; return its shape and strides, if there is one."""
         if not self.spec.accumulate:
             for name, given in (("c", c is not None), ("beta", beta != 1)):
                 if given:

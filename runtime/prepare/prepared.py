@@ -13,7 +13,7 @@ from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex
 
 RowOrder = torch.Tensor | RowSplit | RowClusters
-"""Block rows, longest first; such rows, the long ones cut; or clusters of rows that have columns in common."""
+"""Block rows, longest first; such rows, long ones split along K; or clusters of rows with common columns."""
 
 
 @dataclass(frozen=True, eq=False)

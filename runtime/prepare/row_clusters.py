@@ -27,7 +27,7 @@ TAKEN = -(2**62)  # score of a row that is in a group already
 # after 300 steps, 202 after 1500. Few rows have fewer steps, STEPS_A_ROW for each.
 STEPS, STEPS_A_ROW, EXCHANGING_ROWS, TEMPERATURE, MOST_COST = 2000, 8, 1024, 1.1, 3
 LAST_STEPS = 30  # at temperature 0, at most
-FORBIDDEN = float(1 << 20)  # what an exchange costs that is not allowed
+FORBIDDEN = float(1 << 20)  # cost of an exchange that is not allowed
 SHIFTS = 1 << 16  # places of the noise at which that of a step may begin
 # Of all columns, what groups have on average where rows are not exchanged: there is little to win then.
 NEARLY_ALL = 15 / 16

@@ -1,4 +1,4 @@
-"""Block rows of a BSR matrix as kernels take them that divide the long ones between thread blocks."""
+"""Split-K of the long block rows of a BSR matrix: chunks, longest rows first."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def split_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowSplit:
     lengths = crow_indices.diff()
     order = lengths.argsort(descending=True, stable=True)
     lengths, starts = lengths[order], crow_indices[:-1][order]
-    pieces = ((lengths + cut.limit - 1) // cut.limit).clamp(min=1)
-    ends = pieces.cumsum(0)  # numbers of chunks
+    counts = ((lengths + cut.limit - 1) // cut.limit).clamp(min=1)
+    ends = counts.cumsum(0)  # numbers of chunks
     numbers = torch.arange(cut.chunks, device=crow_indices.device)
     # The row of each chunk, as its place in the order; chunks behind the last one look at the last row.
     row = torch.searchsorted(ends, numbers, right=True).clamp(max=order.shape[0] - 1)
-    first_chunk = (ends - pieces)[row]
-    steps, piece = (lengths[row] + step - 1) // step, numbers - first_chunk
-    first = steps * piece // pieces[row] * step
-    end = torch.minimum(steps * (piece + 1) // pieces[row] * step, lengths[row])
-    joined = torch.where(pieces[row] > 1, first_chunk, -1)
+    first_chunk = (ends - counts)[row]
+    steps, place = (lengths[row] + step - 1) // step, numbers - first_chunk
+    first = steps * place // counts[row] * step
+    end = torch.minimum(steps * (place + 1) // counts[row] * step, lengths[row])
+    joined = torch.where(counts[row] > 1, first_chunk, -1)
     table = torch.stack([order[row], starts[row] + first, starts[row] + end, joined], 1)
     return RowSplit(table.to(torch.int32), ends[-1:].to(torch.int32), cut.limit)

@@ -72,7 +72,7 @@ def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
     assert len(set(names)) == len(names) and set(names) >= WITHOUT_TARGET
     for row in script.ROWS:
         spec = script.spec_of(row)
-        assert render(find_spec(spec)) and row.balanced == getattr(spec, "is_dynamic", False)
+        assert render(find_spec(spec)) and row.dynamic == getattr(spec, "is_dynamic", False)
         assert spec.arch == ("sm_89" if row.groups == ("ada",) else "sm_90a")
         assert (spec.block.rows, spec.block.cols) == (row.block, row.block_columns or row.block)
         assert set(row.peers) <= set(script.PEERS)

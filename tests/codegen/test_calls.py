@@ -153,11 +153,11 @@ def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:
 
 
 def test_shares_are_those_of_the_problem(kernel: Any) -> None:
-    for name, length, shares in (("h100_dense", 1000, 13), ("h100_window2k", 1000, 13), ("h100_window2k", 9000, 29)):
+    for name, length, units in (("h100_dense", 1000, 13), ("h100_window2k", 1000, 13), ("h100_window2k", 9000, 29)):
         call, driver = kernel(name)
         call(*qkv(length=length))
         ((_, _, block),) = driver.launches
-        assert field(call, block, "units") == (shares,), name
+        assert field(call, block, "units") == (units,), name
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 32, 33, 500])
@@ -693,7 +693,7 @@ def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:
 def test_memory_of_a_launch_is_held_until_it_is_enqueued(
     kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """In a capture nothing else holds it, and what is given back is handed out again at once."""
+    """In a capture nothing else holds it, and freed memory is allocated again at once."""
     made: list[Any] = []
 
     def make(device: Any, stream: int, size: int) -> Any:

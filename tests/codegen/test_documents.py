@@ -97,3 +97,36 @@ def test_the_design_names_what_there_is() -> None:
     files = re.findall(r"\bcodegen/[\w/]+(?:\.py)?", text)
     assert files
     assert not [name for name in files if not (PROJECT / name).exists()]
+
+
+def words_of(*files: Path) -> set[str]:
+    return {word for path in files for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+
+
+def names_there_are() -> set[str]:
+    """Words of templates, specs and code, and names of files; not of the table of old names."""
+    folders = (("templates", "*.j2"), ("codegen", "*.py"), ("runtime", "*.py"), ("specs", "*.yaml"))
+    files = [path for folder, which in folders for path in (PROJECT / folder).rglob(which)]
+    files.remove(PROJECT / "codegen" / "migrations.py")
+    return words_of(*files) | {path.name.partition(".")[0] for path in files}
+
+
+def test_the_glossary_names_what_there_is() -> None:
+    rows = re.findall(r"^\| (.+?) \|", (PROJECT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    told = {word for row in rows for name in re.findall(r"`([^`]+)`", row) for word in re.findall(r"\w+", name)}
+    assert {"WorkTile", "PipelineState", "KvBlockIterator", "share_kv_loads", "PreparedBsr"} <= told
+    known = names_there_are()
+    assert "KeyBlocks" not in known, "an old name that would pass"
+    assert told <= known, told - known
+
+
+def test_the_recipes_name_what_there_is() -> None:
+    """Names with an underscore or a capital inside: what is in no code is an old name."""
+    text = (PROJECT / "docs" / "adding.md").read_text(encoding="utf-8")
+    code = " ".join(re.findall(r"`([^`]+)`", text))
+    told = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b|\b\w*[a-z][A-Z]\w*", code))
+    assert {"load_imbalanced", "kSubTileRows", "supports_stream_k", "KvBlockIterator"} <= told
+    benchmarks, tests = ([*(PROJECT / folder).rglob("*.py")] for folder in ("benchmarks", "tests"))
+    known = names_there_are() | {path.stem for path in benchmarks + tests} | words_of(*benchmarks)
+    assert "KeyBlocks" not in known, "an old name that would pass"
+    assert told <= known, told - known

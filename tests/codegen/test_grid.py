@@ -47,9 +47,9 @@ def test_clusters_stay_whole(clusters: int, slots: int) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "h100_bsr_spmm_b128_balanced",  # tiles are handed out
+        "h100_bsr_spmm_b128_balanced",  # dynamic tile scheduler
         "h100_causal",  # likewise
-        "h100_topk32",  # the last round's tiles are divided
+        "h100_topk32",  # stream-K tail
         "h100_bsr_spmm_b16",  # two thread blocks share an SM
     ],
 )

@@ -22,7 +22,7 @@ from codegen.plans import plan_for
 from codegen.render import environment, render_plan
 from codegen.spec import AttentionSpec
 
-# (architecture, rows, keys, packed heads)
+# (architecture, rows, keys, pack_gqa)
 TILES = [
     ("sm_90a", 128, 128, 1),
     ("sm_90a", 128, 64, 1),
@@ -131,7 +131,7 @@ bool is_visible(const Params& p, int query, int key) { return %(visible)s; }
 const Kernel kernel = {list, is_visible, kTileN, kSubTileRows, %(partial_range)s};
 }  // namespace kernel_%(index)d
 """
-WIDEST = 3  # shares of a part
+WIDEST = 3  # work units of a part
 
 
 def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, pack_gqa: int, kv_splits: int = 1) -> Plan:

@@ -28,7 +28,7 @@ PATTERNS: list[dict[str, Any]] = [
     {"kind": "topk", "k": 32},  # one entry a lane, and none behind them
     {"kind": "block_lists", "mask": "causal"},
 ]
-# Architecture, queries and keys of a block, rows and keys of a tile, packed heads
+# Architecture, queries and keys of a block, rows and keys of a tile, pack_gqa
 SHAPES = [
     ("sm_90a", 128, 128, 128, 128, 1),
     ("sm_90a", 128, 128, 128, 64, 1),
@@ -49,7 +49,7 @@ SHAPES = [
     ("sm_89", 64, 64, 128, 32, 8),
     ("sm_89", 1, 64, 16, 64, 16),
 ]
-WIDTHS = (1, 2, 5, 40)  # shares of a part
+WIDTHS = (1, 2, 5, 40)  # work units of a part
 
 HEAD = """\
 #include <algorithm>
@@ -80,8 +80,8 @@ PROGRAM = """\
 namespace %(name)s {
 %(constants)s
 %(pattern)s
-// The loads of the queries from `first` on; of a part of them, if it has any shares.
-void print_loads(const Params& p, int first, int begin, int shares) {
+// The loads of the queries from `first` on; of a part of them, if it has any work units.
+void print_loads(const Params& p, int first, int begin, int units) {
   auto lane = [&] {
     KvBlockIterator one(p, 0, 0, first);
 %(direction)s
@@ -182,7 +182,7 @@ def program(case: Steps) -> str:
         "lanes": ", ".join(["lane()"] * 32),
         "masked": "one.masked(i, block)" if pattern.masks_pairs else "false",
         "direction": "    one.backwards = true;" if case.backwards else "",
-        "restriction": "    if (shares > 0) one.restrict_to(begin, shares);" if plan.stream_k else "",
+        "restriction": "    if (units > 0) one.restrict_to(begin, units);" if plan.stream_k else "",
         "widths": ", ".join(map(str, WIDTHS)) if plan.stream_k else "",
     }
 
@@ -207,11 +207,11 @@ def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwa
     return [f"{entry * steps + step}{mark}" for entry, mark in known for step in range(steps)]
 
 
-def parts(loads: list[str], shares: int, width: int) -> list[list[str]]:
-    """The loads of each part of a tile of ``shares`` shares, ``width`` shares a part."""
-    share = len(loads) // shares
-    assert len(loads) == share * shares
-    return [loads[begin * share : (begin + width) * share] for begin in range(0, LENGTH, width)]
+def parts(loads: list[str], units: int, width: int) -> list[list[str]]:
+    """The loads of each part of a tile of ``units`` work units, ``width`` of them a part."""
+    unit = len(loads) // units
+    assert len(loads) == unit * units
+    return [loads[begin * unit : (begin + width) * unit] for begin in range(0, LENGTH, width)]
 
 
 @pytest.fixture(scope="module")
@@ -236,16 +236,16 @@ def output_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Steps], str
 def test_loads_are_those_of_the_lists(case: Steps, output_of: Callable[[Steps], str]) -> None:
     plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
     lines = iter(output_of(case).splitlines())
-    stream = sub_tile_rows(plan)
-    for first in range(0, ROWS * block_q + beyond(plan), stream):
+    sub_tile = sub_tile_rows(plan)
+    for first in range(0, ROWS * block_q + beyond(plan), sub_tile):
         row = first // block_q
         loads = expected(case.pattern, row, block_kv, n) if row < ROWS else []
         assert next(lines).split() == loads, first
         if plan.stream_k is not None:
-            shares = plan.spec.pattern.stream_k_units(KV_LEN, stream, n, LENGTH)  # type: ignore[union-attr]
+            units = plan.spec.pattern.stream_k_units(KV_LEN, sub_tile, n, LENGTH)  # type: ignore[union-attr]
             for width in WIDTHS:
                 found = [part.split() for part in next(lines).split("|")[:-1]]
-                assert found == parts(loads, shares, width), (first, width)
+                assert found == parts(loads, units, width), (first, width)
     assert next(lines, None) is None
 
 

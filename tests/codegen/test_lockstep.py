@@ -43,7 +43,7 @@ def test_it_changes_the_kernel_and_what_explain_says_of_it() -> None:
     plain, l2_lockstep = (find_spec(fields("h100_topk32", l2_lockstep=value)) for value in (False, True))
     assert plain.spec.hash == find_spec("h100_topk32").spec.hash != l2_lockstep.spec.hash == find_spec(LONG).spec.hash
     assert "struct CtaLockstep" in render(l2_lockstep) and "struct CtaLockstep" not in render(plain)
-    assert "pace" in dict(plan_for(l2_lockstep).summary) and "pace" not in dict(plan_for(plain).summary)
+    assert "lockstep" in dict(plan_for(l2_lockstep).summary) and "lockstep" not in dict(plan_for(plain).summary)
     assert "l2_lockstep" not in parse_spec(fields("h100_topk32")).canonical_json()
 
 

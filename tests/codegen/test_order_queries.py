@@ -25,7 +25,10 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
     [
         (fields(PLAIN, query_grouping="search"), "query_grouping: is search; only tiles that share loads"),
         (fields(PLAIN, query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
-        (fields(l2_lockstep=True), "l2_lockstep: is true; kernels with query_grouping search hand out tiles"),
+        (
+            fields(l2_lockstep=True),
+            "l2_lockstep: is true; not written for the dynamic tile scheduler",
+        ),
     ],
 )
 def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Plans: what is handed out does not overlap, and what does not fit is refused with the numbers."""
+"""Plans: regions of shared memory do not overlap, and what does not fit is refused with the numbers."""
 
 from __future__ import annotations
 
@@ -424,19 +424,20 @@ def test_what_the_registers_of_large_tiles_hold(m: int, head_dim: int, keys: int
 
 
 @pytest.mark.parametrize(
-    ("m", "block_q", "streams"), [(192, 64, 3), (256, 64, 4), (256, 128, 2), (128, 128, 1), (256, 32, 4), (192, 16, 3)]
+    ("m", "block_q", "sub_tiles"),
+    [(192, 64, 3), (256, 64, 4), (256, 128, 2), (128, 128, 1), (256, 32, 4), (192, 16, 3)],
 )
-def test_streams_of_large_tiles(m: int, block_q: int, streams: int) -> None:
+def test_sub_tiles_of_large_tiles(m: int, block_q: int, sub_tiles: int) -> None:
     pattern = {"kind": "topk", "k": 8, "block": {"q": block_q, "kv": 64}}
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": m, "n": 64}}
     plan = plan_of(fields)
     values = constants_of(plan)
-    assert values["kSubTiles"] == streams
-    assert values["kSubTileWarpgroups"] * streams == values["kConsumerWarpgroups"] == m // 64
-    assert plan.tile_queries == streams * block_q == streams * values["kSubTileRows"]
+    assert values["kSubTiles"] == sub_tiles
+    assert values["kSubTileWarpgroups"] * sub_tiles == values["kConsumerWarpgroups"] == m // 64
+    assert plan.tile_queries == sub_tiles * block_q == sub_tiles * values["kSubTileRows"]
     regions = {region.name: region.bytes for region in plan.shared}
-    assert regions["K"] == regions["V"] == streams * plan.spec.stages * values["kKvBytes"]
-    assert regions["BlockMeta"] == 4 * streams * plan.spec.stages
+    assert regions["K"] == regions["V"] == sub_tiles * plan.spec.stages * values["kKvBytes"]
+    assert regions["BlockMeta"] == 4 * sub_tiles * plan.spec.stages
 
 
 def test_softcap(attention: dict[str, Any]) -> None:
@@ -460,7 +461,7 @@ def test_sink(attention: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_q", "heads", "streams", "sub_tile_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
+    ("block_q", "heads", "sub_tiles", "sub_tile_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
     [
         (None, 8, 1, 16, 16, 1, (8, 16, 1, 1), (8, 8, 1, 1)),
         (None, 64, 1, 2, 2, 1, (64, 2, 1, 1), (64, 1, 1, 1)),
@@ -477,7 +478,7 @@ def test_rows_of_packed_heads(
     attention: dict[str, Any],
     block_q: int | None,
     heads: int,
-    streams: int,
+    sub_tiles: int,
     sub_tile_queries: int,
     tile_queries: int,
     q_boxes: int,
@@ -491,7 +492,11 @@ def test_rows_of_packed_heads(
     attention |= {"pack_gqa": heads, "tile": {"m": 128, "n": 64}}
     plan = plan_of(attention)
     values = constants_of(plan)
-    assert (values["kSubTiles"], values["kSubTileRows"], plan.tile_queries) == (streams, sub_tile_queries, tile_queries)
+    assert (values["kSubTiles"], values["kSubTileRows"], plan.tile_queries) == (
+        sub_tiles,
+        sub_tile_queries,
+        tile_queries,
+    )
     assert values["kTileQueries"] == tile_queries and "kTileM" not in values
     assert values["kPackGqa"] == heads and values["kQBoxes"] == q_boxes
     assert values.get("kBlockQueries") == block_q

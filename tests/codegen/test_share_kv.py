@@ -127,7 +127,7 @@ struct KvBlockIterator {
 %(entry)s
 };
 KvBlockIterator sub_tiles[kSubTiles];
-KvBlockIterator kv_blocks_of(const Params&, const WorkTile&, const Tile&, int stream) { return sub_tiles[stream]; }
+KvBlockIterator kv_blocks_of(const Params&, const WorkTile&, const Tile&, int sub_tile) { return sub_tiles[sub_tile]; }
 %(functions)s
 }  // namespace %(name)s
 // Puts `tiles` tiles in order, one after the other: lists (tiles, kSubTiles, kTopK); writes the loads of each tile,

@@ -17,7 +17,7 @@ from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import render
-from codegen.stream_k import INDEX_RANGE, PART_COST, StreamK
+from codegen.stream_k import INDEX_RANGE, SPLIT_COST, StreamK
 
 NAME = "h100_topk32_d64_b64"
 PROGRAM = """\
@@ -34,23 +34,23 @@ struct { int x; } blockIdx, gridDim, threadIdx;
 struct Params { float* partials; int tiles, stream_k_tiles, stream_k_ctas, units; };
 constexpr int kWarpgroupThreads = 128;
 %(constants)s
-%(pieces)s
+%(work_tiles)s
 %(partial_place)s
 extern "C" {
-// Writes index, begin and end of the pieces of a thread block; returns how many there are.
-int pieces_of(const Params* p, int grid, int block, int (*pieces)[3], int room) {
+// Writes index, begin and end of the work tiles of a thread block; returns how many there are.
+int work_tiles_of(const Params* p, int grid, int block, int (*work_tiles)[3], int room) {
   gridDim.x = grid;
   blockIdx.x = block;
   int count = 0;
   for (WorkTile work = first_work_tile(*p); work.index < p->tiles && count < room; work = next_work_tile(*p, work)) {
-    pieces[count][0] = work.index;
-    pieces[count][1] = work.begin;
-    pieces[count][2] = work.end;
+    work_tiles[count][0] = work.index;
+    work_tiles[count][1] = work.begin;
+    work_tiles[count][2] = work.end;
     ++count;
   }
   return count;
 }
-int holder(const Params* p, int share) { return owner_of(*p, share); }
+int holder(const Params* p, int unit) { return owner_of(*p, unit); }
 int64 place_of(const Params* p, int block, int tile, int warpgroup) {
   threadIdx.x = 0;
   return reinterpret_cast<char*>(partial_place(*p, block, tile, warpgroup)) - reinterpret_cast<char*>(p->partials);
@@ -61,7 +61,7 @@ int64 place_of(const Params* p, int block, int tile, int warpgroup) {
 
 class Params(ctypes.Structure):
     _fields_ = (
-        ("parts", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("tiles", "stream_k_tiles", "stream_k_ctas", "units")),
     )
 
@@ -74,21 +74,21 @@ class WorkTile:
 
 
 class Host:
-    """The functions of a generated source that hand out pieces of work."""
+    """The functions of a generated source that schedule work tiles."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         library.place_of.restype = ctypes.c_longlong
 
-    def pieces(self, params: Params, grid: int, block: int) -> list[WorkTile]:
+    def work_tiles(self, params: Params, grid: int, block: int) -> list[WorkTile]:
         room = params.tiles + 3
         found = (ctypes.c_int * 3 * room)()
-        count = self.library.pieces_of(ctypes.byref(params), grid, block, found, room)
+        count = self.library.work_tiles_of(ctypes.byref(params), grid, block, found, room)
         assert count < room
         return [WorkTile(*found[i]) for i in range(count)]
 
-    def holder(self, params: Params, share: int) -> int:
-        return int(self.library.holder(ctypes.byref(params), share))
+    def holder(self, params: Params, unit: int) -> int:
+        return int(self.library.holder(ctypes.byref(params), unit))
 
     def place(self, params: Params, block: int, tile: int, warpgroup: int) -> int:
         return int(self.library.place_of(ctypes.byref(params), block, tile, warpgroup))
@@ -107,7 +107,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     source = render(find_spec(NAME))
     program = PROGRAM % {
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan().constants),
-        "pieces": between(source, "// A work tile", "// The key blocks of one sub-tile"),
+        "work_tiles": between(source, "// A work tile", "// The key blocks of one sub-tile"),
         "partial_place": between(source, "// Place of a warpgroup's partial", "// Stores a partial"),
     }
     (folder / "main.cpp").write_text(program, encoding="utf-8")
@@ -140,7 +140,7 @@ def test_tiles_are_divided_only_where_that_pays(tiles: int, units: int, slots: i
         return
     # What fills whole rounds is left alone, and what is left over is done sooner than one tile would be.
     assert stream_k_tiles == tiles % slots <= stream_k_ctas <= slots
-    assert -(-stream_k_tiles * units // stream_k_ctas) + PART_COST < units
+    assert -(-stream_k_tiles * units // stream_k_ctas) + SPLIT_COST < units
     assert stream_k_tiles * units // stream_k_ctas >= 2
 
 
@@ -156,21 +156,21 @@ def test_every_unit_is_held_once(host: Host, tiles: int, units: int, slots: int)
     places: list[int] = []
     end = 0  # of the units that thread blocks so far hold, tile after tile
     for block in range(grid):
-        pieces = host.pieces(params, grid, block)
-        parts = [piece for piece in pieces if piece.end > 0]
-        assert pieces[: len(parts)] == parts, "parts come first"
+        work_tiles = host.work_tiles(params, grid, block)
+        parts = [work for work in work_tiles if work.end > 0]
+        assert work_tiles[: len(parts)] == parts, "parts come first"
         assert len(parts) <= 2
         assert bool(parts) == (block < stream_k_ctas)
-        whole += [piece.tile for piece in pieces[len(parts) :]]
-        for piece in parts:
-            assert 0 <= piece.begin < piece.end <= units
-            first, end = end, piece.tile * units + piece.end
-            assert first == piece.tile * units + piece.begin
-            assert {host.holder(params, share) for share in (first, (first + end) // 2, end - 1)} == {block}
-            places += [host.place(params, block, piece.tile, i) for i in range(split().counters)]
+        whole += [work.tile for work in work_tiles[len(parts) :]]
+        for work in parts:
+            assert 0 <= work.begin < work.end <= units
+            first, end = end, work.tile * units + work.end
+            assert first == work.tile * units + work.begin
+            assert {host.holder(params, unit) for unit in (first, (first + end) // 2, end - 1)} == {block}
+            places += [host.place(params, block, work.tile, i) for i in range(split().counters)]
     assert end == stream_k_tiles * units
     assert sorted(whole) == list(range(stream_k_tiles, tiles))
-    part = split().part_bytes // split().counters
+    part = split().partial_bytes // split().counters
     assert len(places) == len(set(places))
     assert all(
         place % part == 0 and place + part <= split().workspace(stream_k_tiles, stream_k_ctas)[1] for place in places
@@ -194,10 +194,10 @@ def test_holders_of_very_long_tiles(host: Host, units: int) -> None:
     params = Params(None, 100, stream_k_tiles, stream_k_ctas, units)
     end = 0
     for block in range(stream_k_ctas):
-        for piece in host.pieces(params, stream_k_ctas, block):
-            assert piece.tile * units + piece.begin == end
-            end = piece.tile * units + piece.end
-            assert host.holder(params, end - 1) == block == host.holder(params, piece.tile * units + piece.begin)
+        for work in host.work_tiles(params, stream_k_ctas, block):
+            assert work.tile * units + work.begin == end
+            end = work.tile * units + work.end
+            assert host.holder(params, end - 1) == block == host.holder(params, work.tile * units + work.begin)
     assert end == 100 * units
 
 
@@ -206,6 +206,6 @@ def test_a_part_has_room_for_o_and_the_softmax_state() -> None:
     threads, columns = 128, int(values["kHeadDim"])
     floats = 64 * columns + 4 * threads  # O of 64 rows; two maxima and two sums of each thread
     assert values["kPartialFloats"] == floats
-    assert split().part_bytes == 4 * floats * split().counters
-    assert split().workspace(3, 5) == (3 * split().counters, 2 * 5 * split().part_bytes)
+    assert split().partial_bytes == 4 * floats * split().counters
+    assert split().workspace(3, 5) == (3 * split().counters, 2 * 5 * split().partial_bytes)
     assert split().workspace(0, 0) == (0, 0)

@@ -1,7 +1,7 @@
 """Which tile comes when: the kernels' own formulas, run on the host, give every tile once.
 
-Tiles that are handed out begin with the long rows; others begin each column tile, or group of these, with another row,
-or, one for each thread block, come group by group of rows.
+A dynamic scheduler begins with the long rows. A static one begins each column tile, or group of these, with another
+row; gathered rows come group by group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from codegen.plans.bsr_spmm_launch import group_rows
 from codegen.render import render
 from codegen.spec import BsrSpmmSpec
 
-BALANCED, STATIC, COLUMNS = "h100_bsr_spmm_b128_balanced", "h100_bsr_spmm_b32", "h100_bsr_spmm_b128"
+DYNAMIC, STATIC, COLUMNS = "h100_bsr_spmm_b128_balanced", "h100_bsr_spmm_b32", "h100_bsr_spmm_b128"
 ROWS = "l4_bsr_spmm_b128"
 PROGRAM = """\
 #include <algorithm>
@@ -65,7 +65,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("order")
     code = ""
     parts = (
-        (BALANCED, "struct TilePlace", "};", "%s"),
+        (DYNAMIC, "struct TilePlace", "};", "%s"),
         (STATIC, "__device__ __forceinline__ int row_of", "\n}", "%s"),
         (COLUMNS, "struct TilePlace", "};", "namespace columns { %s }"),
         (ROWS, "struct TilePlace", "};", "namespace rows { %s }"),

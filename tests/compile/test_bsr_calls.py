@@ -849,7 +849,7 @@ def test_no_tiles_and_too_many(make: Make, scheduler: str) -> None:
     kernel = make(op="bsr_spgemm", scheduler=scheduler)
     with pytest.raises(ArgumentError, match=r"^b: is empty: \(192, 0\)"):
         kernel(A, matrix([0, 0, 0, 0], [], columns=0))
-    a = matrix([0] * 257, [])  # 256 block rows, each with a tile or, with a static scheduler, a run of 4 tiles at a time
+    a = matrix([0] * 257, [])  # 256 block rows, each with a tile or, if static, a run of 4 tiles at a time
     most = (2**21 - 1) * (1 if scheduler == "dynamic" else 4)
     for columns in (most, most + 1):
         b = matrix([0, 1, 1, 1], [0], columns=columns)

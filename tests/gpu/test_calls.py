@@ -413,7 +413,7 @@ def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> 
     [
         ("h100_topk32_b64_shared_long", 64, False),
         ("h100_topk32_long", 128, False),
-        ("h100_topk32_long", 128, True),  # counters of divided tiles lie behind those of the pace
+        ("h100_topk32_long", 128, True),  # counters of divided tiles lie behind those of the lockstep
     ],
 )
 def test_paced_launches_of_several_streams_and_a_graph_go_on_without_each_other(

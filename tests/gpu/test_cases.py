@@ -65,7 +65,7 @@ def test_random_shapes(name: str) -> None:
 
 TESTS = Path(__file__).parents[1]
 # What no shipped spec is: small blocks by mma.sync on sm_90a, and sampled ones by WGMMA; BSR x dense with B stored by
-# columns, and handed out with other rings than shipped ones have, and with what is added.
+# columns, and scheduled dynamically with other rings than shipped ones have, and with accumulate.
 UNSHIPPED_BSR: list[dict[str, Any]] = [
     *(
         {"op": op, "mma": "mma", "block": {"rows": size, "cols": size}, "dtype": dtype}

@@ -149,11 +149,11 @@ def test_streams_have_orders_of_their_own() -> None:
     kernel = load_kernel(fields())
     problems = [problem(16, 100, 64 * 200, torch.rand(1, 16, 100, 200).argsort(-1)[..., :16]) for _ in range(3)]
     alone = [kernel(*inputs)[0] for inputs in problems]
-    sub_tiles = [torch.cuda.Stream() for _ in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
     torch.cuda.synchronize()
     for _ in range(5):
         outs = []
-        for stream, inputs in zip(sub_tiles, problems, strict=True):
+        for stream, inputs in zip(streams, problems, strict=True):
             with torch.cuda.stream(stream):
                 outs.append(kernel(*inputs)[0])
         torch.cuda.synchronize()

@@ -165,11 +165,11 @@ def test_a_tile_that_no_kernel_has_is_not_legal() -> None:
 
 
 def test_fewer_stages_are_tried_where_those_that_are_filled_in_do_not_fit() -> None:
-    pattern = {"kind": "dense"}
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 256, "pattern": pattern, "tile": {"m": 128, "n": 96}}
+    block, tile = {"rows": 64, "cols": 64}, {"m": 64, "n": 512, "k": 64}
+    fields = {"op": "bsr_spmm", "arch": "sm_90a", "mma": "wgmma", "block": block, "tile": tile}
     assert script.planned(fields) is None
     assert script.has_kernel(fields)
-    assert not script.has_kernel({**fields, "tile": {"m": 128, "n": 256}})
+    assert not script.has_kernel({**fields, "tile": {**tile, "k": 256}})
 
 
 def test_long_cells_go_on_in_the_row_below() -> None:

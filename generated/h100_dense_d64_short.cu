@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 26559b9a50b42f9748eb37567977d72b894bc5d4b38fd24b365283542c7050d5
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 634c7b7111c7ed390acb83430a574dc8594f176d30a72a779717c292cce10eef
+// seal: sha256 7018cd4af2b76826b9a3dd9864582bef46068bc25fc44b232efb9b5ba4a341ce
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -75,7 +75,7 @@ constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kPartialsOffset = 180224;  // 36864 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
+constexpr int kPartialsOffset = 180224;  // 36864 bytes: partials of sub-tile 1, for the warpgroups of sub-tile 0
 constexpr int kBarriersOffset = 217088;  // 320 bytes: mbarriers
 constexpr int kWorkTilesOffset = 217408;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 217432;  // 32 bytes: metadata of the loads in the K rings

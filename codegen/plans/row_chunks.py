@@ -55,7 +55,7 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
-    return f"{blocks}; units (a chunk of a block row, a column tile) scheduled dynamically, columns outermost"
+    return f"{blocks}; units (chunk of a block row, column tile) scheduled dynamically, columns outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

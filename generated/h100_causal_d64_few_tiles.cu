@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 93e3914255fea445e286559e9633bb2cd1903deac905dd840888912cab0f105a
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5371d526eeeb07fb8ccd2eb63e9dcedfffea9b77f3d029314c8c9caf6a5cd3f8
+// seal: sha256 99df1376eccc5cca9fe33513cfc0bb1f519b65fc256310beb981cdfc747b8eda
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -76,7 +76,7 @@ constexpr int kQOffset = 0;  // 16384 bytes: ring of Q tiles, 64 rows in column 
 constexpr int kKOffset = 16384;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 81920;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 147456;  // 8192 bytes: O tile on its way out
-constexpr int kPartialsOffset = 155648;  // 18432 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
+constexpr int kPartialsOffset = 155648;  // 18432 bytes: partials of sub-tile 1, for the warpgroups of sub-tile 0
 constexpr int kBarriersOffset = 174080;  // 304 bytes: mbarriers
 constexpr int kWorkTilesOffset = 174384;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 174408;  // 32 bytes: numbers of the loads in the K rings

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 10a2b093bcbe1820c7f45b118b2f4a3a153f3ba605c909e6bda62bf20aa8ef3d
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e5668672cadac2955495442a64816c1a71139491c850b7b7375c181614ad6ec0
+// seal: sha256 6a68127f040d8e95aa04e9311bfcbd08eb0caa7196f25ad068b3de4634901032
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -76,7 +76,7 @@ constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 64 rows in column 
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kPartialsOffset = 180224;  // 34816 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
+constexpr int kPartialsOffset = 180224;  // 34816 bytes: partials of sub-tile 1, for the warpgroups of sub-tile 0
 constexpr int kBarriersOffset = 215040;  // 176 bytes: mbarriers
 constexpr int kWorkTilesOffset = 215216;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 215240;  // 16 bytes: numbers of the loads in the K rings

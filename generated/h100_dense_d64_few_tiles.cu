@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f6733166317b82dcba9b590ea0dd4cbc3f1801c2b22acc70c5952c71d09eec5e
+// seal: sha256 ba2aa6446b5896d29107794c150da20c4497a87626bdcf15a23494a427b0edda
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -76,7 +76,7 @@ constexpr int kQOffset = 0;  // 16384 bytes: ring of Q tiles, 64 rows in column 
 constexpr int kKOffset = 16384;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 81920;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 147456;  // 8192 bytes: O tile on its way out
-constexpr int kPartialsOffset = 155648;  // 18432 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
+constexpr int kPartialsOffset = 155648;  // 18432 bytes: partials of sub-tile 1, for the warpgroups of sub-tile 0
 constexpr int kBarriersOffset = 174080;  // 304 bytes: mbarriers
 constexpr int kWorkTilesOffset = 174384;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 174408;  // 32 bytes: numbers of the loads in the K rings

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 26559b9a50b42f9748eb37567977d72b894bc5d4b38fd24b365283542c7050d5
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e687d9988a24f235b251ac5bc0ed5b02143d24040980bbb821406be82355945f
+// seal: sha256 5433bc5fb1b5f35ca08dd0e7a89e550821218b3eb55973de47e5cc10501639ab
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -74,7 +74,7 @@ constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 163840;  // 16384 bytes: O tile on its way out
-constexpr int kPartialsOffset = 180224;  // 36864 bytes: partials of the warpgroups of sub-tile 1, for those of sub-tile 0
+constexpr int kPartialsOffset = 180224;  // 36864 bytes: partials of sub-tile 1, for the warpgroups of sub-tile 0
 constexpr int kBarriersOffset = 217088;  // 320 bytes: mbarriers
 constexpr int kWorkTilesOffset = 217408;  // 24 bytes: ring of work tiles: number, numbers of steps
 constexpr int kBlockMetaOffset = 217432;  // 32 bytes: numbers of the loads in the K rings

@@ -62,5 +62,5 @@ def add_partials(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
     if spec.kv_splits == 1:
         return 0
     places = spec.tile.m // WARPGROUP_ROWS
-    shared.add("Partials", 4 * places * floats, "partials of the warpgroups of sub-tile 1, for those of sub-tile 0")
+    shared.add("Partials", 4 * places * floats, "partials of sub-tile 1, for the warpgroups of sub-tile 0")
     return 2 * places

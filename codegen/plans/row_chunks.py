@@ -55,7 +55,7 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
-    return f"{blocks}; units, a chunk of a block row and a column tile, by a dynamic scheduler, columns outermost"
+    return f"{blocks}; units (a chunk, a column tile) by a dynamic scheduler, columns outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

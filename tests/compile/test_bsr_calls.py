@@ -844,7 +844,7 @@ def test_tiles_that_are_handed_out_have_counters(make: Make, monkeypatch: pytest
     assert asked == [4 + 6, 4 + 6]  # an entry for each tile, all of which may be put off
 
 
-@pytest.mark.parametrize("scheduler", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_no_tiles_and_too_many(make: Make, dynamic: bool) -> None:
     kernel = make(op="bsr_spgemm", scheduler="dynamic" if dynamic else "static")
     with pytest.raises(ArgumentError, match=r"^b: is empty: \(192, 0\)"):

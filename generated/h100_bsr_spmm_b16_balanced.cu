@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d60ec7186da85fadc75e6c9d3afcc96fb05e05f918d77ab44d152ce38f20cd58
+// seal: sha256 421e5b80433a762e61764285ba39e9ebbe6346e5f2f4472c8e71756eb00b6dab
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -91,7 +91,7 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 // Launch: 320 threads a block, 110024 bytes of dynamic shared memory.
-// Grid: 2 thread blocks per SM; units (a chunk of a block row, a column tile) scheduled dynamically, columns outermost.
+// Grid: 2 thread blocks per SM; units (chunk of a block row, column tile) scheduled dynamically, columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
 // templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9a4a07fd2604cc7039a538f4e70a43d5f2a021dc1fa85b04315a7162c539b068
+// seal: sha256 5a5d8cd06dd164aa0a3cb306642b84808e06be211414d48dda0274ba9ff990ce
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -91,7 +91,7 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
 // Launch: 320 threads a block, 225736 bytes of dynamic shared memory.
-// Grid: one thread block per SM; units (a chunk of a block row, a column tile) scheduled dynamically, columns outermost.
+// Grid: one thread block per SM; units (chunk of a block row, column tile) scheduled dynamically, columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128

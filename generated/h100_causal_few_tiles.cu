@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 10a2b093bcbe1820c7f45b118b2f4a3a153f3ba605c909e6bda62bf20aa8ef3d
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c73c93482108a80a140d93bd973d4cf032cdccf189a10496c9a2c422d7545732
+// seal: sha256 df858c416cac8dc5612b4cbeea2aaf9dc00996d4e6acd27ce6202940ca1e57b6
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -19,7 +19,7 @@
 // for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
 // warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, steps of its sub-tiles, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the metadata of its loads
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   partial_full[w], partial_empty[w]  what the warpgroup of sub-tile 1 has of the w-th 64 rows, for that of sub-tile 0
 //   named barrier kWarpgroupBarrier + w  the warpgroup of sub-tile 0 of the w-th 64 rows, around its O
@@ -33,7 +33,7 @@
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
-//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -97,7 +97,8 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of the w-th 64 rows: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 12e24a92eaf3f7319cc445cf4e7a2a636673a3830c98b77797b04cadbc4d7a5e
+// seal: sha256 2421a7014c45bf68567c641c38752088c6e2609a7b5340aa02ccf8b1393b2b6b
 
 // Attention forward for sm_90a: O = softmax(c tanh(scale * Q K^T / c)) V over the keys that the pattern shows.
 // c is the softcap.
@@ -18,7 +18,7 @@
 // for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
 // warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, steps of its sub-tiles, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the metadata of its loads
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
@@ -30,7 +30,7 @@
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
-//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -92,7 +92,8 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 0584e7bf3b3a9ba01c2c16bf8fb159629a8be8f1f557b0613e6c091f3e5f7ade
 // templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 72980976a6990eb74fd1c9eb41953db200bd22243c91209e2b0e606d8736dd7d
+// seal: sha256 4ec2c1d4a4b5fd84a1c133125864a8b050600b6036dbcf68699b0ee88e92d541
 
 // Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -17,9 +17,9 @@
 // for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
 // warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, steps of its sub-tiles, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the numbers of the loads in it
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the metadata of its loads
 //   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
-//   named barrier kWarpSchedulerBarrier + w      consumer warpgroup w's turn on the tensor cores
+//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
@@ -34,7 +34,7 @@
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
-//   s, p_frag     scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
 //   row_sum     this thread's part of the running sum of the weights
@@ -98,7 +98,8 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
 constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 2aa05754130318a28c5bb263657f1bb17b61090f4d2b2c86a9d59dff5e13f4d3
 // templates: attention/mma_sync.cu.j2, attention/patterns/sink_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2d0720625a8f60dcf70121a500887ee62514b27f9c61a51de39e32a087d87153
+// seal: sha256 52af221accb814a47aff9f67422883c981a43b000a506bc986ceb997ea0f15ef
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -23,7 +23,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block
-//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -67,7 +67,8 @@ constexpr int kOOffset = 0;  // 24576 bytes: O tile on its way out: in the place
 static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
 // templates: attention/mma_sync.cu.j2, attention/patterns/strided.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1dfb4f74d46a2ae6643325d37eb0417b5ce7877269c296c5c0cc4bf86b6e1724
+// seal: sha256 c88b73226c82c2abb1a3195b7c1813f05bc3e219c97d6b3f88d27f61608ec5e2
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -24,7 +24,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block
-//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -68,7 +68,8 @@ constexpr int kOOffset = 0;  // 24576 bytes: O tile on its way out: in the ring 
 static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

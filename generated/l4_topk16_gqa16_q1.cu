@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 0cd52144acd1d9582d51598698480adab74556070d67b8372694452e3b1e78be
 // templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1d9dbe7c64a48e6993ebb0c21fa4f430d9833e77aa48f2befb035d75901b61d5
+// seal: sha256 b3dbbb72090111f156606eb887142ad2a7ae2fc4bbf274ba2c1da089af28a0eb
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -26,7 +26,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block, or an equal part of it
-//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows rows of Q as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -74,7 +74,8 @@ static_assert(kTileQueries * kPackGqa == kTileM);  // no row is left over
 static_assert(kSubTileRows == kTileQueries);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

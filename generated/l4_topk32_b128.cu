@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 626af3455e7cf2fe3a443585df8d832a5cc9aa30166937e6e3fe1ca5c12e8b10
 // templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 669334c2b5fc6fd4bf17cdab7da784c2cf95f4c41264d08520f58e8bdec8f298
+// seal: sha256 ec1fc5a5926e2b0c2127d462f37ee7149e7c5ea9067984766876b93a8431f110
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -23,7 +23,7 @@
 //
 // Symbols
 //   step        kTileN keys: one key block, or an equal part of it
-//   s, p_frag     scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
+//   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries, 16 columns at a time, as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
 //   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
@@ -68,7 +68,8 @@ constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place
 static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
 static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: below every logit that scales up to 1e18 can give; finite, so that differences are defined.
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 

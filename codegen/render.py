@@ -14,6 +14,7 @@ from jinja2.bccache import Bucket
 from codegen.library import TEMPLATES, NamedSpec, taken
 from codegen.plan import Plan
 from codegen.plans import plan_for
+from codegen.prune import prune
 
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
@@ -110,6 +111,7 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     """Render a plan; ``origin`` is the spec's file as the banner names it."""
     env = environment()
     body = env.get_template(plan.template).render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named())
+    body = prune(body)
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)

@@ -1,0 +1,111 @@
+"""Drop what a rendered source defines and does not use, as a linker does with unreferenced sections.
+
+Templates may define every constant, function and struct that some kernel of theirs needs; a source has those of its
+kernel. Only definitions at the beginning of a line count, as all of the project's are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_DEFINITION = re.compile(r"constexpr |using |struct |template |__device__ ")
+_CONSTANT = re.compile(r"\b(\w+)(?:\[[^\]]*\])*\s*=[^=]")
+_ALIAS = re.compile(r"using (\w+) =")
+_STRUCT = re.compile(r"struct (?:alignas\(\w+\) )?(\w+)")
+_FUNCTION = re.compile(r"\b(\w+)\(")
+_COMMENT = re.compile(r"//[^\n]*")
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass
+class _Item:
+    """A definition with the comment above it, or lines that are none.
+
+    Attributes:
+        lines: its lines, without newlines.
+        names: what it defines; empty where it is no definition.
+        heading: number of its first lines that are for what follows too: a comment that ends in a colon.
+    """
+
+    lines: list[str]
+    names: frozenset[str] = frozenset()
+    heading: int = 0
+    words: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.words = frozenset(_WORD.findall(_code(self.lines)))
+
+
+def prune(text: str) -> str:
+    """Return a source without the definitions that its kernels do not refer to, directly or through others."""
+    items = list(_items(text.split("\n")))
+    defining: dict[str, list[_Item]] = {}
+    for item in items:
+        for name in item.names:
+            defining.setdefault(name, []).append(item)
+    reached = [item for item in items if not item.names]
+    used = {id(item) for item in reached}
+    while reached:
+        for word in reached.pop().words & defining.keys():
+            for item in defining[word]:
+                if id(item) not in used:
+                    used.add(id(item))
+                    reached.append(item)
+    kept: list[str] = []
+    for item in items:
+        kept += item.lines if id(item) in used else item.lines[: item.heading]
+    return _without_headings_of_nothing("\n".join(kept))
+
+
+def _items(lines: list[str]) -> Iterator[_Item]:
+    """Take a source apart: a definition and the comment directly above it are one item."""
+    at = 0
+    while at < len(lines):
+        start = at
+        while at < len(lines) and lines[at].startswith("//"):
+            at += 1
+        if at == len(lines) or not _DEFINITION.match(lines[at]):
+            at += at < len(lines)
+            yield _Item(lines[start:at])
+            continue
+        head = at
+        at = _end(lines, at)
+        heading = head - start if head > start and lines[head - 1].endswith(":") else 0
+        yield _Item(lines[start:at], _names(lines[head:at]), heading)
+
+
+def _end(lines: list[str], at: int) -> int:
+    """Return the number of the line after a definition: its braces and parentheses are closed there."""
+    depth = 0
+    while True:
+        code = _code([lines[at]])
+        depth += sum(map(code.count, "({[")) - sum(map(code.count, ")}]"))
+        at += 1
+        if depth == 0 and code.rstrip().endswith((";", "}")):
+            return at
+
+
+def _names(lines: list[str]) -> frozenset[str]:
+    """Return the names that a definition introduces; a kernel's entry and its parameters introduce none."""
+    code = _code(lines)
+    code = re.sub(r"^template <[^>]*>\s*", "", code)
+    if code.startswith("constexpr "):
+        return frozenset(_CONSTANT.findall(code))
+    for begin, pattern in (("using ", _ALIAS), ("struct ", _STRUCT), ("__device__ ", _FUNCTION)):
+        match = pattern.search(code) if code.startswith(begin) else None
+        if match:
+            return frozenset(match.groups())
+    return frozenset()
+
+
+def _code(lines: list[str]) -> str:
+    """Return lines without their comments and the text of their strings."""
+    return _STRING.sub('""', _COMMENT.sub("", "\n".join(lines)))
+
+
+def _without_headings_of_nothing(text: str) -> str:
+    """Drop comments that end in a colon and have nothing below them any more."""
+    return re.sub(r"(?m)(?:^//[^\n]*\n)*^//[^\n]*:\n(?=\n)", "", text)

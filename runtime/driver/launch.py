@@ -93,6 +93,7 @@ class LoadedKernel:
         self._launch = cuda.cuLaunchKernel
         self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}
+        self._slots: dict[int, int] = {}  # of kernels with clusters
 
     def _find(self, symbol: str) -> Any:
         """Return a kernel of the library, whose parameters are as this side lays them out."""
@@ -118,8 +119,27 @@ class LoadedKernel:
         return self._sm_counts[device]
 
     def slots(self, device: int) -> int:
-        """Return how many thread blocks run at once."""
-        return self.sm_count(device) * self.plan.ctas_per_sm
+        """Return how many thread blocks run at once; of clusters, those that the device places: not on all SMs."""
+        if self.plan.cluster == 1:
+            return self.sm_count(device) * self.plan.ctas_per_sm
+        if device not in self._slots:
+            self._slots[device] = self._active_clusters(device) * self.plan.cluster
+        return self._slots[device]
+
+    def _active_clusters(self, device: int) -> int:
+        cuda = driver()
+        self.sm_count(device)  # prepares the kernel
+        make_context_current(device)
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = self.plan.cluster, 1, 1
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.plan.cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
+        config.sharedMemBytes = self.plan.shared_bytes
+        config.attrs, config.numAttrs = [attribute], 1
+        return int(call(cuda.cuOccupancyMaxActiveClusters, self._function, config))
 
     def signature(
         self,

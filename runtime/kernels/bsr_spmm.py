@@ -336,6 +336,9 @@ class BsrSpmmKernel:
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
+        if self._plan.depth is not None and depth > self._plan.depth:
+            what = f"{self.compiled.named.stem} has room for {self._plan.depth}"
+            raise ArgumentError("b", f"has {depth} rows, {what}: use a spec with a lower tile.n, or another kernel")
         by_columns = self.spec.b_layout == "column_major"
         self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)
@@ -350,7 +353,8 @@ class BsrSpmmKernel:
             shape = replace(shape, chunk_blocks=row_order.limit)
         elif isinstance(row_order, RowClusters):
             shape = replace(shape, groups=row_order.rows.shape[0], rounds=row_order.rounds.shape[0])
-        args = self._plan.problem(shape)
+        slots = self._loaded.slots(b.device.index) if self._plan.depth is not None else 0
+        args = self._plan.problem(shape, slots)
         if args.tiles // self._plan.cluster >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {

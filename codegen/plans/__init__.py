@@ -78,8 +78,8 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
         f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
     )
     if spec.mma != "wgmma":
-        module = {("mma", "cp_async"): bsr_spmm_mma, ("mma", "ld_global"): bsr_spmm_few_columns}
-        return module.get((spec.mma, spec.copy_), bsr_spmm_wmma).plan(spec, stem)
+        by_mma = {"cp_async": bsr_spmm_mma.plan, "ld_global": bsr_spmm_few_columns.plan}
+        return by_mma[spec.copy_](spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
     if spec.transpose_a:
         return bsr_spmm_sm90a_transposed.plan(spec, stem)
     pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)

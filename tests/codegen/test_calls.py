@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels import attention  # noqa: E402
+from runtime.kernels import arguments, attention  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
 
 
@@ -59,7 +59,7 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of the CPU
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch, "make_context_current", lambda device: None)
@@ -251,7 +251,7 @@ def test_tensor_maps_have_the_strides_of_views(kernel: Any) -> None:
     k = torch.zeros(2, 400, 2, 256).half()[..., :128].transpose(1, 2)
     call(q, k, k[:, :1].expand(-1, 2, -1, -1), torch.zeros(2, 4, 5, 32, dtype=torch.int32))
     (signature,) = call._signatures.values()
-    (of_q, of_k, of_v) = (next(each for name, _, each in signature.maps if name == letter) for letter in "qkv")
+    (of_q, of_k, of_v) = (next(each.encoder for each in signature.maps if each.name == letter) for letter in "qkv")
     assert (of_q.dims, of_q.how.box) == ((128, 320, 4, 2), (64, 64, 1, 1))
     assert (of_k.dims, of_k.how.box) == ((128, 400, 2, 2), (64, 64, 1, 1)) == (of_v.dims, of_v.how.box)
     assert of_k.strides == (512, 256, 204800)  # keys, heads, batches
@@ -495,7 +495,7 @@ def test_a_new_output_lies_as_the_kernel_writes_it(kernel: Any, name: str) -> No
             found = tuple(field(call, block, f"o_{axis}_stride")[0] for axis in ("batch", "head", "row"))
             assert found == (0, *strides[1:3])  # one batch
         else:
-            (encoder,) = (each for which, _, each in list(call._signatures.values())[-1].maps if which == "o")
+            (encoder,) = (each.encoder for each in list(call._signatures.values())[-1].maps if each.name == "o")
             assert encoder.strides == tuple(reversed(strides[:3]))
 
 
@@ -519,7 +519,7 @@ def test_a_gradient_is_checked_after_calls_that_need_none(kernel: Any) -> None:
 
 
 def test_a_call_is_checked_once_and_few_are_remembered(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_SIGNATURES_KEPT", 2)
+    monkeypatch.setattr(arguments, "SIGNATURES_KEPT", 2)
     call, _ = kernel("h100_dense")
     checked, check = [], call._check
     call._check = lambda *given, **more: checked.append(given) or check(*given, **more)
@@ -674,7 +674,7 @@ def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     call, driver = kernel("h100_dense")
     call(*qkv())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
     call(*qkv())
     assert entered == [torch.device("cpu")] and len(driver.launches) == 2
 
@@ -706,7 +706,10 @@ def test_memory_of_a_launch_is_held_until_it_is_enqueued(
     call, _ = kernel(name)
     alive: list[bool] = []
     launch_it = call._loaded.launch
-    call._loaded.launch = lambda *given: (alive.extend(each() is not None for each in made), launch_it(*given))
+    call._loaded.launch = lambda *given, **more: (
+        alive.extend(each() is not None for each in made),
+        launch_it(*given, **more),
+    )
     q, k, v = qkv(length=128)
     lists = [torch.zeros(1, 1, 128 // call.spec.pattern.fixed_block.q, 32).int()] if "topk" in name else []
     call(q, k, v, *lists)

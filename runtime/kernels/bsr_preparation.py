@@ -45,6 +45,7 @@ class Operand:
         col: column numbers.
         addresses: of all that the kernel reads of them and of what was prepared, by parameter.
         key: all that the checks of a call look at, less the addresses.
+        values_shape: of the values, when they were fetched.
     """
 
     matrix: torch.Tensor
@@ -55,6 +56,7 @@ class Operand:
     col: torch.Tensor
     addresses: dict[str, int]
     key: Any
+    values_shape: torch.Size
 
     @classmethod
     def of(
@@ -70,20 +72,21 @@ class Operand:
         if row_order is not None or index is not None:
             addresses |= {name: part.data_ptr() for name, part in _parts(row_order, index).items()}
         key = (matrix.shape, call_key(values, crow, col), extent(row_order))
-        return cls(matrix, row_order, packed, values, crow, col, addresses, key)
+        return cls(matrix, row_order, packed, values, crow, col, addresses, key, values.shape)
 
     def may_be_kept(self) -> bool:
         """Return whether a later call may use this: with a gradient the checks of each must tell."""
         return not (self.matrix.requires_grad and torch.is_grad_enabled())
 
     def is_current(self) -> bool:
-        """Return whether the matrix still has the values that it had.
+        """Return whether the matrix still has the tensors that it had.
 
-        They may have been written since, which changes nothing here. But a tensor can be given other data in place, by
-        its attribute ``data``; no other values can be at the address of those that are held here.
+        They may have been written since, which changes nothing here; but ``resize_as_sparse_`` makes others of them.
         """
-        address = self.matrix.values().data_ptr()
-        return address != 0 and address == self.addresses["a"] and self.may_be_kept()
+        values, shape = self.matrix.values(), self.values_shape
+        address = values.data_ptr()
+        same = address != 0 and address == self.addresses["a"] and values.shape == shape
+        return same and self.matrix.shape == self.key[0] and self.may_be_kept()
 
 
 class BsrPreparation:

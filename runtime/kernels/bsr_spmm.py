@@ -248,7 +248,7 @@ class BsrSpmmKernel:
         if (at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
             for name, address in (("a.values()", at_a), ("b", at_b), ("out", at_out), ("c", at_c)):
                 check_address(name, address)
-        if at_a == 0 and a.values.shape[0] == 0:
+        if a.values_shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
         by_rows, at_rows = None, at_b  # what the product reads
         if found.copy_stride is not None:

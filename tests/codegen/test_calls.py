@@ -386,9 +386,15 @@ def shifted(t: Any) -> Any:
         ("mask", lambda _: None, r"mask: is not an argument of l4_topk32; allowed: kv_indices, scale, out, sink"),
     ],
 )
-def test_what_is_wrong_with_an_argument(kernel: Any, name: str, spoil: Callable[[Any], Any], message: str) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_wrong_with_an_argument(
+    kernel: Any, is_first: bool, name: str, spoil: Callable[[Any], Any], message: str
+) -> None:
     call, driver = kernel("l4_topk32")
     arguments = listed()
+    if not is_first:
+        call(**arguments, validate=True)
+        driver.launches.clear()
     arguments[name] = spoil(arguments.get(name))
     with pytest.raises(ArgumentError, match=message):
         call(**arguments, validate=True)
@@ -538,6 +544,26 @@ def test_maps_of_one_address_are_made_once_and_few_are_kept(monkeypatch: pytest.
         encoder.at(address)
         assert len(encoder.known) <= 2
     assert made == [16, 32, 48]
+
+
+def test_a_map_that_cannot_be_made_is_not_taken_for_another(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, driver = kernel("h100_dense")
+    first, second = qkv(), qkv()
+
+    def refuse(self: Any, address: int) -> bytes:
+        if address == second[1].data_ptr():
+            raise launch.DeviceError("no map")
+        return struct.pack("<Q", address) * 16
+
+    call(*first)
+    with monkeypatch.context() as context:
+        context.setattr(tensor_map.MapEncoder, "_encode", refuse)
+        with pytest.raises(launch.DeviceError, match="no map"):
+            call(*second)
+        call(*first)
+    call(*second)
+    found = [tuple(field(call, block, f"{letter}_map")[0] for letter in "qkv") for *_, block in driver.launches]
+    assert found == [tuple(t.data_ptr() for t in three) for three in (first, first, second)]
 
 
 def test_more_tiles_than_can_be_numbered(kernel: Any) -> None:

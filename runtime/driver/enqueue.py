@@ -28,23 +28,10 @@ def enqueue(
         prologue: whether the plan's prologue goes before, if it has one.
     """
     # What torch.cuda.current_device() is; tensors on the device show that CUDA is initialised.
-    if device.index == torch._C._cuda_getDevice():
-        _enqueue(loaded, signature, addresses, device, memory, prologue=prologue)
-    else:
+    if device.index != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            _enqueue(loaded, signature, addresses, device, memory, prologue=prologue)
-
-
-def _enqueue(
-    loaded: LoadedKernel,
-    signature: Signature,
-    addresses: dict[str, int],
-    device: torch.device,
-    memory: Memory,
-    *,
-    prologue: bool,
-) -> None:
-    """Launch on torch's current stream of the current device."""
+            enqueue(loaded, signature, addresses, device, memory, prologue=prologue)
+        return
     # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
     stream = torch._C._cuda_getCurrentRawStream(device.index)
     more, held = reserve(device, stream, memory)

@@ -159,8 +159,9 @@ class AttentionKernel:
             for name, address in (("q", at_q), ("k", at_k), ("v", at_v), ("out", at_out)):
                 check_address(name, address)
         addresses = {"q": at_q, "k": at_k, "v": at_v, "o": at_out, "sink": 0 if sink is None else sink.data_ptr()}
-        for name, tensor in zip_longest(self._index_names, tensors):
-            addresses[name] = 0 if tensor is None else tensor.data_ptr()
+        if self._index_names:
+            for name, tensor in zip_longest(self._index_names, tensors):
+                addresses[name] = 0 if tensor is None else tensor.data_ptr()
         lse = None
         if self._returns_lse:
             lse = torch.empty_strided(*outputs.lse_layout, dtype=torch.float32, device=device)

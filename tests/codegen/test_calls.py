@@ -8,8 +8,8 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -696,13 +696,27 @@ def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None
 
 
 def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[Any] = [None]  # the index of the CPU
     entered: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+
+    @contextmanager
+    def device(of: Any) -> Iterator[None]:
+        entered.append(of)
+        current.append(of.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1], raising=False)
     call, driver = kernel("h100_dense")
+    launch_it = call._loaded.launch
+    call._loaded.launch = lambda *given, **more: (launch_it(*given, **more), seen.append(current[-1]))
+    seen: list[Any] = []
     call(*qkv())
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
+    current.append(1)
     call(*qkv())
-    assert entered == [torch.device("cpu")] and len(driver.launches) == 2
+    assert entered == [torch.device("cpu")] and seen == [None, None] and current == [None, 1]
+    assert len(driver.launches) == 2
 
 
 def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:

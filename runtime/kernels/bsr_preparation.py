@@ -13,7 +13,7 @@ from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_grou
 from codegen.spec import BsrSpmmSpec
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor
+from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor, remember
 from runtime.kernels.bsr_arguments import (
     check_indices,
     check_layout,
@@ -69,10 +69,17 @@ class Operand:
         """Fetch the tensors of a matrix of layout torch.sparse_bsr and of what was prepared of it."""
         values, crow, col = matrix.values(), matrix.crow_indices(), matrix.col_indices()
         addresses = {"a": values.data_ptr(), "crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        key = (matrix.shape, call_key(values, crow, col), None)
+        operand = cls(matrix, None, packed, values, crow, col, addresses, key, values.shape)
         if row_order is not None or index is not None:
-            addresses |= {name: part.data_ptr() for name, part in _parts(row_order, index).items()}
-        key = (matrix.shape, call_key(values, crow, col), extent(row_order))
-        return cls(matrix, row_order, packed, values, crow, col, addresses, key, values.shape)
+            operand.add(row_order, index)
+        return operand
+
+    def add(self, row_order: RowOrder | None = None, index: TransposedIndex | None = None) -> None:
+        """Add what was prepared of the matrix."""
+        self.row_order = row_order
+        self.addresses |= {name: part.data_ptr() for name, part in _parts(row_order, index).items()}
+        self.key = (*self.key[:2], extent(row_order))
 
     def may_be_kept(self) -> bool:
         """Return whether a later call may use this: with a gradient the checks of each must tell."""
@@ -100,6 +107,7 @@ class BsrPreparation:
         self._gathered = plan.gathered
         self._cluster = plan.cluster
         self._cutting = plan.row_cutting
+        self._structures: dict[Any, None] = {}  # those of matrices that were checked
         self._operands: WeakKeyDictionary[PreparedBsr, Operand] = WeakKeyDictionary()
         self._is_prepared = plan.spec.is_dynamic or plan.spec.transpose_a  # by each call, if the caller has not
         self._takes: type = type(None)  # of the order of block rows
@@ -140,16 +148,21 @@ class BsrPreparation:
                 f"is not prepared: {self._stem} takes what its prepare(a, columns) returns, which takes too long to be "
                 "found anew by each call",
             )
+        operand = Operand.of(a)
         if not self._is_prepared:
-            return Operand.of(a)
-        check_structure("a", a, self._spec.block, a.device)
+            return operand
+        if operand.key not in self._structures:
+            check_structure("a", a, self._spec.block, a.device)
+            remember(self._structures, operand.key, None)
         if self._spec.transpose_a:
             if validate:  # before its row pointers say how much is written where
                 check_row_pointers("a", a)
-            return Operand.of(a, index=transposed_index(a))
-        # What is wrong with b is told when it is checked.
-        given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
-        return Operand.of(a, self._find_order(a, b.shape[-1] if given else None, "fast"))
+            operand.add(index=transposed_index(a))
+        else:
+            # What is wrong with b is told when it is checked.
+            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
+            operand.add(self._find_order(a, b.shape[-1] if given else None, "fast"))
+        return operand
 
     def _take_prepared(self, a: PreparedBsr, validate: bool) -> Operand:
         """Return the operand of a prepared matrix, checked now unless an earlier call has done it."""

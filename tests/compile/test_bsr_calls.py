@@ -1365,3 +1365,23 @@ def test_a_prepared_matrix_is_freed_with_its_last_name(make: Make) -> None:
     alive = weakref.ref(prepared.row_order)
     del prepared
     assert alive() is None and not kernel._preparation._operands
+
+
+@pytest.mark.parametrize("fields", [{"scheduler": "dynamic"}, {"transpose_a": True}])
+def test_structures_that_each_call_prepares_are_checked_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(arguments, "SIGNATURES_KEPT", 2)
+    kernel, b, checked = make(**fields), dense(192, 128), []
+    check = bsr_preparation.check_structure
+    monkeypatch.setattr(bsr_preparation, "check_structure", lambda *given: checked.append(given) or check(*given))
+    crow, col, values = A.crow_indices(), A.col_indices(), A.values()
+    for _ in range(2):
+        kernel(A, b)
+        for parts in ((crow, col.int(), values), (crow, col, values[:, :32]), (crow[:-1], col, values)):
+            with pytest.raises(ArgumentError, match=r"^a(\.c\w+_indices\(\))?: (is|has)"):
+                kernel(torch.sparse_bsr_tensor(*parts, size=A.shape, check_invariants=False), b)
+    assert len(checked) == 1 + 2 * 3 and len(kernel._loaded.launches) == 2
+    for blocks in (1, 2, 3):
+        kernel(matrix([0, 0, 0, blocks], list(range(blocks))), b)
+        assert len(kernel._preparation._structures) <= 2

@@ -42,8 +42,8 @@ FIELD_HEADINGS = ("field", "values", "if left out", "what it is")
 FILLED = "filled in"
 # Sizes that are tried: of a block; of a tile the first, and the others.
 BLOCK_SIZES = (16, 32, 64, 112, 128, 256)
-FIRST_SIZES = (16, 32, 64, 128, 192, 256, 384)
-OTHER_SIZES = (*range(16, 257, 16), 512, 1024)
+FIRST_SIZES = (16, 32, 64, 128, 192, 256, 384, 960)
+OTHER_SIZES = (*range(16, 257, 16), 512, 1024, 2048)
 FEWER_STAGES = (2, 1)  # tried where those that are filled in do not fit
 NARROWEST = 40  # characters of a table's last cell
 FEW = 3  # sizes that are listed, not told as a range

@@ -4,14 +4,14 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":8,"tile":{"k":2048,"m":960,"n":16}}
 // spec hash: edfc3e74e83378f391c4e90beb715f61bf61c6e771f403b771d4441c80aa3e7e
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/cluster.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 05a7957d1ebfe591880c327a67e1b70329d772cddf768b16229510efb563dbec
+// seal: sha256 962049ec2a8d256a741336ed12fda4889dbc177c626076fd1ac7b38c444c8981
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a cluster of kSlices thread blocks computes tiles of C, one after the other. Each thread block keeps a
-// slice of B's rows in shared memory, and multiplies the blocks of A whose columns lie in it. A warp has 16 rows of a
-// tile, a strip: it reads their part of these blocks from global memory straight into registers, each byte once.
-// Then each thread block adds up the partial sums of all slices for its share of the tile's rows.
+// Who does what: a cluster of thread blocks computes tiles of C, one after the other. Each thread block keeps a slice
+// of B's rows in shared memory, and multiplies the blocks of A whose columns lie in it. A warp has 16 rows of a tile, a
+// strip: it reads their part of these blocks from global memory straight into registers, each byte once. Then each
+// thread block adds up the partial sums of all slices for its share of the tile's rows.
 //
 // Barriers of the cluster, by turns
 //   partial sums are there   before they are added up
@@ -34,7 +34,7 @@ constexpr int kBlockElements = 256;  // elements of a stored block of A
 constexpr int kStepColumns = 16;  // columns of A of a step
 constexpr int kLaneColumns = 4;  // of these, side by side, those of a lane
 constexpr int kStages = 8;  // steps of A that a warp has in registers, or on their way there
-constexpr int kSlices = 8;  // slices of B's rows: thread blocks of a cluster
+constexpr int kCluster = 8;  // slices of B's rows: thread blocks of a cluster
 constexpr int kThreads = 640;  // all load and compute
 constexpr int kLaneIndices = 4;  // block columns that a lane looks at, at a time
 constexpr int kEntries = 128;  // entries of a warp's list
@@ -80,7 +80,7 @@ __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster
 // barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// barrier.cluster.arrive.relaxed: this thread has come to the cluster's barrier, which others need not see any writes for
+// barrier.cluster.arrive.relaxed: this thread has come to the cluster's barrier, without writes that others must see
 // (PTX ISA, "barrier.cluster")
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -117,8 +117,8 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ld.global.nc.v2: 8 bytes that are read once, so that the L1 keeps none of them; not for what this launch
-// writes (PTX ISA, "ld.global.nc")
+// ld.global.nc.v2: 8 bytes that are read once, so that the L1 keeps none of them, and that this
+// launch does not write (PTX ISA, "ld.global.nc")
 __device__ __forceinline__ uint2 load_streamed(const void* from) {
   uint2 x;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 { %0, %1 }, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
@@ -152,15 +152,15 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// The row of B, among kStepColumns, that is kept in a place: of what the product takes as its rows 2 t, 2 t + 1, 2 t + 8
-// and 2 t + 9 (t = lane % 4), a lane has kLaneColumns columns of A side by side.
+// The row of B, among kStepColumns, that is kept in a place. What the product takes as its columns of A 2 t, 2 t + 1,
+// 2 t + 8 and 2 t + 9 (t = lane % 4) lies side by side in A.
 __device__ __forceinline__ int row_of_place(int place) {
   const int lane = place / 2 % 4, half = place / 8 % 2;
   return lane * kLaneColumns + half * 2 + place % 2;
 }
 
 // Copies a thread block's slice of B to shared memory, kTileN columns from `first_column` on. What lies outside B is
-// zeros. Threads side by side write 16 places that follow each other in two column groups: no two in the same banks, and
+// zeros. Threads side by side write 16 places that follow each other, in two column groups: in distinct banks, and
 // whole sectors are read.
 __device__ __forceinline__ void copy_b(const Params& p, uint32 to, int first_row, int rows, int first_column) {
 #pragma unroll 1
@@ -283,20 +283,20 @@ __device__ __forceinline__ void store_partial(float* partial, const float (&accu
   }
 }
 
-// Adds up the partial sums of all slices, in their order, for every kSlices-th row of a tile, and stores them. A thread
-// has four columns of a row at a time.
+// Adds up the partial sums of all slices, in their order, for every kCluster-th row of a tile, and stores them. A
+// thread has four columns of a row at a time.
 __device__ __forceinline__ void add_up(const Params& p, uint32 partial, int slice, int tile, int first_column) {
   constexpr int kRowThreads = kTileN / 4;
   const int column = static_cast<int>(threadIdx.x) % kRowThreads * 4;
   const int first_row = tile * p.tile_strips * kStripRows;
   const int rows = min(p.tile_strips * kStripRows, p.block_rows * kBlockRows - first_row);
   if (first_column + column >= p.n) return;
-  for (int row = static_cast<int>(threadIdx.x) / kRowThreads * kSlices + slice; row < rows;
-      row += kThreads / kRowThreads * kSlices) {
+  for (int row = static_cast<int>(threadIdx.x) / kRowThreads * kCluster + slice; row < rows;
+      row += kThreads / kRowThreads * kCluster) {
     const uint32 from = partial + (row * kPartialStride + column) * 4;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int other = 0; other < kSlices; ++other) {
+    for (int other = 0; other < kCluster; ++other) {
       const float4 x = load_cluster(map_shared(from, other));
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
@@ -305,19 +305,19 @@ __device__ __forceinline__ void add_up(const Params& p, uint32 partial, int slic
   }
 }
 
-extern "C" __global__ void __cluster_dims__(kSlices, 1, 1) __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b16_n16(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-  const int slice = blockIdx.x % kSlices, cluster = blockIdx.x / kSlices;
+  const int slice = blockIdx.x % kCluster, cluster = blockIdx.x / kCluster;
   const int first_tile = cluster % p.row_clusters, first_column = cluster / p.row_clusters * kTileN;
   const int slice_first = slice * p.slice_blocks;
   const int slice_blocks = max(0, min(p.slice_blocks, p.block_columns - slice_first));
   float* const partial = reinterpret_cast<float*>(shared + kPartialOffset);
   // Lanes 8 i to 8 i + 7 address matrix i: rows 0 to 7 of a column group, rows 8 to 15, then both of the next group.
   const uint32 lane_b = base + kBOffset + lane / 16 * kGroupBytes + lane % 16 * kChunk;
-  // 16 strips are whole block rows: this lane's place in a block is the same in all turns, if tiles are whole block rows.
+  // Tiles, and the strips of a turn, are whole block rows: this lane's place in a block is the same in all of them.
   const int row_in_block = warp * kStripRows % kBlockRows + lane / 4;
   const Element* const lane_a = p.a + row_in_block * kBlockCols + lane % 4 * kLaneColumns;
   const int turns = (p.tile_strips + kWarps - 1) / kWarps;

@@ -1,0 +1,122 @@
+"""Tiles and stages of specs that leave them out: for each operator a table, best measured or most that fits.
+
+A row is for specs with certain values of fields, of ``rows`` and ``cols`` of a block, and of what
+:mod:`codegen.select.defaults` works out from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Fields = dict[str, Any]
+
+GATHERED_ROWS = 384  # of a tile of many small block rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table of defaults.
+
+    Attributes:
+        where: values of features of the spec that the row is for; several values of one in a tuple.
+        tile: the sizes; a name is the feature that has the size.
+        stages: numbers of stages, of which the first one is taken that a plan accepts.
+        options: values of other fields.
+    """
+
+    where: Mapping[str, object]
+    tile: tuple[int | str, ...]
+    stages: Sequence[int]
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def fits(self, features: Mapping[str, Any]) -> bool:
+        """Return whether the row is for a spec with these features."""
+        return all(
+            features[name] in (value if isinstance(value, tuple) else (value,)) for name, value in self.where.items()
+        )
+
+
+WMMA: Fields = {"mma": "wmma"}
+MMA: Fields = {"mma": "mma"}
+WGMMA: Fields = {"mma": "wgmma"}
+SMALL: Fields = WGMMA | {"rows": (16, 32)}
+ADDING: Fields = SMALL | {"accumulate": True}
+SPLIT_KV: Fields = WGMMA | {"kv_splits": 2}
+TABLES: dict[str, tuple[Row, ...]] = {
+    "attention": (
+        Row(SPLIT_KV | {"step": 64 * 64, "kind": "dense"}, (128, "keys"), (4,)),
+        Row(SPLIT_KV | {"step": 64 * 64}, (64, "keys"), (4,)),
+        Row(SPLIT_KV | {"step": 64 * 128}, (64, "keys"), (2,)),
+        Row(SPLIT_KV, (64, "keys"), (1,)),
+        Row(WGMMA | {"share_kv_loads": True}, (128, "keys"), (4, 2)),
+        Row(WGMMA | {"can_split": True}, (128, "keys"), (2, 1), {"stream_k_tail": True}),
+        Row(WGMMA, (128, "keys"), (2, 1)),
+        *(  # two thread blocks fit 100 KB
+            Row(WMMA | rows | head, (m, n), (3,))
+            for rows, m in (({"rows": (16, 32)}, "rows"), ({}, 64))
+            for head, n in (({"head_dim": 64}, 64), ({}, 32))
+        ),
+        Row({"tall": True}, ("m", "n"), (2,), {"warp_rows": 32}),
+        Row({}, ("m", "n"), (2,)),
+    ),
+    "bsr_spmm": (
+        Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
+        Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
+        Row({"copy": "ld_global"}, ("rows", 128, "depth"), (1,)),
+        Row(WMMA, ("rows", 128, "depth"), (3,)),
+        # As many stages as leave room for two thread blocks on an SM.
+        Row(MMA | {"rows": 128}, ("rows", 128, "depth"), (3,)),
+        Row(MMA | {"depth": 16}, ("rows", 256, "depth"), (3,)),
+        Row(MMA, ("rows", 256, "depth"), (2,)),
+        Row(SMALL | {"one_block_row": False}, ("rows", 128, "cols"), (3,)),
+        # Small blocks are bound by loads: a wide tile, many stages. Thread blocks share the registers of an SM: handing
+        # out takes some of them; what is added takes memory beside large blocks of A.
+        *(
+            Row(blocks | where, ("rows", n, "cols"), range(most, 1, -1))
+            for blocks, most in ((ADDING, 5), (SMALL, 6))
+            for where, n in (
+                ({"rows": 16, "ctas_per_sm": 3, "scheduler": "dynamic"}, 256),
+                ({"rows": 16, "ctas_per_sm": 3, "cols": 32, "accumulate": True}, 256),
+                ({"rows": 32, "ctas_per_sm": 3, "scheduler": "dynamic"}, 128),
+                ({"rows": 32, "ctas_per_sm": (2, 3)}, 256),
+                ({}, 512),
+            )
+        ),
+        Row({"may_be_wide": True, "sizes_given": False}, ("rows", 512, 32), (5,)),  # bound by loads
+        Row({"may_be_wide": True}, ("rows", 512, 32), (3,)),
+        Row({"transpose_a": True}, ("cols", 256, 64), (3,)),
+        Row({}, ("rows", 256, 64), (3,)),
+    ),
+    "bsr_sddmm": (
+        # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
+        Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),
+        Row(SMALL | {"ctas_per_sm": (2, 3)}, ("rows", 256, 64), (3, 2)),
+        Row(SMALL | {"cols": 32}, ("rows", 512, 64), (3,)),
+        Row(SMALL | {"tuned": False}, ("rows", 256, 64), (3,), {"ctas_per_sm": 2}),
+        Row(SMALL, ("rows", 256, 64), (3,)),
+        Row(WGMMA, ("rows", 256, 64), (4,)),
+        # Two thread blocks and more share an SM.
+        Row(MMA | {"rows": 128}, ("rows", 128, 32), (3,)),
+        *(
+            Row(MMA | where | rows, ("rows", n, k), stages)
+            for where, stages in (({"arch": "sm_90a"}, (3,)), ({}, (2,)))
+            for rows, n, k in (({"rows": 16}, 128, 64), ({"rows": (32, 64)}, 256, 32), ({}, 128, 32))
+        ),
+        Row({"rows": 16}, ("rows", 128, 64), (2,)),
+        Row({}, ("rows", 128, 32), (2,)),
+    ),
+    "bsr_spgemm": (  # as many stages as let several thread blocks share an SM
+        Row(WGMMA | {"rows": 64}, ("rows", "rows", 64), (4,)),
+        Row(WGMMA, ("rows", "rows", 64), (3,)),
+        Row(MMA | {"rows": 16, "arch": "sm_90a"}, ("rows", "rows", 16), (2,)),
+        Row(MMA | {"rows": 16}, ("rows", "rows", 16), (3,)),
+        Row(MMA | {"rows": 32}, ("rows", "rows", 32), (2,)),
+        Row(MMA, ("rows", "rows", 32), (3,)),
+        Row({"rows": 16}, ("rows", "rows", 16), (2,)),
+        Row({}, ("rows", "rows", 32), (2,)),
+    ),
+    "tile_copy": (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,))),
+}
+"""For each operator its rows, of which the first one is taken that fits."""

@@ -31,10 +31,9 @@ from codegen.migrations import migrated
 from codegen.parse import parse_spec
 from codegen.receipts import Receipt, ReceiptError, source_sha256
 from codegen.render import render
-from codegen.select.default_tables import GATHERED_ROWS
-from codegen.select.problem import Problem, parse_problem, problem_of, said_by, tuning_of
+from codegen.select.problem import Problem, parse_problem, preparation_of, problem_of, said_by, tuning_of
 from codegen.select.table import TABLE, Dense, Measurement, Timing, merged, place_of, read_rows, shared, written
-from codegen.spec import BsrSpmmSpec, Spec
+from codegen.spec import Spec
 
 Fields = dict[str, Any]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -80,22 +79,12 @@ def _key(spec: Spec) -> object:
     return None if spec.op == "tile_copy" else problem_of(spec).key()
 
 
-def prepared_of(spec: Spec, packed: bool) -> str | None:
-    """Return what a benchmark did to A before its calls that this kernel makes use of."""
-    if not isinstance(spec, BsrSpmmSpec):
-        return None
-    gathers = spec.tile.m == GATHERED_ROWS
-    if packed and gathers:
-        return "packed"
-    return "rows" if gathers or spec.is_dynamic or spec.transpose_a else None
-
-
 def timing(spec: Spec, figures: Fields, source: str | None, packed: bool = False) -> Timing:
     """Return a kernel's entry; ``source`` is the hash of the source that was measured."""
     today = source_sha256(render(find_spec(spec)))
     return Timing(
         spec=spec_in_row(spec),
-        prepared=prepared_of(spec, packed),
+        prepared=preparation_of(spec, packed),
         earlier_source=source not in (None, today),
         **figures,
     )

@@ -16,7 +16,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 from codegen.errors import SpecError
 from codegen.patterns.base import SpecModel, StrictInt
 from codegen.patterns.sliding_window import SlidingWindow
-from codegen.spec import AnyPattern, ArchName, AttentionSpec, BlockShape, DTypeName, Epilogue, Spec, TileCopySpec
+from codegen.select.default_tables import GATHERED_ROWS
+from codegen.spec import (
+    AnyPattern,
+    ArchName,
+    AttentionSpec,
+    BlockShape,
+    BsrSpmmSpec,
+    DTypeName,
+    Epilogue,
+    Spec,
+    TileCopySpec,
+)
 
 Fields = dict[str, Any]
 Size = Annotated[int, Field(ge=1)]
@@ -321,3 +332,13 @@ def tuning_of(spec: Spec) -> Fields:
     fields: Fields = json.loads(spec.canonical_json())
     given = fields.get("query_grouping") == "given"
     return {name: v for name, v in fields.items() if name in TUNING_FIELDS and not (given and name == "query_grouping")}
+
+
+def preparation_of(spec: Spec, packed: bool = False) -> Literal["rows", "packed"] | None:
+    """Return what a kernel makes use of, of what is done to A once before many calls; None for nothing."""
+    if not isinstance(spec, BsrSpmmSpec):
+        return None
+    gathers = spec.tile.m == GATHERED_ROWS
+    if packed and gathers:
+        return "packed"
+    return "rows" if gathers or spec.is_dynamic or spec.transpose_a else None

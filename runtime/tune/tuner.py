@@ -1,0 +1,214 @@
+"""The course of a tuning: compile, verify, time, keep; what was done before is not done again.
+
+What needs a compiler or a GPU is handed in: see :class:`Bench` and :mod:`runtime.tune.gpu`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from codegen.errors import CodegenError
+from codegen.library import NamedSpec, find_spec
+from codegen.receipts import source_sha256
+from codegen.render import render
+from codegen.select.problem import Problem, preparation_of, tuning_of
+from codegen.select.table import Dense, Measurement, Timing, ordered
+from codegen.spec import canonical
+from runtime.tune.database import Database, Device, Figures, Record
+
+BEST = 4  # of a problem, which are timed again, in turns
+SOURCE = "codegen tune"
+Progress = Callable[[str], None]
+
+
+class Bench(Protocol):
+    """What times the kernels of one problem, on its data."""
+
+    def verify(self, named: NamedSpec) -> str:
+        """Return what a kernel computes wrongly, or ""."""
+
+    def time(self, named: NamedSpec) -> Figures:
+        """Time a kernel by itself."""
+
+    def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
+        """Time some kernels longer, in turns."""
+
+    def dense(self) -> tuple[str, Figures | None]:
+        """Time the dense product, or dense attention, of a library; without figures where there is none."""
+
+
+def compile_all(
+    database: Database,
+    named: Iterable[NamedSpec],
+    compiler: str,
+    compile_one: Callable[[NamedSpec], object],
+    *,
+    progress: Progress = lambda _: None,
+    jobs: int | None = None,
+) -> dict[str, str]:
+    """Compile candidates that are not known, several at a time, and return the failures by spec hash.
+
+    Args:
+        database: where it is kept.
+        named: the candidates.
+        compiler: its name and version.
+        compile_one: raises CodegenError if a candidate does not compile. Each call starts a compiler process of its
+            own, so threads suffice.
+        progress: called with the stem of each candidate that is done.
+        jobs: compilations at a time; by default one for each CPU.
+    """
+    unique = {each.spec.hash: each for each in named}
+    failures: dict[str, str] = {}
+    left = []
+    for spec_hash, each in unique.items():
+        known = database.compilation(each, compiler)
+        if known is None:
+            left.append(each)
+        elif known:
+            failures[spec_hash] = known
+
+    def attempt(each: NamedSpec) -> tuple[NamedSpec, str]:
+        try:
+            compile_one(each)
+        except CodegenError as error:
+            return each, str(error)
+        return each, ""
+
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        for each, failure in pool.map(attempt, left):
+            database.write_compilation(each, compiler, failure)
+            if failure:
+                failures[each.spec.hash] = failure
+            progress(each.stem)
+    return failures
+
+
+def tune(
+    database: Database,
+    problem: Problem,
+    candidates: Sequence[NamedSpec],
+    device: Device,
+    make_bench: Callable[[Problem, NamedSpec], Bench],
+    *,
+    failures: dict[str, str] | None = None,
+    progress: Progress = lambda _: None,
+) -> list[Record]:
+    """Time the candidates of a problem that are not in the database yet, then the best of all again.
+
+    Args:
+        database: where it is kept, candidate by candidate.
+        problem: the problem.
+        candidates: kernels that compute it.
+        device: where they run.
+        make_bench: called once, if there is anything to do, with the first candidate: others must agree with it.
+        failures: candidates that do not compile, by spec hash.
+        progress: called with the stem of each candidate that is done.
+
+    Returns:
+        A record of each candidate, in their order.
+    """
+    bench: Bench | None = None
+
+    def the_bench() -> Bench:
+        nonlocal bench
+        bench = bench or make_bench(problem, candidates[0])
+        return bench
+
+    for named in candidates:
+        if database.record(problem, named, device) is None:
+            database.write(_tried(problem, named, device, the_bench, (failures or {}).get(named.spec.hash, "")))
+        progress(named.stem)
+    if database.dense(problem, device) is None:
+        name, figures = the_bench().dense()
+        database.write_dense(problem, device, name, figures)
+    records = [found for named in candidates if (found := database.record(problem, named, device)) is not None]
+    best = best_of(records)[:BEST]
+    if any(not record.again for record in best):
+        for record, figures in zip(best, the_bench().again([record.named for record in best]), strict=True):
+            database.write(Record(problem, record.named, device, today(), "", figures, again=True))
+    return [found for named in candidates if (found := database.record(problem, named, device)) is not None]
+
+
+def _tried(problem: Problem, named: NamedSpec, device: Device, the_bench: Callable[[], Bench], failure: str) -> Record:
+    """Verify and time one candidate: without a right result it gets no time."""
+    if failure:
+        return Record(problem, named, device, today(), f"does not compile: {failure}")
+    try:
+        wrong = the_bench().verify(named)
+        if wrong:
+            return Record(problem, named, device, today(), f"is wrong: {wrong}")
+        return Record(problem, named, device, today(), "", the_bench().time(named))
+    except CodegenError as error:
+        return Record(problem, named, device, today(), f"cannot be run: {error}")
+
+
+def today() -> str:
+    """Return the date."""
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+
+
+def cost(figures: Figures) -> float:
+    """Return what kernels are compared by: the geometric mean of both figures."""
+    return math.sqrt(figures.single_us * (figures.back_to_back_us or figures.single_us))
+
+
+def best_of(records: Iterable[Record]) -> list[Record]:
+    """Return the candidates that have a time, the fastest first."""
+    timed = [(cost(record.figures), i, record) for i, record in enumerate(records) if record.figures is not None]
+    return [record for _, _, record in sorted(timed, key=lambda each: each[:2])]
+
+
+def exported(database: Database, most: int | None = None) -> list[Measurement]:
+    """Return what a database has as rows of the table of measurements; ``most`` kernels of each problem, if given.
+
+    A kernel whose source has changed since is left out: what it takes today is not known.
+    """
+    rows = []
+    for problem, device in database.problems():
+        timings: dict[str, Timing] = {}
+        dates = []
+        for stem, fields, source, date, figures in database.rows(problem, device):
+            named = _named(stem, fields)
+            if source_sha256(render(named)) != source:
+                continue
+            packed = getattr(problem, "prepared", None) == "packed"
+            timings[named.spec.hash] = Timing(
+                spec=stem if named.path is not None else tuning_of(named.spec),
+                single_us=round(figures.single_us, 4),
+                back_to_back_us=figures.back_to_back_us and round(figures.back_to_back_us, 4),
+                prepared=preparation_of(named.spec, packed),
+            )
+            dates.append(date)
+        if not timings:
+            continue
+        known = database.dense(problem, device)
+        dense = None
+        if known is not None and known[1] is not None:
+            dense = Dense(name=known[0], single_us=known[1].single_us, back_to_back_us=known[1].back_to_back_us)
+        row = Measurement(
+            problem=problem.model_copy(update={"prepared": None} if hasattr(problem, "prepared") else {}),
+            device=device.name,
+            date=max(dates),
+            source=f"{SOURCE}, driver {device.driver}",
+            kernels=tuple(timings.values()),
+            dense=dense,
+        )
+        best = ordered(row)
+        rows.append(best.model_copy(update={"kernels": best.kernels[:most]}))
+    return rows
+
+
+def _named(stem: str, fields: dict[str, object]) -> NamedSpec:
+    """Return a candidate as it was named."""
+    named = find_spec(fields)
+    if named.stem == stem:
+        return named
+    shipped = find_spec(stem)
+    if canonical(fields) != shipped.spec.canonical_json():
+        raise CodegenError(f"{stem} has another spec today than in the database: tune anew")
+    return shipped

@@ -16,6 +16,7 @@ from runtime.bench.measurement import pattern_lists, pattern_values
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
 
+STORE = 8  # elements of a store
 RUN = 6  # lists one after the other that have entries in common, where a problem says so
 MOST_DENSE = 1e14  # floating-point operations of a dense product that is timed beside
 STEPS = 60  # of a bisection
@@ -170,7 +171,8 @@ class BsrInputs:
         dtype = TORCH_DTYPES[problem.dtype]
 
         def dense(rows: int, columns: int) -> torch.Tensor:
-            return torch.randn((rows, columns), device=device, dtype=dtype)
+            padded = -(-columns // STORE) * STORE  # kernels read rows 16 bytes at a time
+            return torch.randn((rows, padded), device=device, dtype=dtype)[:, :columns]
 
         def sparse(rows: int, columns: int) -> torch.Tensor:
             block = (problem.block.rows, problem.block.cols)
@@ -192,8 +194,7 @@ class BsrInputs:
             self.b = dense(n, k).T if problem.b_layout == "column_major" else dense(k, n)
         self.shape = (m, n, k)
         # Of all kernels, which are called one after the other.
-        empty = torch.empty((m, n), device=device, dtype=dtype) if self.pattern is None else self.pattern.values()
-        self.out = torch.empty_like(empty)
+        self.out = dense(m, n) if self.pattern is None else torch.empty_like(self.pattern.values())
 
     def call(self, kernel: Any) -> Call:
         """Return the call of a kernel, which returns its result."""

@@ -96,6 +96,7 @@ def tune(
     make_bench: Callable[[Problem, NamedSpec], Bench],
     *,
     failures: dict[str, str] | None = None,
+    beside: NamedSpec | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Record]:
     """Time the candidates of a problem that are not in the database yet, then the best of all again.
@@ -107,6 +108,7 @@ def tune(
         device: where they run.
         make_bench: called once, if there is anything to do, with the first candidate: others must agree with it.
         failures: candidates that do not compile, by spec hash.
+        beside: a candidate that is timed again with the best, whatever it takes.
         progress: called with the stem of each candidate that is done.
 
     Returns:
@@ -127,7 +129,8 @@ def tune(
         name, figures = the_bench().dense()
         database.write_dense(problem, device, name, figures)
     records = [found for named in candidates if (found := database.record(problem, named, device)) is not None]
-    best = best_of(records)[:BEST]
+    timed = best_of(records)
+    best = timed[:BEST] + [each for each in timed[BEST:] if beside is not None and each.named.spec == beside.spec]
     if any(not record.again for record in best):
         for record, figures in zip(best, the_bench().again([record.named for record in best]), strict=True):
             database.write(Record(problem, record.named, device, today(), "", figures, again=True))

@@ -24,6 +24,7 @@ from codegen.select.table import (
     Timing,
     measurements,
     merged,
+    place_of,
     read_rows,
     shared,
     written,
@@ -346,3 +347,39 @@ def test_a_narrow_problem_wants_a_narrow_tile() -> None:
 def test_choices_can_be_read_as_json() -> None:
     line = json.loads(row({WIDE: 1.0}).line())
     assert list(line) == ["problem", "device", "date", "source", "kernels"] and line["problem"]["op"] == "bsr_spmm"
+
+
+# Who asks
+
+
+def test_a_kernel_is_loaded_by_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel: Any = pytest.importorskip("runtime.kernel", exc_type=ImportError)
+    monkeypatch.setattr(kernel.torch.cuda, "is_available", lambda: False)
+    sizes = {"batch": 1, "heads": 16, "kv_heads": 16, "q_len": 1024, "kv_len": 1024}
+    for given in ((CAUSAL, sizes), (parse_problem({**CAUSAL, **sizes}),)):
+        with pytest.raises(kernel.DeviceError, match=r"^h100_causal_few_tiles cannot be loaded"):
+            kernel.load_kernel(*given)
+    whole = {**CAUSAL, "tile": {"m": 128, "n": 128}, "stages": 2}
+    stem = f"attention_sm_90a_fp16_d128_causal_{parse_spec(whole).hash[:8]}"
+    with pytest.raises(kernel.DeviceError, match=rf"^{stem} cannot be loaded"):
+        kernel.load_kernel(whole, sizes)
+    with pytest.raises(SpecError, match=r"problem.head_dim: is 64"):
+        kernel.load_kernel("h100_causal", {"head_dim": 64})
+
+
+def test_figures_are_those_of_results() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TABLE.parents[2] / "benchmarks")
+        script: Any = pytest.importorskip("measurement_rows", exc_type=ImportError)
+        patch.setattr(script, "date_of", lambda _: "2026-01-01")
+        rows = {place_of(each): each for each in script.converted({})}
+    compared = 0
+    for each in measurements():
+        if each.source.startswith(script.TUNED) or place_of(each) not in rows:
+            continue
+        found = {(t.label, t.prepared): (t.single_us, t.back_to_back_us) for t in rows[place_of(each)].kernels}
+        for timing in each.kernels:
+            figures = (timing.single_us, timing.back_to_back_us)
+            assert found.get((timing.label, timing.prepared), figures) == figures, each.source
+            compared += 1
+    assert compared, "run: python benchmarks/measurement_rows.py"

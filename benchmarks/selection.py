@@ -194,7 +194,7 @@ def measure(options: argparse.Namespace) -> Fields:
     """Tune each problem until the budget is spent; the JSON is written after each."""
     problems = read_problems((), options.problems)
     began = time.monotonic()
-    here = None if options.compile_only else _device()
+    here = None if options.compile_only else _device(problems)
     choices = {problem: choose(problem, device=here.name if here else None) for problem in problems}
     groups = {problem: group_of(problem, choices[problem]) for problem in problems}
     database = Database(options.db)
@@ -219,14 +219,14 @@ def measure(options: argparse.Namespace) -> Fields:
     return report
 
 
-def _device() -> Device:
+def _device(problems: Sequence[Problem]) -> Device:
     import torch
 
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run, --compile-only needs none")
     from runtime.tune.gpu import device
 
-    return device()
+    return device(problems)
 
 
 # Tables

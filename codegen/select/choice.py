@@ -135,11 +135,11 @@ def _unnamed(spec: Spec) -> NamedSpec:
 def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
     """Return the choice for a problem, among specs that agree with what was written."""
     table = [row for row in (measurements() if rows is None else rows) if row.problem.key() == problem.key()]
-    for distance, group in _by_distance(problem, table):
+    for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
         if found := _winner(written, problem, own or group):
             kernel, dense = found
-            return _told(kernel, problem, own or group, distance, dense)
+            return _told(kernel, problem, own or group, away, dense)
     if problem.arch in MODELLED and (modelled := _modelled(written, problem)):
         return modelled
     beside = "" if not table else " with what the spec says"
@@ -179,12 +179,11 @@ def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> t
     labels: dict[str, Timing] = {}
     weights: dict[str, float] = {}
     for row in rows:
-        costs = {
-            each.label: cost
-            for each, cost in zip(row.kernels, row.costs(), strict=True)
-            if _allowed(each, problem) and (labels.get(each.label) or _applied(written, problem, each))
-        }
-        labels |= {each.label: each for each in row.kernels if each.label in costs and each.label not in labels}
+        costs: dict[str, float] = {}
+        for each, cost in zip(row.kernels, row.costs(), strict=True):
+            if _allowed(each, problem) and (each.label in labels or _applied(written, problem, each)):
+                labels.setdefault(each.label, each)
+                costs[each.label] = min(cost, costs.get(each.label, math.inf))
         if costs:
             best = min(costs.values())
             losses.append({label: math.log(cost / best) for label, cost in costs.items()})
@@ -244,7 +243,8 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
     figures = f"{timing.single_us:.4g} us"
     if timing.back_to_back_us:
         figures += f", {timing.back_to_back_us:.4g} us back to back"
-    where = f"{figures} on {first.device}, {first.date}, {first.source}"
+    note = ", with an earlier source of the kernel" if timing.earlier_source else ""
+    where = f"{figures} on {first.device}, {first.date}, {first.source}{note}"
     if away <= NEAR and len(rows) == 1:
         rule: Rule = "measured"
         reason = f"measured: {where}"

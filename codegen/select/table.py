@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from codegen.errors import CodegenError
 from codegen.library import find_spec
@@ -44,6 +44,12 @@ class Timing(SpecModel):
         default=None, description="what was done to A before: see BsrProblem; None if the kernel makes no use of it"
     )
     earlier_source: bool = Field(default=False, description="whether its source has changed since")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Timing:
+        if not isinstance(self.spec, str) and not {"tile", "stages"} <= self.spec.keys():
+            raise ValueError("spec has no tile or no stages: it is none that was timed")
+        return self
 
     @property
     def tuning(self) -> Fields:

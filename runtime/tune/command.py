@@ -69,7 +69,7 @@ def run(database: Database, problems: Sequence[Problem], *, compile_only: bool, 
 def _time(database: Database, of_problem: dict[Problem, list[NamedSpec]], failures: dict[str, str]) -> None:
     from runtime.tune.gpu import GpuBench, device  # noqa: PLC0415
 
-    here = device()
+    here = device(of_problem)
     with _progress() as progress:
         task = progress.add_task("", what="")
         for problem, named in of_problem.items():

@@ -30,6 +30,11 @@ CREATE TABLE IF NOT EXISTS timings (
     failure TEXT NOT NULL, single_us REAL, back_to_back_us REAL, again INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (problem, spec_hash, source_sha256, device, driver)
 );
+CREATE TABLE IF NOT EXISTS begun (
+    problem TEXT NOT NULL, spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL,
+    device TEXT NOT NULL, driver TEXT NOT NULL, times INTEGER NOT NULL,
+    PRIMARY KEY (problem, spec_hash, source_sha256, device, driver)
+);
 CREATE TABLE IF NOT EXISTS dense (
     problem TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
     name TEXT NOT NULL, single_us REAL, back_to_back_us REAL,
@@ -97,6 +102,14 @@ def source_of(named: NamedSpec) -> str:
     return source_sha256(render(named))
 
 
+OF_PLACE = "problem=? AND spec_hash=? AND source_sha256=? AND device=? AND driver=?"
+
+
+def _place(problem: Problem, named: NamedSpec, device: Device) -> tuple[str, ...]:
+    """Return by what a candidate is known."""
+    return (spelt_problem(problem), named.spec.hash, source_of(named), device.name, device.driver)
+
+
 class Database:
     """The file. Several processes may read it while one writes (WAL)."""
 
@@ -122,16 +135,25 @@ class Database:
         with self._connection() as connection:
             return list(connection.execute(query, values))
 
+    def begin(self, problem: Problem, named: NamedSpec, device: Device) -> int:
+        """Note that a candidate is begun; return how often it was before without an end, as one that hangs or kills."""
+        place = _place(problem, named, device)
+        with self._connection() as connection:
+            found = connection.execute(f"SELECT times FROM begun WHERE {OF_PLACE}", place).fetchone()
+            before = int(found[0]) if found else 0
+            connection.execute("INSERT OR REPLACE INTO begun VALUES (?,?,?,?,?,?)", (*place, before + 1))
+        return before
+
     def write(self, record: Record) -> None:
         """Keep what became of a candidate."""
-        figures = record.figures or Figures(0.0)
+        place, figures = _place(record.problem, record.named, record.device), record.figures or Figures(0.0)
         times = (figures.single_us, figures.back_to_back_us) if record.figures else (None, None)
         with self._connection() as connection:
+            connection.execute(f"DELETE FROM begun WHERE {OF_PLACE}", place)
             connection.execute(
                 "INSERT OR REPLACE INTO timings VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
-                    *(spelt_problem(record.problem), record.named.spec.hash, source_of(record.named)),
-                    *(record.device.name, record.device.driver),
+                    *place,
                     *(record.named.stem, record.named.spec.canonical_json(), record.date),
                     *(record.failure, *times, int(record.again)),
                 ),
@@ -140,9 +162,8 @@ class Database:
     def record(self, problem: Problem, named: NamedSpec, device: Device) -> Record | None:
         """Return what became of a candidate on a device; None if it was not tried with today's source."""
         found = self._all(
-            "SELECT date, failure, single_us, back_to_back_us, again FROM timings WHERE problem=? AND spec_hash=? AND "
-            "source_sha256=? AND device=? AND driver=?",
-            (spelt_problem(problem), named.spec.hash, source_of(named), device.name, device.driver),
+            f"SELECT date, failure, single_us, back_to_back_us, again FROM timings WHERE {OF_PLACE}",
+            _place(problem, named, device),
         )
         for date, failure, single, back_to_back, again in found:
             figures = None if single is None else Figures(single, back_to_back)

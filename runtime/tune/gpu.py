@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from codegen.arch import ARCHS
 from codegen.library import NamedSpec
 from codegen.select.problem import AttentionProblem, Problem
 from runtime.bench.timing import Call, back_to_back, single_calls
+from runtime.errors import DeviceError
 from runtime.kernel import load_kernel
 from runtime.tune.data import AttentionInputs, BsrInputs
 from runtime.tune.database import Device, Figures
@@ -26,9 +29,17 @@ LONG_ROUNDS = 3
 ALLOWED = 8  # roundings that two right kernels differ by, of the largest element
 
 
-def device() -> Device:
-    """Return the current GPU."""
-    return Device(torch.cuda.get_device_name(), driver_version())
+def device(problems: Iterable[Problem]) -> Device:
+    """Return the current GPU.
+
+    Raises:
+        DeviceError: if it is of another architecture than a problem: what it takes through PTX says nothing of that.
+    """
+    name, have = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    for problem in problems:
+        if ARCHS[problem.arch].compute_capability != have:
+            raise DeviceError(f"{name} cannot time kernels for {problem.arch}: {problem}")
+    return Device(name, driver_version())
 
 
 class GpuBench:
@@ -50,6 +61,10 @@ class GpuBench:
 
     def verify(self, named: NamedSpec) -> str:
         """Run the plain case of the operator against its oracle, then the problem against the reference kernel."""
+        with _told():
+            return self._verify(named)
+
+    def _verify(self, named: NamedSpec) -> str:
         if wrong := self._plain(named):
             return wrong
         if self._expected is None:
@@ -63,11 +78,21 @@ class GpuBench:
 
     def time(self, named: NamedSpec) -> Figures:
         """Time a kernel: the median of single calls, one block back to back."""
-        return _figures({named.stem: self._call(named)}, BLOCK, 1)[0]
+        with _told():
+            return _figures({named.stem: self._call(named)}, BLOCK, 1)[0]
 
     def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
         """Time kernels in turns, several longer blocks of each."""
-        return _figures({each.spec.hash: self._call(each) for each in named}, LONG_BLOCK, LONG_ROUNDS)
+        with _told():
+            return _figures({each.spec.hash: self._call(each) for each in named}, LONG_BLOCK, LONG_ROUNDS)
+
+    def lost(self) -> str:
+        """Return why the GPU's context is of no use any more, as after an illegal address, or ""."""
+        try:
+            torch.ones(1, device="cuda").item()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return ""
 
     def dense(self) -> tuple[str, Figures | None]:
         """Time SDPA, or cuBLAS on dense matrices."""
@@ -88,13 +113,22 @@ class GpuBench:
 
     def _kernel(self, named: NamedSpec) -> Any:
         if named.spec.hash not in self._kernels:
-            self._kernels[named.spec.hash] = load_kernel(named, forward_compatible=True)
+            self._kernels[named.spec.hash] = load_kernel(named)
         return self._kernels[named.spec.hash]
 
     def _call(self, named: NamedSpec) -> Call:
         if named.spec.hash not in self._calls:
             self._calls[named.spec.hash] = self._inputs.call(self._kernel(named))
         return self._calls[named.spec.hash]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what torch raises for a kernel's failure, or for too little memory, into an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceError(str(error).splitlines()[0]) from None
 
 
 def _figures(calls: dict[str, Call], seconds: float, rounds: int) -> list[Figures]:

@@ -98,6 +98,19 @@ def test_a_line_that_is_no_row_is_told_by_its_number(tmp_path: Path, line: str, 
         read_rows(path)
 
 
+def test_a_kernel_is_more_than_a_few_fields() -> None:
+    with pytest.raises(ValueError, match="no tile or no stages"):
+        Timing(spec={"stages": 2}, single_us=1.0)
+
+
+def test_an_earlier_source_is_noted() -> None:
+    one = row({WIDE: 1.0})
+    old = one.model_copy(update={"kernels": (one.kernels[0].model_copy(update={"earlier_source": True}),)})
+    problem = parse_problem({**SPMM, **SIZES})
+    assert choose(problem, rows=(old,)).reason.endswith("test, with an earlier source of the kernel")
+    assert choose(problem, rows=(one,)).reason.endswith("2026-01-01, test")
+
+
 def test_rows_of_a_problem_are_merged_by_kernel_the_latest_last() -> None:
     early = row({WIDE: 5.0, NARROW: 3.0}, dense=9.0)
     late = row({WIDE: 2.0}).model_copy(update={"date": "2026-02-01", "source": "later"})
@@ -205,6 +218,9 @@ def test_a_kernel_that_needs_prepared_rows_is_for_problems_that_have_them() -> N
         Timing(spec="h100_bsr_spmm_b16", single_us=3.0),
     )
     one = row({WIDE: 1.0}).model_copy(update={"problem": problem, "kernels": kernels})
+    slower = Timing(spec=gathered, single_us=5.0, prepared="packed")  # of two figures of a kernel the better one counts
+    kernels = (*kernels, slower)
+    one = one.model_copy(update={"kernels": kernels})
     expected = {"none": "h100_bsr_spmm_b16", None: "h100_bsr_spmm_b16_balanced", "rows": gathered, "packed": gathered}
     for prepared, stem in expected.items():
         assert chosen(problem.model_copy(update={"prepared": prepared}), one) == stem

@@ -22,7 +22,7 @@ pytest.importorskip("runtime.tune.tuner", exc_type=ImportError)
 
 from runtime.tune.command import read_problems
 from runtime.tune.database import Database, DatabaseError, Device, Figures
-from runtime.tune.tuner import BEST, Bench, best_of, compile_all, exported, tune
+from runtime.tune.tuner import BEST, Bench, TuneError, best_of, compile_all, exported, tune
 
 PROBLEM = parse_problem(
     {"op": "bsr_spmm", "block": {"rows": 64, "cols": 64}, "m": 4096, "n": 16, "k": 4096, "density": 0.3}
@@ -63,6 +63,9 @@ class FakeBench:
     def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
         self.longer.append([each.stem for each in named])
         return [Figures(self.times[each.stem] + 0.5, self.times[each.stem] + 0.5) for each in named]
+
+    def lost(self) -> str:
+        return ""
 
     def dense(self) -> tuple[str, Figures | None]:
         return "cuBLAS, dense", Figures(9.0, 8.0)
@@ -113,6 +116,32 @@ def test_a_kernel_that_cannot_be_run_is_recorded(database: Database) -> None:
     assert records[0].failure == "cannot be run: more than 2^31 tiles" and best_of(records)[0].named == KERNELS[1]
 
 
+def test_a_kernel_that_costs_the_gpu_is_recorded_and_ends_the_run(database: Database) -> None:
+    class Lost(FakeBench):
+        def verify(self, named: NamedSpec) -> str:
+            if named == KERNELS[1]:
+                raise CodegenError("an illegal address")
+            return super().verify(named)
+
+        def lost(self) -> str:
+            return "an illegal address"
+
+    with pytest.raises(TuneError, match=f"{KERNELS[1].stem} cannot be run: an illegal address; the GPU is lost"):
+        tune(database, PROBLEM, KERNELS, H100, Lost())
+    second = FakeBench()
+    records = tune(database, PROBLEM, KERNELS, H100, second)
+    assert second.timed == [KERNELS[2].stem] and records[1].failure == "cannot be run: an illegal address"
+
+
+def test_a_kernel_that_never_ends_is_begun_twice(database: Database) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):  # as a process that is ended
+            tune(database, PROBLEM, KERNELS, H100, FakeBench(stop_after=0))
+    third = FakeBench(stop_after=2)
+    records = tune(database, PROBLEM, KERNELS, H100, third)
+    assert records[0].failure == "did not end, 2 times" and third.timed == [each.stem for each in KERNELS[1:]]
+
+
 def test_a_failed_compilation_is_recorded_and_not_tried_again(database: Database) -> None:
     lock, tried = threading.Lock(), []
 
@@ -161,6 +190,18 @@ def test_the_best_are_timed_again_and_no_more(database: Database) -> None:
     assert bench.longer == [[named.stem for named in several[: -BEST - 1 : -1]]]
     assert sum(record.again for record in records) == BEST
     assert [record.named for record in best_of(records)[:1]] == [several[-1]]
+
+
+def test_the_next_ones_are_timed_again_where_the_best_lose(database: Database) -> None:
+    several = candidates(PROBLEM)
+
+    class Slower(FakeBench):
+        def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
+            return [Figures(2 * each.single_us, each.back_to_back_us) for each in super().again(named)]
+
+    bench = Slower(times={named.stem: 100.0 - i for i, named in enumerate(several)})
+    records = tune(database, PROBLEM, several, H100, bench)
+    assert len(bench.longer) == 3 and sum(record.again for record in records) == 3 * BEST
 
 
 def test_exported_rows_are_rows_of_the_table(database: Database, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from runtime.tune.database import Database, Device, Figures, Record
 
 BEST = 4  # of a problem, which are timed again, in turns
 SOURCE = "codegen tune"
+KEPT = 6  # of the fastest kernels of a problem, in a row of the table
 MOST_AGAIN = 3  # times that the best are timed again
 MOST_BEGUN = 2  # a kernel that was begun so often and did not end is not begun again
 Progress = Callable[[str], None]
@@ -192,8 +193,8 @@ def best_of(records: Iterable[Record]) -> list[Record]:
     return [record for _, _, record in sorted(timed, key=lambda each: each[:2])]
 
 
-def exported(database: Database, most: int | None = None) -> list[Measurement]:
-    """Return what a database has as rows of the table of measurements; ``most`` kernels of each problem, if given.
+def exported(database: Database, most: int = KEPT) -> list[Measurement]:
+    """Return what a database has as rows of the table of measurements: the ``most`` fastest kernels and shipped ones.
 
     A kernel whose source has changed since is left out: what it takes today is not known.
     """
@@ -228,7 +229,8 @@ def exported(database: Database, most: int | None = None) -> list[Measurement]:
             dense=dense,
         )
         best = ordered(row)
-        rows.append(best.model_copy(update={"kernels": best.kernels[:most]}))
+        kept = [each for i, each in enumerate(best.kernels) if i < most or isinstance(each.spec, str)]
+        rows.append(best.model_copy(update={"kernels": tuple(kept)}))
     return rows
 
 

@@ -213,6 +213,9 @@ def test_exported_rows_are_rows_of_the_table(database: Database, tmp_path: Path)
     assert len(row.kernels) == 6 and {each.label for each in row.kernels} == {
         json.dumps(tuning_of(named.spec), sort_keys=True, separators=(",", ":")) for named in candidates(PROBLEM)[:6]
     }
+    (short,) = exported(database, most=1)
+    shipped = {named.stem for named in candidates(PROBLEM)[:6] if named.path is not None}
+    assert shipped <= {each.spec for each in short.kernels if isinstance(each.spec, str)} and len(short.kernels) < 6
     choice = choose(PROBLEM, rows=(row,))
     assert choice.rule == "measured" and choice.dense.startswith("cuBLAS, dense takes 9 us")
 

@@ -18,13 +18,22 @@ from codegen.parse import parse_spec
 from codegen.plans import plan_of
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.estimate import MODELLED, estimate
-from codegen.select.problem import AttentionProblem, BsrProblem, Problem, parse_problem, problem_of, said_by, tuning_of
+from codegen.select.problem import (
+    AttentionProblem,
+    BsrProblem,
+    Problem,
+    parse_problem,
+    preparation_of,
+    problem_of,
+    said_by,
+    tuning_of,
+)
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
 from codegen.spec import Spec, TileCopySpec
 
 Fields = dict[str, Any]
 Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
-Rule = Literal["written", "measured", "nearest", "model", "default"]
+Rule = Literal["written", "measured", "nearest", "shipped", "model", "default"]
 WHOLE = ("tile", "stages")
 """Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
 OPTIONS_APART = 4.0  # factors of two that a measured problem with other options is further away
@@ -39,7 +48,8 @@ class Choice:
     Attributes:
         named: the spec.
         rule: how it was found: ``written``, the spec was whole; ``measured``, the problem is in the table; ``nearest``,
-            one like it is; ``model``, by an estimate from plans; ``default``, by the rules for fields left out.
+            one like it is; ``shipped``, a kernel for such problems
+            is; ``model``, by an estimate from plans; ``default``, by the rules for fields left out.
         reason: the same in a sentence.
         rows: the rows of the table that were asked.
         dense: what a library's dense product takes where it is the faster one by those rows; "" elsewhere.
@@ -140,8 +150,8 @@ def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequenc
         if found := _winner(written, problem, own or group):
             kernel, dense = found
             return _told(kernel, problem, own or group, away, dense)
-    if problem.arch in MODELLED and (modelled := _modelled(written, problem)):
-        return modelled
+    if not table and (unmeasured := _unmeasured(written, problem)):
+        return unmeasured
     beside = "" if not table else " with what the spec says"
     return Choice(_unnamed(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
 
@@ -257,34 +267,40 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
     return Choice(kernel.named, rule, reason, tuple(rows), dense)
 
 
-def _modelled(written: Fields, problem: Problem) -> Choice | None:
-    """Return the spec that the model of plans finds fastest; None without the sizes that it needs.
+def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
+    """Return the choice where nothing was measured; None for the default of the rules.
 
-    Beside the default only kernels with its instructions are compared: the model does not tell instructions apart.
+    It is the shipped kernel for such problems, of several the fastest one by the model of plans. On architectures on
+    which no kernel was measured at all the default takes part too. The model does not tell instructions apart: kernels
+    are compared that have those of the default.
     """
-    default = parse_spec(written)
-    found: list[tuple[float, NamedSpec]] = []
-    same = [each for each in shipped_specs() if each.spec.arch == problem.arch and each.spec.op == problem.op]
-    for named in (_unnamed(default), *(each for each in same if problem_of(each.spec).key() == problem.key())):
-        if (named.spec.mma, named.spec.copy_) != (default.mma, default.copy_):
-            continue
-        timing = Timing(spec=tuning_of(named.spec), single_us=1.0)
-        applied = named if named.spec == default else _applied(written, problem, timing)
-        if applied is None:
-            continue
-        applied = named if applied.spec == named.spec else applied
-        try:
-            guess = estimate(plan_of(applied.spec, "choice"), problem)
-        except SpecError:
-            continue
-        if guess is None:
-            return None
-        found.append((guess.microseconds, applied))
-    if not found:
+    found: dict[str, NamedSpec] = {}
+    for named in shipped_specs():
+        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch):
+            timing = Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
+            alike = problem_of(named.spec).key() == problem.key() and _allowed(timing, problem)
+            if alike and (applied := _applied(written, problem, timing)):
+                found[applied.spec.hash] = named if applied.spec == named.spec else applied
+    if problem.arch in MODELLED:
+        default = parse_spec(written)
+        found.setdefault(default.hash, _unnamed(default))
+        same = (default.mma, default.copy_)
+        kernels = [each for each in found.values() if (each.spec.mma, each.spec.copy_) == same]
+        rule: Rule = "model"
+        reason = (
+            f"no kernel of {problem.arch} was measured: of {len(kernels)} the fastest by the model of waves and steps"
+        )
+    else:
+        kernels, rule = list(found.values()), "shipped"
+        reason = "not measured: the shipped kernel for such problems"
+        if len(kernels) == 1:
+            return Choice(kernels[0], rule, reason)
+        reason += f", of {len(kernels)} the fastest by the model of waves and steps"
+    guesses = [estimate(plan_of(named.spec, "choice"), problem) for named in kernels]
+    times = [guess.microseconds for guess in guesses if guess is not None]
+    if not kernels or len(times) < len(kernels):  # the model needs sizes
         return None
-    best = min(found, key=lambda each: each[0])
-    reason = f"no kernel of {problem.arch} was measured: the model of waves and steps finds it fastest of {len(found)}"
-    return Choice(best[1], "model", reason)
+    return Choice(kernels[times.index(min(times))], rule, reason)
 
 
 __all__ = ["Choice", "choose", "distance"]

@@ -243,8 +243,20 @@ def test_another_type_is_asked_where_its_own_was_not_measured() -> None:
 
 
 def test_other_blocks_are_not_compared() -> None:
-    other = parse_problem({**SPMM, **SIZES, "block": {"rows": 128, "cols": 128}})
+    other = parse_problem({**SPMM, **SIZES, "block": {"rows": 64, "cols": 32}})
     assert choose(other, rows=(row({WIDE: 1.0}),)).rule == "default"
+
+
+def test_a_shipped_kernel_where_nothing_like_it_was_measured() -> None:
+    strided = {"kind": "strided", "stride": 4, "local": 3, "block": 128}
+    choice = choose(parse_problem({**CAUSAL, "pattern": strided}))
+    assert tuning_of(choice.spec) == tuning_of(find_spec("h100_strided").spec)
+    assert (choice.rule, choice.reason) == ("shipped", "not measured: the shipped kernel for such problems")
+    several = parse_problem({**SPMM, **SIZES})
+    assert choose(several, rows=()).named.stem == NARROW  # by the model
+    assert choose(several.model_copy(update={"n": None}), rows=()).rule == "default"
+    assert choose(parse_problem({**CAUSAL, "head_dim": 64, "pattern": strided})).rule == "default"
+    assert choose({**CAUSAL, "pattern": strided, "stages": 1}).rule == "default"
 
 
 def test_options_take_the_tuning_of_the_plain_kernel() -> None:

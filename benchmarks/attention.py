@@ -20,8 +20,10 @@ fails or computes something else gets no time, and the reason is told. docs/meas
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,12 @@ from records import PLAIN
 from codegen.library import find_spec
 from codegen.parse import parse_spec
 from codegen.patterns.block_lists import BlockLists
+from codegen.select import choose
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
 from runtime.bench import data_sets
 from runtime.bench.data_sets import make_data
-from runtime.bench.measurement import pairs_of_head, pattern_lists, pattern_values, random_lists
+from runtime.bench.measurement import LIST_LENGTH, pairs_of_head, pattern_lists, pattern_values, random_lists
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.verify.rows import kernel_fields
@@ -68,7 +71,7 @@ class Row:
 
     Attributes:
         name: what --rows takes.
-        fields: the kernel's spec.
+        written: what the row writes of its kernel's spec; codegen.select chooses the rest.
         heads: query heads, and
         length: queries and keys of each.
         peers: names of PEERS that can compute it.
@@ -83,7 +86,7 @@ class Row:
     """
 
     name: str
-    fields: Fields
+    written: Fields
     heads: int
     length: int
     peers: tuple[str, ...]
@@ -95,69 +98,41 @@ class Row:
     data: str = PLAIN
     overlap: float | None = None
 
+    @cached_property
+    def fields(self) -> Fields:
+        """Fields of the kernel's spec, as chosen."""
+        sizes = problem_sizes(self.written["pattern"], self.batch, self.heads, self.kv_heads, self.length, self.overlap)
+        chosen: Fields = json.loads(choose(self.written, sizes).spec.canonical_json())
+        return chosen
 
-def fields(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, **more: Any) -> Fields:
-    """Return a kernel's spec; ``more`` are fields that only some kernels set."""
-    base = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, "stages": stages}
-    return {**base, "tile": {"m": tile[0], "n": tile[1]}, **more}
+
+def problem_sizes(
+    pattern: Fields, batch: int, heads: int, kv_heads: int | None, length: int, overlap: float | None
+) -> Fields:
+    """Return the sizes of a row's problem, as codegen.select has them."""
+    sizes: Fields = {"batch": batch, "heads": heads, "kv_heads": kv_heads or heads, "q_len": length, "kv_len": length}
+    if "block" in pattern:
+        sizes["overlap"] = overlap or 0.0
+        if pattern.get("k") is None:
+            sizes["list_length"] = LIST_LENGTH
+    return sizes
+
+
+def fields(head_dim: int, pattern: Fields, **more: Any) -> Fields:
+    """Return what a row writes of its spec; ``more`` are fields that its kernel is to have, whatever is fastest."""
+    return {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, **more}
 
 
 def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
-    """Return the spec of a list kernel with the tile that docs/ladder-attention.md found best."""
-    pattern = {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}
-    if head_dim == 64:  # smaller tiles of K and V: more rows share them, or more of them fit
-        return fields(64, pattern, (256, 64), 4 if q == 128 else 2, **more)
-    if more.get("share_kv_loads"):
-        return fields(128, pattern, (192, 64), 4, schedule="cooperative", **more)
-    # A step of 128 keys: one block, or two of 64 where the rows of a tile have one list.
-    one_list = q == 128 or more.get("pack_gqa", 1) > 1
-    schedule = "ping_pong" if one_list else "cooperative"
-    return fields(128, pattern, (128, 128 if one_list else 64), 2, schedule=schedule, **more)
+    """Return what a row of a list kernel writes of its spec."""
+    return fields(head_dim, {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}, **more)
 
 
 DENSE: Fields = {"kind": "dense"}
 CAUSAL: Fields = {"kind": "causal"}
-EVERY_KEY = {
-    (128, "dense"): fields(128, DENSE, (192, 80), 2),
-    (128, "causal"): fields(128, CAUSAL, (192, 80), 2, schedule="cooperative"),
-    (64, "dense"): fields(64, DENSE, (192, 128), 2),
-    (64, "causal"): fields(64, CAUSAL, (192, 128), 2),
-}
-SHORT_KEY = {  # enough tiles for every SM matter more than what they share
-    (128, "dense"): fields(128, DENSE, (128, 128), 2),
-    (128, "causal"): fields(128, CAUSAL, (128, 128), 2, schedule="cooperative"),
-    (64, "dense"): fields(64, DENSE, (128, 64), 4, schedule="cooperative", kv_splits=2),
-    (64, "causal"): fields(64, CAUSAL, (128, 128), 4),
-}
-FEW_KEY = {  # few tiles of 128 queries for the SMs: twice as many of 64
-    (head_dim, kind): fields(head_dim, pattern, (64, 64), stages, schedule="cooperative", kv_splits=2)
-    for head_dim, stages in ((128, 2), (64, 4))
-    for kind, pattern in (("dense", DENSE), ("causal", CAUSAL))
-}
-FEW_TILES = {  # heads and lengths where they are faster
-    (128, "dense"): [(8, 1024)],
-    (128, "causal"): [(8, 1024), (16, 1024)],
-    (64, "dense"): [(8, 1024)],
-    (64, "causal"): [(8, 1024), (16, 1024)],
-}
-MANY_TILES = {(64, "causal"): [(16, 4096)]}  # where those for long sequences are
-ONE_ROUND = {(128, "dense"): [(16, 1024)]}  # where no tile need be divided, and a kernel that cannot is faster
-
-
-def fields_for_short(head_dim: int, kind: str, heads: int, length: int) -> Fields:
-    """Return the spec that docs/ladder-attention.md found best for few heads and a short sequence."""
-    tiles = head_dim, kind
-    if (heads, length) in FEW_TILES[tiles]:
-        return FEW_KEY[tiles]
-    if (heads, length) in ONE_ROUND.get(tiles, []):
-        return {**SHORT_KEY[tiles], "stream_k_tail": False}
-    return (EVERY_KEY if (heads, length) in MANY_TILES.get(tiles, []) else SHORT_KEY)[tiles]
-
-
-WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0}, (192, 80), 2, schedule="cooperative")
+WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0})
 SELF_ORDERED = {"share_kv_loads": True, "query_grouping": "search"}
-SHARED = topk(128, 32, 64, 64, share_kv_loads=True)
-L2_LOCKSTEP = {"l2_lockstep": True}  # the L2 does not hold K and V of a head of 128 K keys
+SHARED = topk(128, 32, 64, 64, share_kv_loads=True, query_grouping="none")
 NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv_loads
 FLEX = ("flex", "flex_tuned")
 FLASHINFER = ("flashinfer", "flashinfer_cake")
@@ -170,36 +145,36 @@ MAIN_ROWS = (
     Row("topk16", topk(128, 16, 128, 128), 16, 32768, LIST_PEERS, 690, groups=("main", "k")),
     Row("topk32", topk(128, 32, 128, 128), 16, 32768, LIST_PEERS, 720, groups=(*DATA, "k"), quick=True),
     Row("topk64", topk(128, 64, 128, 128), 16, 32768, LIST_PEERS, 720, groups=("main", "k")),
-    Row("topk32_128k", topk(128, 32, 128, 128, **L2_LOCKSTEP), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
+    Row("topk32_128k", topk(128, 32, 128, 128), 8, 131072, LIST_PEERS, 690, groups=("main", "length")),
     Row("topk64_8k", topk(128, 64, 128, 128), 8, 8192, LIST_PEERS, 730),
     Row("topk32_d64", topk(64, 32, 128, 128), 8, 32768, LIST_PEERS, 520, quick=True),
     Row("topk32_d64_128k", topk(64, 32, 128, 128), 8, 131072, LIST_PEERS, 490),
     Row("topk16_b64", topk(128, 16, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 580),
     Row("topk32_b64", topk(128, 32, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 620, groups=DATA, quick=True),
     Row("topk64_b64", topk(128, 64, 64, 64, **SELF_ORDERED), 16, 32768, LIST_PEERS, 640),
-    Row("topk32_b64_128k", {**SHARED, **L2_LOCKSTEP}, 8, 131072, LIST_PEERS, 560),
+    Row("topk32_b64_128k", SHARED, 8, 131072, LIST_PEERS, 560),
     Row("topk64_b128x64", topk(128, 64, 128, 64), 16, 32768, (*FLEX, "fa4", *FLASHINFER), 690, groups=DATA),
     Row("topk32_d64_b64", topk(64, 32, 64, 64), 8, 32768, LIST_PEERS, 440, groups=DATA),
     Row("gqa_topk32_b64", topk(128, 32, 64, 64, pack_gqa=8), 64, 32768, LIST_PEERS, 650, groups=DATA, kv_heads=8),
     Row("window2k", WINDOW, 8, 32768, (*FLEX, "fa4"), 650, quick=True),
     Row("window2k_128k", WINDOW, 8, 131072, (*FLEX, "fa4"), 660),
-    Row("dense", EVERY_KEY[128, "dense"], 16, 16384, DENSE_PEERS, 690, batch=2),
-    Row("causal", EVERY_KEY[128, "causal"], 16, 16384, DENSE_PEERS, 715, batch=2, quick=True),
-    Row("dense_d64", EVERY_KEY[64, "dense"], 8, 16384, DENSE_PEERS, 540),
-    Row("causal_d64", EVERY_KEY[64, "causal"], 8, 16384, DENSE_PEERS, 570),
+    Row("dense", fields(128, DENSE), 16, 16384, DENSE_PEERS, 690, batch=2),
+    Row("causal", fields(128, CAUSAL), 16, 16384, DENSE_PEERS, 715, batch=2, quick=True),
+    Row("dense_d64", fields(64, DENSE), 8, 16384, DENSE_PEERS, 540),
+    Row("causal_d64", fields(64, CAUSAL), 8, 16384, DENSE_PEERS, 570),
 )
 LISTS: Fields = {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}
 # Beside the main rows of that group; in shapes that every peer has room and time for.
 DATA_ROWS = (
     *(
-        Row(name, EVERY_KEY[head_dim, kind], 16, 8192, DENSE_PEERS, groups=("data",), batch=2)
+        Row(name, fields(head_dim, {"kind": kind}), 16, 8192, DENSE_PEERS, groups=("data",), batch=2)
         for name, head_dim, kind in (
             *(("dense_8k", 128, "dense"), ("causal_8k", 128, "causal")),
             *(("dense_8k_d64", 64, "dense"), ("causal_8k_d64", 64, "causal")),
         )
     ),
     Row("window2k_h16", WINDOW, 16, 32768, (*FLEX, "fa4", "fa3"), groups=("data",)),
-    Row("block_lists", fields(128, LISTS, (128, 128), 2, schedule="ping_pong"), 16, 32768, FLEX, groups=("data",)),
+    Row("block_lists", fields(128, LISTS), 16, 32768, FLEX, groups=("data",)),
 )
 K_ROWS = tuple(Row(f"topk{k}", topk(128, k, 128, 128), 16, 32768, LIST_PEERS, groups=("k",)) for k in (8, 128))
 LENGTH_ROWS = tuple(
@@ -209,7 +184,7 @@ LENGTH_ROWS = tuple(
 SHORT_ROWS = tuple(
     Row(
         f"{kind}_h{heads}_s{length}_d{head_dim}",
-        fields_for_short(head_dim, kind, heads, length),
+        fields(head_dim, {"kind": kind}),
         heads,
         length,
         ("sdpa", *FLEX, "fa4", "fa3"),
@@ -231,14 +206,14 @@ ORDERED_ROWS = tuple(
     replace(
         row,
         name=f"{row.name}_{name}",
-        fields={**row.fields, "query_grouping": "none", **more},
+        written={**row.written, "share_kv_loads": True, "query_grouping": "none", **more},
         target=None,
         groups=("ordered",),
         quick=False,
     )
     for name, more in (("as_they_come", {}), ("ordered", {"query_grouping": "given"}))
     for row in MAIN_ROWS
-    if "query_grouping" in row.fields or (row.name == "topk32_b64_128k" and more)
+    if row.written.get("query_grouping") == "search" or (row.name == "topk32_b64_128k" and more)
 )
 OVERLAP_ROWS = tuple(
     Row(name, SHARED, 16, 32768, ("not_shared", *LIST_PEERS), groups=("overlap",), overlap=overlap)
@@ -248,7 +223,8 @@ OVERLAP_ROWS = tuple(
 
 def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
     """Return the spec of a kernel for sm_89 with a tile that docs/ladder-attention.md found best on an H200."""
-    return {**fields(head_dim, pattern, tile, stages), "arch": "sm_89", "warp_rows": warp_rows}
+    how = {"tile": {"m": tile[0], "n": tile[1]}, "stages": stages, "warp_rows": warp_rows}
+    return {**fields(head_dim, pattern, **how), "arch": "sm_89"}
 
 
 def wmma(head_dim: int, pattern: Fields) -> Fields:
@@ -288,7 +264,7 @@ ADA_ROWS = (
 
 def in_bf16(row: Row) -> Row:
     """Return a row with the kernel of that type."""
-    return replace(row, fields={**row.fields, "dtype": "bf16"})
+    return replace(row, written={**row.written, "dtype": "bf16"})
 
 
 BF16_ROWS = tuple(

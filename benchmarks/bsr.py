@@ -43,8 +43,8 @@ from harness import (
     show,
 )
 
-from codegen.library import find_spec
-from codegen.parse import parse_spec
+from codegen.library import NamedSpec, find_spec
+from codegen.select import choose
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
 from runtime.bench.timing import Call
@@ -64,8 +64,7 @@ class Row:
 
     Attributes:
         name: what --rows takes.
-        kernel: a shipped spec, and
-        changes: fields in which this row's spec differs from it;
+        op: the operator.
         block: rows of its blocks, and their columns, unless
         block_columns: says otherwise.
         columns: of B; K of a sampled product.
@@ -82,10 +81,11 @@ class Row:
         packed: whether A is packed beforehand, as weights can be, not by each call.
         height: rows of A.
         quick: whether --quick takes it.
+        written: what the row writes of its kernel's spec beside; codegen.select chooses the rest.
     """
 
     name: str
-    kernel: str
+    op: str
     block: int
     columns: int
     peers: tuple[str, ...]
@@ -100,52 +100,54 @@ class Row:
     packed: bool = False
     height: int = SIZE
     quick: bool = False
-    changes: Fields = field(default_factory=dict)
+    written: Fields = field(default_factory=dict)
 
 
-def spmm(block: int) -> str:
-    return f"h100_bsr_spmm_b{block}"
-
-
+SPMM, SDDMM, SPGEMM = "bsr_spmm", "bsr_sddmm", "bsr_spgemm"
+GATHERS: Fields = {"tile": {"m": 384}}  # of many block rows
+STATIC: Fields = {"scheduler": "static"}
+DYNAMIC: Fields = {"scheduler": "dynamic"}
 SPMM_PEERS = ("cublas", "torch", "triton", "blocked_ell")
 BOTH = ("main", "uneven")
 GATHERED = ("main", "gathered")
 MAIN_ROWS = (
-    Row("spmm_b128", spmm(128), 128, 8192, SPMM_PEERS, 690, groups=BOTH, quick=True),
-    Row("spmm_b128_n1024", spmm(128), 128, 1024, SPMM_PEERS, 600),
-    Row("spmm_b64", spmm(64), 64, 8192, SPMM_PEERS, 470, groups=BOTH, quick=True),
-    Row("spmm_b64_n1024", spmm(64), 64, 1024, SPMM_PEERS, 430),
-    Row("spmm_b64_clustered", "h100_bsr_spmm_b64_pairs", 64, 8192, SPMM_PEERS, 600, pattern="clustered"),
-    Row("spmm_b32", spmm(32), 32, 8192, SPMM_PEERS, 250, groups=BOTH, quick=True),
-    Row("spmm_b32_n1024", spmm(32), 32, 1024, SPMM_PEERS, 225),
-    Row("spmm_b16", spmm(16), 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),
-    Row("spmm_b16_n1024", spmm(16), 16, 1024, SPMM_PEERS, target_ratio=1.5),
-    Row("spmm_b16_gathered", "h100_bsr_spmm_b16_gathered", 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=GATHERED),
+    Row("spmm_b128", SPMM, 128, 8192, SPMM_PEERS, 690, groups=BOTH, quick=True),
+    Row("spmm_b128_n1024", SPMM, 128, 1024, SPMM_PEERS, 600),
+    Row("spmm_b64", SPMM, 64, 8192, SPMM_PEERS, 470, groups=BOTH, quick=True),
+    Row("spmm_b64_n1024", SPMM, 64, 1024, SPMM_PEERS, 430),
+    Row("spmm_b64_clustered", SPMM, 64, 8192, SPMM_PEERS, 600, pattern="clustered"),
+    Row("spmm_b32", SPMM, 32, 8192, SPMM_PEERS, 250, groups=BOTH, quick=True),
+    Row("spmm_b32_n1024", SPMM, 32, 1024, SPMM_PEERS, 225),
+    Row("spmm_b16", SPMM, 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=BOTH, quick=True),
+    Row("spmm_b16_n1024", SPMM, 16, 1024, SPMM_PEERS, target_ratio=1.5),
+    Row("spmm_b16_gathered", SPMM, 16, 8192, SPMM_PEERS, target_ratio=1.5, groups=GATHERED, written=GATHERS),
     *(
         Row(
             f"spmm_b16_packed{name}",
-            *("h100_bsr_spmm_b16_gathered", 16, columns, SPMM_PEERS),
+            *(SPMM, 16, columns, SPMM_PEERS),
             target_ratio=1.5,
             groups=GATHERED,
             packed=True,
+            written=GATHERS,
         )
         for name, columns in (("", 8192), ("_n1024", 1024))
     ),
     *(
-        Row(name, "h100_bsr_spgemm_b128_balanced", 128, 8192, ("cublas",), 480, dynamic=dynamic, quick=not dynamic)
-        for name, dynamic in (("spgemm_b128", False), ("spgemm_b128_balanced", True))
+        Row(name, SPGEMM, 128, 8192, ("cublas",), 480, dynamic=dynamic, quick=not dynamic, written=written)
+        for name, dynamic, written in (("spgemm_b128", False, STATIC), ("spgemm_b128_balanced", True, DYNAMIC))
     ),
-    Row("spgemm_b128_bsr", "h100_bsr_spgemm_b128_bsr", 128, 8192, ("cublas",)),
-    Row("sddmm_b128", "h100_bsr_sddmm_b128", 128, 8192, ("cublas",), 560, quick=True),
+    Row("spgemm_b128_bsr", SPGEMM, 128, 8192, ("cublas",), written={"output": "bsr"}),
+    Row("sddmm_b128", SDDMM, 128, 8192, ("cublas",), 560, quick=True),
 )
 UNEVEN_ROWS = tuple(
     Row(
         f"spmm_b{block}_uneven" + ("" if dynamic else "_static"),
-        *(spmm(block), block, 8192, ("cublas", "triton") if dynamic else ()),
+        *(SPMM, block, 8192, ("cublas", "triton") if dynamic else ()),
         groups=("uneven",),
         pattern="power_law",
         even=f"spmm_b{block}",
         dynamic=dynamic,
+        written=DYNAMIC if dynamic else STATIC,
     )
     for block in (128, 64, 32, 16)
     for dynamic in (True, False)
@@ -153,7 +155,7 @@ UNEVEN_ROWS = tuple(
 CROSSOVER_ROWS = tuple(
     Row(
         f"spmm_b{block}_density{1000 * density:04.0f}",
-        *(spmm(block), block, 8192, ("cublas",)),
+        *(SPMM, block, 8192, ("cublas",)),
         groups=("crossover", "gathered") if block <= 32 and density <= GATHERED_DENSITY else ("crossover",),
         row_blocks=round(density * SIZE / block),
     )
@@ -162,8 +164,9 @@ CROSSOVER_ROWS = tuple(
 ) + tuple(
     Row(
         f"spmm_b{block}_gathered_density{1000 * density:04.0f}",
-        *(f"{spmm(block)}_gathered", block, 8192, ("cublas", "triton")),
+        *(SPMM, block, 8192, ("cublas", "triton")),
         groups=("crossover", "gathered"),
+        written=GATHERS,
         row_blocks=round(density * SIZE / block),
     )
     for block in (32, 16)
@@ -174,33 +177,30 @@ CROSSOVER_ROWS = tuple(
 RECTANGULAR_ROWS = tuple(
     Row(
         f"spmm_b{block}x{columns}",
-        *(kernel, block, 8192, ("cublas", "torch", "triton")),
+        *(SPMM, block, 8192, ("cublas", "torch", "triton")),
         groups=("rectangular",),
         block_columns=columns,
-        changes={"block": {"rows": block, "cols": columns}},
     )
-    for block, columns, kernel in ((64, 128, "h100_bsr_spmm_b64x128"), (128, 64, spmm(128)))
+    for block, columns in ((64, 128), (128, 64))
 )
 COLUMN_MAJOR_ROWS = tuple(
     Row(
         f"spmm_b{block}_column_major",
-        *(kernel, block, 8192, ("copied", *SPMM_PEERS)),
+        *(SPMM, block, 8192, ("copied", *SPMM_PEERS)),
         groups=("column_major",),
-        changes={"b_layout": "column_major"},
+        written={"b_layout": "column_major"},
     )
-    for block, kernel in (
-        *((block, f"{spmm(block)}_column_major") for block in (128, 64)),
-        *((block, spmm(block)) for block in (32, 16)),
-    )
+    for block in (128, 64, 32, 16)
 )
 # So few tiles that most SMs have none, unless rows are cut; and a list of 64 blocks for each of them.
 FEW_ROWS = tuple(
     Row(
         f"spmm_b{block}_few_rows" + ("" if dynamic else "_static"),
-        *(spmm(block), block, 512, ("cublas", "torch", "triton") if dynamic else ()),
+        *(SPMM, block, 512, ("cublas", "torch", "triton") if dynamic else ()),
         groups=("few",),
         row_blocks=64,
         dynamic=dynamic,
+        written=DYNAMIC if dynamic else STATIC,
         height=512,
     )
     for block in (32, 16)
@@ -209,33 +209,44 @@ FEW_ROWS = tuple(
     # As a linear layer of which a tenth is stored has them for a few tokens.
     Row(
         f"spmm_b{block}_few_columns",
-        *(kernel, block, 64, ("cublas", "torch", "triton")),
+        *(SPMM, block, 64, ("cublas", "torch", "triton")),
         groups=("few",),
         row_blocks=row_blocks,
         height=4096,
     )
-    for block, row_blocks, kernel in (
-        (128, 6, "h100_ladder_09_stages"),
-        *((block, blocks, f"{spmm(block)}_few_columns") for block, blocks in ((64, 13), (32, 26), (16, 51))),
-    )
+    for block, row_blocks in ((128, 6), (64, 13), (32, 26), (16, 51))
 )
 SMALL_ROWS = tuple(
-    Row(f"{op}_b{block}", f"h100_bsr_{op}_b{block}", block, 8192, ("cublas",), groups=("small",))
-    for op in ("sddmm", "spgemm")
+    Row(f"{op.removeprefix('bsr_')}_b{block}", op, block, 8192, ("cublas",), groups=("small",))
+    for op in (SDDMM, SPGEMM)
     for block in (64, 32, 16)
 )
+
+
+def whole(stem: str) -> Fields:
+    """Return every field of a shipped spec: nothing is left to choose."""
+    fields: Fields = json.loads(find_spec(stem).spec.canonical_json())
+    return fields
+
+
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
 ADA_ROWS = (
     *(
-        Row(f"ada_spmm_b{block}", f"l4_bsr_spmm_b{block}", block, 8192, SPMM_PEERS, target, groups=("ada",))
+        Row(
+            f"ada_spmm_b{block}",
+            *(SPMM, block, 8192, SPMM_PEERS, target),
+            groups=("ada",),
+            written=whole(f"l4_bsr_spmm_b{block}"),
+        )
         for block, target in ((128, 440), (64, 370), (32, 205), (16, None))
     ),
-    Row("ada_spmm_wmma_b16", "l4_bsr_spmm_wmma_b16", 16, 8192, SPMM_PEERS, groups=("ada",)),
+    Row("ada_spmm_wmma_b16", SPMM, 16, 8192, SPMM_PEERS, groups=("ada",), written=whole("l4_bsr_spmm_wmma_b16")),
     *(
-        Row(f"ada_{name}", f"l4_bsr_{name}", block, 8192, ("cublas",), groups=("ada",))
-        for name, block in (
-            *(("sddmm_b128", 128), ("sddmm_b64", 64), ("sddmm_b32", 32), ("sddmm_wmma", 128)),
-            *(("spgemm_b128", 128), ("spgemm_b64", 64), ("spgemm_wmma", 128)),
+        Row(f"ada_{name}", op, block, 8192, ("cublas",), groups=("ada",), written=whole(f"l4_bsr_{name}"))
+        for op, name, block in (
+            *((SDDMM, "sddmm_b128", 128), (SDDMM, "sddmm_b64", 64), (SDDMM, "sddmm_b32", 32)),
+            *((SDDMM, "sddmm_wmma", 128), (SPGEMM, "spgemm_b128", 128)),
+            *((SPGEMM, "spgemm_b64", 64), (SPGEMM, "spgemm_wmma", 128)),
         )
     ),
 )
@@ -282,11 +293,33 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
 
 
 def spec_of(row: Row) -> Spec:
-    """Return the spec of a row's kernel."""
-    fields = {**json.loads(find_spec(row.kernel).spec.canonical_json()), **row.changes}
-    if row.dynamic != (fields.get("scheduler") == "dynamic"):
-        fields["scheduler"] = "dynamic" if row.dynamic else "static"
-    return parse_spec(fields)
+    """Return the spec of a row's kernel, as chosen."""
+    return named_of(row).spec
+
+
+def named_of(row: Row) -> NamedSpec:
+    """Return the kernel of a row, as chosen: its name is that of a shipped one, if it is one."""
+    block = {"rows": row.block, "cols": row.block_columns or row.block}
+    prepared = "packed" if row.packed else "rows" if row.dynamic or row.written == GATHERS else "none"
+    sizes = problem_sizes(row.op, block, row.height, row.columns, row.row_blocks, row.pattern)
+    written = {"op": row.op, "arch": "sm_90a", "block": block, **row.written}
+    return choose(written, {**sizes, "prepared": prepared}).named
+
+
+def problem_sizes(
+    op: str, block: Fields, height: int, columns: int, row_blocks: int, pattern: str, size: int = SIZE
+) -> Fields:
+    """Return the sizes of a row's problem, as codegen.select has them."""
+    block_columns = size // block["cols"]
+    mean = min(row_blocks, block_columns)
+    m, n, k = (size, size, columns) if op == SDDMM else (height, columns, size)
+    longest = mean
+    if pattern == "power_law":
+        longest = max(power_law(m // block["rows"], m // block["rows"] * mean, block_columns))
+    return {
+        **{"m": m, "n": n, "k": k, "density": round(mean / block_columns, 6), "evenness": round(longest / mean, 2)},
+        "overlap": 0.75 if pattern == "clustered" else 0.0,
+    }
 
 
 def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
@@ -417,7 +450,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
     return {
         "name": row.name,
         "groups": row.groups,
-        "kernel": row.kernel,
+        "kernel": named_of(row).stem,
         "size": SIZE,
         "height": row.height,
         "columns": row.columns,

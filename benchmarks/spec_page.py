@@ -24,12 +24,12 @@ from pydantic.fields import FieldInfo
 from results_table import DASH, LONGEST_LINE, line, update, wrapped
 
 from codegen.arch import ARCHS, Combination
-from codegen.defaults import COMBINED
 from codegen.errors import SpecError
 from codegen.library import ROOT, NamedSpec, shipped_specs
 from codegen.parse import parse_spec
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.plans import plan_for
+from codegen.select.defaults import COMBINED
 from codegen.spec import FILLED_IN, MODELS, Spec, SpecBase
 
 Fields = Mapping[str, Any]

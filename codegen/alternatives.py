@@ -8,29 +8,16 @@ from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.spec import Spec
-
-TUNING_FIELDS = {
-    "arch",
-    "mma",
-    "copy_",
-    "schedule",
-    "stages",
-    "tile",
-    "warp_rows",
-    "stream_k_tail",
-    "kv_splits",
-    "share_kv_loads",
-    "l2_lockstep",
-    "ctas_per_sm",
-}
-"""Fields that say how a kernel computes; all others say what."""
+from codegen.select.choice import choose
+from codegen.select.problem import parse_problem, said_by
+from codegen.spec import Spec, TileCopySpec
 
 
 def suggest(spec: Spec, arch: str) -> str:
     """Return what to do on a device of another architecture, ``arch``, than a spec's.
 
-    Names the shipped specs that compute the same there; without one, the spec that would, or why none can.
+    Names the shipped specs that compute the same there, the one that codegen.select chooses first; without one, the
+    spec that would, or why none can.
     """
     serving = [
         named.stem
@@ -38,6 +25,9 @@ def suggest(spec: Spec, arch: str) -> str:
         if named.spec.arch == arch and problem_of(named.spec) == problem_of(spec)
     ]
     if serving:
+        if not isinstance(spec, TileCopySpec):
+            first = choose(parse_problem({**problem_of(spec), "arch": arch})).named.stem
+            serving.sort(key=lambda stem: stem != first)
         return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"
     fields = {"arch": arch, **problem_of(spec)}
     try:
@@ -57,8 +47,6 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 
 def problem_of(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
-    off = {name for name in spec.options if getattr(spec, name) == type(spec).model_fields[name].default}
-    if getattr(spec, "query_grouping", None) == "search":  # only a given order is an argument
-        off.add("query_grouping")
-    fields: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=TUNING_FIELDS | off)
-    return fields
+    if isinstance(spec, TileCopySpec):
+        return {"op": spec.op, "dtype": spec.dtype}
+    return {name: value for name, value in said_by(spec).items() if name != "arch"}

@@ -16,13 +16,15 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from codegen import freshness
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, SpecError
 from codegen.explain import explain
 from codegen.files import write_if_changed
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
 from codegen.receipts import ReceiptStatus, state
 from codegen.render import render
+from codegen.select.choice import choose
+from codegen.select.problem import parse_problem, problem_fields, said_by
 from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec, json_schema
 
 BAD_INPUT = 2
@@ -169,13 +171,47 @@ def list_command() -> None:
 
 
 @app.command("explain")
-def explain_command(spec: SpecArgument) -> None:
+def explain_command(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help=SPEC_HELP, autocompletion=_complete, show_default=False)
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            "--problem",
+            metavar="FIELD=VALUE,...",
+            help="The problem, or beside SPEC its sizes: which kernel is chosen for it is told too.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Print the plan of a kernel: tiles, pipeline, shared-memory map, registers, FLOPs, index tensors.
+
+    Which kernel is chosen for its problem, why, by which measured row, and where that row has a dense product that is
+    faster, is told too. Without SPEC it is the chosen kernel's plan.
 
     [bold]Examples[/bold]
       codegen explain h100_topk32
+      codegen explain h100_causal --problem heads=16,q_len=1024,kv_len=1024
+      codegen explain --problem op=bsr_spmm,block=64,m=4096,n=16,k=4096,density=0.3
     """
-    _print(explain(plan_for(find_spec(spec))))
+    sizes = {} if problem is None else problem_fields(problem)
+    if spec is None:
+        if problem is None:
+            raise CodegenError("name a spec, or a problem with --problem")
+        choice = choose(parse_problem(sizes))
+        _print(explain(plan_for(choice.named), choice))
+        return
+    named = find_spec(spec)
+    if isinstance(named.spec, TileCopySpec):
+        choose(named, sizes or None)  # has no choice: refuses sizes
+        _print(explain(plan_for(named)))
+        return
+    said = said_by(named.spec)
+    wrong = [name for name in sizes if name in said]
+    if wrong:
+        raise SpecError(f"problem.{wrong[0]}", "is said by the spec: leave it out")
+    _print(explain(plan_for(named), choose(parse_problem({**said, **sizes}))))
 
 
 @app.command("schema")

@@ -6,8 +6,8 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from codegen.arch import ARCHS
-from codegen.defaults import COMBINED
 from codegen.errors import SpecError
+from codegen.select.defaults import COMBINED
 
 if TYPE_CHECKING:
     from codegen.spec import AttentionSpec, Spec

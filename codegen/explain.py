@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from codegen.arch import KIB
 from codegen.plan import Plan
+from codegen.select.choice import Choice
+from codegen.select.problem import tuning_of
 from codegen.spec import AttentionSpec
 
 SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA C++ Programming Guide, 8.0 and later)
@@ -50,8 +54,13 @@ def launch_registers(plan: Plan) -> int:
     return plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
 
 
-def explain(plan: Plan) -> RenderableType:
-    """Return the plan as something that rich prints."""
+def explain(plan: Plan, choice: Choice | None = None) -> RenderableType:
+    """Return the plan as something that rich prints.
+
+    Args:
+        plan: the plan.
+        choice: what codegen.select chooses for the problem that is asked about.
+    """
     spec, arch = plan.spec, plan.arch
     registers = plan.registers
     facts = [
@@ -81,9 +90,26 @@ def explain(plan: Plan) -> RenderableType:
         ("spec hash", spec.hash),
     ]
     parts: list[RenderableType] = [Text(plan.stem, style="bold"), _rows(facts), Text(), *_shared(plan)]
+    if choice is not None:
+        parts += [Text(), *_choice(plan, choice)]
     if isinstance(spec, AttentionSpec):
         parts += [Text(), *_index_tensors(spec)]
     return Group(*parts, Text(), *_params(plan))
+
+
+def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
+    """Return which kernel is chosen for a problem, and why."""
+    chosen = choice.named.stem
+    if choice.spec == plan.spec:
+        chosen = f"this one ({chosen})" if chosen != plan.stem else "this one"
+    elif choice.named.path is None:
+        chosen = f"{chosen}: {json.dumps(tuning_of(choice.spec))}"
+    rows = [("chosen", chosen), ("rule", choice.rule), ("why", choice.reason)]
+    if choice.dense:
+        rows.append(("dense", f"by the table a dense product is faster: {choice.dense}"))
+    title = Text("Choice", style="bold")
+    title.append(" for its problem; docs/select.md", style="not bold")
+    return [title, _rows(rows)]
 
 
 def _rows(rows: list[tuple[str, str]]) -> Table:

@@ -15,12 +15,12 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from codegen.combinations import check_combination, check_options
-from codegen.defaults import candidates
 from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns import PATTERNS
 from codegen.patterns.base import SpecModel
 from codegen.plans import plan_of
+from codegen.select.defaults import candidates
 from codegen.spec import FILLED_IN, MODELS, OPS, SPEC_ADAPTER, AttentionSpec, Spec, SpecBase
 
 

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, verify_line
+from codegen.errors import CodegenError
 from codegen.freshness import render_to
 from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
 from codegen.render import render
+from codegen.select.candidates import MOST
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import INSTRUCTIONS, usage
@@ -253,6 +255,56 @@ def migrate_command(
         migration.file(path)
     if migration.refused or (check and migration.changed):
         raise typer.Exit(CHECK_FAILED)
+
+
+@app.command("tune")
+def tune_command(
+    *,
+    problems: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROBLEM...", help="FIELD=VALUE,...: see docs/select.md.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Problems as JSON, one a line.", show_default=False),
+    ] = None,
+    database: Annotated[Path, typer.Option("--db", metavar="FILE", help="What was found, candidate by candidate.")] = (
+        Path("tune.sqlite")
+    ),
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Compile the candidates into the cache; needs no GPU.")
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write rows of the table of measurements.", show_default=False),
+    ] = None,
+    most: Annotated[int, typer.Option("--most", min=0, help="Variations of a problem, beside shipped specs.")] = MOST,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time.")] = None,
+) -> None:
+    """Find the fastest kernels of problems: shipped specs and variations, compiled, verified, timed.
+
+    A candidate whose result is wrong gets no time. Each one is kept in the database as soon as it is timed: a run that
+    was interrupted goes on where it ended. Problems need their sizes.
+
+    [bold]Examples[/bold]
+      codegen tune op=bsr_spmm,block=64,m=14336,n=16,k=4096,density=0.3 --compile-only
+      codegen tune op=bsr_spmm,block=64,m=14336,n=16,k=4096,density=0.3
+      codegen tune --file problems.jsonl --db tune.sqlite --export rows.jsonl
+      codegen tune --db tune.sqlite --export rows.jsonl
+    """
+    from runtime.tune.command import export_rows, read_problems, run  # noqa: PLC0415
+    from runtime.tune.database import Database  # noqa: PLC0415
+
+    asked = read_problems(problems or (), file)
+    if not asked and export is None:
+        raise CodegenError("name a problem or more, or a file of them with --file")
+    if asked and not compile_only:
+        require_gpu("tune", "timed")
+    found = Database(database)
+    if asked:
+        run(found, asked, compile_only=compile_only, most=most, jobs=jobs)
+    if export is not None:
+        typer.echo(f"wrote {export_rows(found, export)} rows to {export}")
 
 
 @cache_app.command("path")

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from codegen.library import NamedSpec, find_spec
+from codegen.library import NamedSpec
 from codegen.render import generate
+from codegen.select import Problem, choose
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import compile_generated
@@ -26,7 +27,8 @@ Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | Ti
 
 
 def load_kernel(
-    spec: str | Path | Mapping[str, Any] | Spec | NamedSpec,
+    spec: str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem,
+    problem: Problem | Mapping[str, Any] | None = None,
     *,
     forward_compatible: bool = False,
     device: torch.device | str | int | None = None,
@@ -35,7 +37,11 @@ def load_kernel(
     """Render, compile (or take from the cache) and load a kernel.
 
     Args:
-        spec: path of a YAML spec, name of a shipped spec, mapping of fields, or spec model.
+        spec: path of a YAML spec, name of a shipped spec, mapping of fields, spec model, or a problem
+            (``codegen.select``). Of a mapping without ``tile`` or ``stages``, and of a problem, what is left out is
+            chosen by the table of measurements (docs/select.md); what a spec says is never changed.
+        problem: beside such a mapping, its problem, or sizes of it (``{"heads": 16, "q_len": 4096}``), by which the
+            choice is made. Beside a whole spec nothing depends on it, but it must not contradict it.
         forward_compatible: allow a kernel of an older architecture to run on a newer device, through PTX that the
             driver compiles. Kernels of ``a`` architectures (sm_90a) cannot.
         device: CUDA device the architecture is checked against; by default torch's current one.
@@ -51,7 +57,8 @@ def load_kernel(
         DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there.
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
     """
-    named = find_spec(spec)
+    device_name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else None
+    named = choose(spec, problem, device=device_name).named
     generated = generate(named)
     if not torch.cuda.is_available():
         raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")

@@ -7,7 +7,7 @@ which order it meets the columns of A, is worked out once for a matrix (:mod:`ru
 from __future__ import annotations
 
 from codegen.arch import ARCHS
-from codegen.default_tables import GATHERED_ROWS
+from codegen.select.default_tables import GATHERED_ROWS
 from codegen.dtypes import DTYPES
 from codegen.flags import Flags
 from codegen.plan import (

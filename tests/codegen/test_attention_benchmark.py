@@ -580,9 +580,9 @@ def test_fa4_is_asked_for_the_same_pairs(script: ModuleType, monkeypatch: pytest
     torch.manual_seed(0)
     fields = {
         "topk": script.topk(128, 2, 64, 64),
-        "sliding_window": script.fields(128, {"kind": kind, "left": 70, "right": 3}, (192, 80), 2),
+        "sliding_window": script.fields(128, {"kind": kind, "left": 70, "right": 3}),
     }
-    spec = spec_of(fields.get(kind) or script.fields(128, {"kind": kind}, (192, 80), 2))
+    spec = spec_of(fields.get(kind) or script.fields(128, {"kind": kind}))
     q, k, v = (torch.randn(1, heads, 256, 128, dtype=torch.float16) for heads in (4, 2, 2))
     lists = (torch.rand(1, 4, 4, 4).argsort(-1)[..., :2].int(),) if kind == "topk" else ()
     problem = script.Problem(spec, q, k, v, lists)

@@ -189,6 +189,31 @@ def test_list(run: Run) -> None:
     assert told["h100_causal_softcap"] == "causal, d 128, softcap 30.0"
 
 
+def test_explain_tells_the_choice(run: Run) -> None:
+    _, out, _ = run("explain", "h100_causal", "--problem", "heads=16,q_len=1024,kv_len=1024")
+    assert "chosen  h100_causal_few_tiles" in " ".join(out.split("\n")) and "h100_causal\n" in out
+    _, out, _ = run("explain", "h100_causal", "--problem", "batch=2,heads=16,q_len=16384,kv_len=16384")
+    assert "chosen  this one" in out and "measured: " in out
+    dense = "op=bsr_spmm,block=16,m=8192,n=8192,k=8192,density=0.5,evenness=1,prepared=none"
+    code, out, _ = run("explain", "--problem", dense)
+    assert code == 0 and out.startswith("h100_bsr_spmm_b16\n") and "by the table a dense product is faster" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "name a spec, or a problem with --problem"),
+        (("h100_causal", "--problem", "head_dim=64"), "problem.head_dim: is said by the spec: leave it out"),
+        (("h100_causal", "--problem", "length=64"), "problem.length: is not a field of a problem"),
+        (("h100_causal", "--problem", "heads"), "problem: has 'heads'; parts are FIELD=VALUE"),
+        (("h100_tile_copy_tma", "--problem", "m=64"), "problem: is given: a tile_copy has none"),
+        (("--problem", "op=gemm"), "problem: "),
+    ],
+)
+def test_explain_refuses_what_is_no_problem(run: Run, arguments: tuple[str, ...], says: str) -> None:
+    assert refused(run("explain", *arguments)).startswith(says)
+
+
 @pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 def test_explain(run: Run, named: NamedSpec) -> None:
     code, out, _ = run("explain", named.stem)

@@ -209,7 +209,7 @@ class Run:
         self.milliseconds = {"ours": (1.0, 1.25), "FA4": (1.25, 1.2)}
         self.spoiled: set[str] = set()
         rows = tuple(
-            replace(row, batch=1, heads=2, length=512, fields={**row.fields, "pattern": self.small(row)})
+            replace(row, batch=1, heads=2, length=512, written={**row.fields, "pattern": self.small(row)})
             for row in (row_named(script, name) for name in ("causal_8k", "topk32"))
         )
         monkeypatch.setattr(script.attention, "ROWS", rows)

@@ -37,7 +37,8 @@ ROOMS: dict[str, set[str]] = {
     "kernel": {"errors", "compile", "driver", "kernels"},
     "bench": {"errors", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
-    "cli": {"errors", "compile", "kernel", "bench", "verify"},
+    "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
+    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune"},
     "__init__": {"errors", "kernel", "kernels", "prepare"},
 }
 

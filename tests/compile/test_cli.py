@@ -47,6 +47,21 @@ def test_compile_reports_registers_spills_and_instructions(own_cache: Path, monk
     assert run.invoke(app, ["compile", "l4_topk32_d64"]).output.splitlines()[1].endswith("cache")
 
 
+def test_tune_compiles_candidates_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem = "op=bsr_sddmm,block=32,m=4096,n=4096,k=4096,density=0.1"
+    for _ in range(2):
+        result = run.invoke(app, ["tune", problem, "--compile-only", "--most", "1"])
+        assert result.exit_code == 0 and result.stdout == "2 candidates of 1 problems are compiled\n"
+    assert Path("tune.sqlite").is_file()
+    assert run.invoke(app, ["tune", "--export", "rows.jsonl"]).stdout == "wrote 0 rows to rows.jsonl\n"
+    assert "name a problem or more" in run.invoke(app, ["tune"]).stderr
+    assert (
+        "density: is 2; input should be less than or equal to 1"
+        in run.invoke(app, ["tune", "op=bsr_spmm,block=64,density=2"]).stderr
+    )
+
+
 def test_cache_commands(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     run.invoke(app, ["compile", "l4_topk32_d64"])

@@ -1,7 +1,7 @@
 """Fill in the fields that a spec leaves out.
 
 A partial spec is valid field by field; what it leaves out is None. The combination of instructions is the first one of
-the architecture that agrees with it; the tile and the stages are those of :mod:`codegen.default_tables`.
+the architecture that agrees with it; the tile and the stages are those of :mod:`codegen.select.default_tables`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from codegen.arch import ARCHS, Combination
-from codegen.default_tables import GATHERED_ROWS, TABLES
 from codegen.errors import SpecError
+from codegen.select.default_tables import GATHERED_ROWS, TABLES
 
 if TYPE_CHECKING:
     from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, TileCopySpec

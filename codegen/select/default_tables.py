@@ -1,7 +1,7 @@
 """Tiles and stages of specs that leave them out: for each operator a table, best measured or most that fits.
 
 A row is for specs with certain values of fields, of ``rows`` and ``cols`` of a block, and of what
-:mod:`codegen.defaults` works out from them.
+:mod:`codegen.select.defaults` works out from them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,306 @@
+"""The choice of a kernel for a problem: the table of measurements first, then rules for what was not measured.
+
+What a spec says is never changed: of a partial one only the fields that it leaves out are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
+from codegen.parse import parse_spec
+from codegen.plans import plan_of
+from codegen.select.default_tables import GATHERED_ROWS
+from codegen.select.estimate import MODELLED, estimate
+from codegen.select.problem import (
+    AttentionProblem,
+    BsrProblem,
+    Problem,
+    parse_problem,
+    preparation_of,
+    problem_of,
+    said_by,
+    tuning_of,
+)
+from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
+from codegen.spec import Spec, TileCopySpec
+
+Fields = dict[str, Any]
+Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
+Rule = Literal["written", "measured", "nearest", "shipped", "model", "default"]
+WHOLE = ("tile", "stages")
+"""Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
+OPTIONS_APART = 4.0  # factors of two that a measured problem with other options is further away
+ANOTHER_TYPE = 64.0  # beyond every problem of the same type
+NEAR = 1e-6
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel for a problem.
+
+    Attributes:
+        named: the spec.
+        rule: how it was found: ``written``, the spec was whole; ``measured``, the problem is in the table; ``nearest``,
+            one like it is; ``shipped``, a kernel for such problems
+            is; ``model``, by an estimate from plans; ``default``, by the rules for fields left out.
+        reason: the same in a sentence.
+        rows: the rows of the table that were asked.
+        dense: what a library's dense product takes where it is the faster one by those rows; "" elsewhere.
+    """
+
+    named: NamedSpec
+    rule: Rule
+    reason: str
+    rows: tuple[Measurement, ...] = ()
+    dense: str = ""
+
+    @property
+    def spec(self) -> Spec:
+        """The spec."""
+        return self.named.spec
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel of the rows that were asked, as it would compute the problem."""
+
+    named: NamedSpec
+    label: str
+
+
+def choose(
+    given: Given,
+    problem: Problem | Mapping[str, Any] | None = None,
+    *,
+    device: str | None = None,
+    rows: Sequence[Measurement] | None = None,
+) -> Choice:
+    """Choose a kernel.
+
+    Args:
+        given: a problem; or a partial spec, a mapping without ``tile`` or ``stages``. What else
+            :func:`~codegen.library.find_spec` takes, and a mapping with both, is a whole spec and is returned as it
+            is.
+        problem: beside a spec, its problem, or some of its sizes as a mapping.
+        device: name of the GPU: of rows for the same problem its own are preferred.
+        rows: the table; by default the committed one.
+
+    Raises:
+        SpecError: for an illegal spec or problem, or two that contradict one another.
+    """
+    if isinstance(given, AttentionProblem | BsrProblem):
+        if problem is not None:
+            raise SpecError("problem", "is given twice")
+        return _chosen(given.fields(), given, device, rows)
+    if not isinstance(given, Mapping):
+        named = find_spec(given)
+        _checked_problem(named.spec, problem)
+        return Choice(named, "written", "the spec is whole: it is used as it is")
+    spec = parse_spec(given)
+    asked = _checked_problem(spec, problem)
+    if asked is None:
+        return Choice(_unnamed(spec), "default", f"{spec.op} has one kernel for each tile: the default")
+    if all(given.get(name) for name in WHOLE):
+        reason = "tile and stages are written: what else is left out follows by rules"
+        return Choice(_unnamed(spec), "written", reason)
+    return _chosen(dict(given), asked, device, rows)
+
+
+def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) -> Problem | None:
+    """Return the problem of a spec, with sizes.
+
+    Raises:
+        SpecError: where they contradict one another.
+    """
+    if isinstance(spec, TileCopySpec):
+        if problem is not None:
+            raise SpecError("problem", "is given: a tile_copy has none to choose for")
+        return None
+    if problem is None or isinstance(problem, Mapping):
+        own, sizes = said_by(spec), dict(problem or {})
+        _check_same(own, {name: value for name, value in sizes.items() if name in own})
+        return parse_problem({**sizes, **own})
+    _check_same(problem_of(spec).fields(), problem.fields())
+    return problem
+
+
+def _check_same(spec: Fields, problem: Fields) -> None:
+    for name in problem.keys() | spec.keys() if "op" in problem else problem:
+        told, asked = spec.get(name), problem.get(name)
+        if told != asked:
+            raise SpecError(f"problem.{name}", f"is {asked!r}, and the spec's is {told!r}")
+
+
+def _unnamed(spec: Spec) -> NamedSpec:
+    return NamedSpec(stem=unnamed_stem(spec), spec=spec)
+
+
+def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
+    """Return the choice for a problem, among specs that agree with what was written."""
+    table = [row for row in (measurements() if rows is None else rows) if row.problem.key() == problem.key()]
+    for away, group in _by_distance(problem, table):
+        own = [row for row in group if row.device == device]
+        if found := _winner(written, problem, own or group):
+            kernel, dense = found
+            return _told(kernel, problem, own or group, away, dense)
+    if not table and (unmeasured := _unmeasured(written, problem)):
+        return unmeasured
+    beside = "" if not table else " with what the spec says"
+    return Choice(_unnamed(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
+
+
+def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tuple[float, list[Measurement]]]:
+    """Yield the rows in groups that are equally far from a problem, the nearest first."""
+    far = sorted(((distance(problem, row.problem), i, row) for i, row in enumerate(table)), key=lambda each: each[:2])
+    while far:
+        nearest = far[0][0]
+        group = [row for away, _, row in far if away <= nearest + NEAR]
+        yield nearest, group
+        far = far[len(group) :]
+
+
+def distance(problem: Problem, measured: Problem) -> float:
+    """Return how far a measured problem is: factors of two, summed over the axes on which both are known."""
+    axes, others = problem.places(), measured.places()
+    away = sum(abs(a - b) for name, a in axes.items() if a is not None and (b := others[name]) is not None)
+    away += OPTIONS_APART * (problem.options() != measured.options())
+    return away + ANOTHER_TYPE * (problem.dtype != measured.dtype)
+
+
+def _allowed(timing: Timing, problem: Problem) -> bool:
+    """Return whether a kernel gets A as it was measured with it."""
+    if isinstance(problem, AttentionProblem) or timing.prepared is None:
+        return True
+    if problem.prepared is None:  # others take A as it is, too; kernels that gather block rows do not
+        return bool(timing.tuning["tile"]["m"] != GATHERED_ROWS)
+    return problem.prepared in ("packed", timing.prepared)
+
+
+def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> tuple[_Kernel, str] | None:
+    """Return the kernel that wins in most rows or loses least, and what a dense product takes where it is faster."""
+    losses: list[dict[str, float]] = []
+    labels: dict[str, Timing] = {}
+    weights: dict[str, float] = {}
+    for row in rows:
+        costs: dict[str, float] = {}
+        for each, cost in zip(row.kernels, row.costs(), strict=True):
+            if _allowed(each, problem) and (each.label in labels or _applied(written, problem, each)):
+                labels.setdefault(each.label, each)
+                costs[each.label] = min(cost, costs.get(each.label, math.inf))
+        if costs:
+            best = min(costs.values())
+            losses.append({label: math.log(cost / best) for label, cost in costs.items()})
+            for label, loss in losses[-1].items():
+                weights[label] = weights.get(label, 0.0) + best * (loss == 0)
+    if not labels:
+        return None
+    mean = {label: sum(loss.get(label, math.log(UNMEASURED)) for loss in losses) for label in labels}
+    label = min(labels, key=lambda each: (round(mean[each], 9), -weights[each]))
+    named = _applied(written, problem, labels[label])
+    assert named is not None
+    return _Kernel(named, label), _dense(rows, label)
+
+
+def _dense(rows: Sequence[Measurement], label: str) -> str:
+    """Return what a dense product takes in the first row in which it is faster than a kernel."""
+    for row in rows:
+        timing = next((each for each in row.kernels if each.label == label), None)
+        if timing is not None and row.dense is not None and row.dense_wins(timing):
+            return f"{row.dense.name} takes {row.dense.single_us:.4g} us there, this kernel {timing.single_us:.4g}"
+    return ""
+
+
+def _applied(written: Fields, problem: Problem, timing: Timing) -> NamedSpec | None:
+    """Return the spec that computes a problem as a measured kernel does; None if what was written says otherwise.
+
+    Sizes of a problem are no part of its spec: it need not have the name of the measured one.
+    """
+    semantic, tuning = problem.fields(), timing.tuning
+    try:
+        spec = parse_spec({**semantic, **tuning})
+        tile = {**tuning["tile"], **written.get("tile", {})}
+        if parse_spec({**semantic, **tuning, **written, "tile": tile}) != spec:
+            return None
+        plan_of(spec, "choice")
+    except SpecError:
+        return None
+    return _named(spec, problem)
+
+
+def _named(spec: Spec, problem: Problem) -> NamedSpec:
+    """Return a spec by its shipped name, if the table has that for a problem of its kind."""
+    rows = (row for row in measurements() if row.problem.key() == problem.key())
+    stems = dict.fromkeys(each.spec for row in rows for each in row.kernels if isinstance(each.spec, str))
+    return next((shipped for stem in stems if (shipped := _shipped(stem)).spec == spec), _unnamed(spec))
+
+
+@cache
+def _shipped(stem: str) -> NamedSpec:
+    return find_spec(stem)
+
+
+def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: float, dense: str) -> Choice:
+    """Return the choice with its reason."""
+    first = next(row for row in rows if kernel.label in {each.label for each in row.kernels})
+    timing = next(each for each in first.kernels if each.label == kernel.label)
+    figures = f"{timing.single_us:.4g} us"
+    if timing.back_to_back_us:
+        figures += f", {timing.back_to_back_us:.4g} us back to back"
+    note = ", with an earlier source of the kernel" if timing.earlier_source else ""
+    where = f"{figures} on {first.device}, {first.date}, {first.source}{note}"
+    if away <= NEAR and len(rows) == 1:
+        rule: Rule = "measured"
+        reason = f"measured: {where}"
+    elif away <= NEAR:
+        rule = "measured"
+        reason = f"wins, or loses least, in {len(rows)} measured rows that agree; one of them: {first.problem}: {where}"
+    else:
+        rule = "nearest"
+        reason = f"not measured; the nearest measured problem is {first.problem}: {where}"
+    return Choice(kernel.named, rule, reason, tuple(rows), dense)
+
+
+def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
+    """Return the choice where nothing was measured; None for the default of the rules.
+
+    It is the shipped kernel for such problems, of several the fastest one by the model of plans. On architectures on
+    which no kernel was measured at all the default takes part too. The model does not tell instructions apart: kernels
+    are compared that have those of the default.
+    """
+    found: dict[str, NamedSpec] = {}
+    for named in shipped_specs():
+        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch):
+            timing = Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
+            alike = problem_of(named.spec).key() == problem.key() and _allowed(timing, problem)
+            if alike and (applied := _applied(written, problem, timing)):
+                found[applied.spec.hash] = named if applied.spec == named.spec else applied
+    if problem.arch in MODELLED:
+        default = parse_spec(written)
+        found.setdefault(default.hash, _unnamed(default))
+        same = (default.mma, default.copy_)
+        kernels = [each for each in found.values() if (each.spec.mma, each.spec.copy_) == same]
+        rule: Rule = "model"
+        reason = (
+            f"no kernel of {problem.arch} was measured: of {len(kernels)} the fastest by the model of waves and steps"
+        )
+    else:
+        kernels, rule = list(found.values()), "shipped"
+        reason = "not measured: the shipped kernel for such problems"
+        if len(kernels) == 1:
+            return Choice(kernels[0], rule, reason)
+        reason += f", of {len(kernels)} the fastest by the model of waves and steps"
+    guesses = [estimate(plan_of(named.spec, "choice"), problem) for named in kernels]
+    times = [guess.microseconds for guess in guesses if guess is not None]
+    if not kernels or len(times) < len(kernels):  # the model needs sizes
+        return None
+    return Choice(kernels[times.index(min(times))], rule, reason)
+
+
+__all__ = ["Choice", "choose", "distance"]

@@ -1,0 +1,148 @@
+"""A model of how long a kernel takes, from its plan: waves of tiles, steps of a tile, arithmetic and bytes of a step.
+
+It ranks kernels of one problem with the same instructions; its microseconds are no prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from codegen.patterns.causal import Causal
+from codegen.patterns.prefix_lm import PrefixLM
+from codegen.patterns.sink_window import SinkWindow
+from codegen.patterns.sliding_window import SlidingWindow
+from codegen.patterns.strided import Strided
+from codegen.plan import Plan
+from codegen.select.problem import AttentionProblem, BsrProblem, Problem
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpmmSpec, TileCopySpec
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a GPU.
+
+    Attributes:
+        sms: SMs, and of each
+        flops: floating-point operations in a microsecond, and
+        bytes: bytes from the L2 in a microsecond.
+    """
+
+    sms: int
+    flops: float
+    bytes: float
+
+
+MACHINES = {  # data sheets; the L2 of each serves an SM about 64 bytes a clock at most, half of that sustained
+    "sm_80": Machine(108, 2.9e6, 45e3),  # A100
+    "sm_86": Machine(84, 1.5e6, 50e3),  # A40, RTX 3090
+    "sm_89": Machine(58, 2.1e6, 60e3),  # L4
+    "sm_90a": Machine(132, 6.0e6, 45e3),  # H100, H200
+    "sm_120": Machine(188, 2.1e6, 60e3),  # RTX PRO 6000
+}
+MODELLED = ("sm_80", "sm_86", "sm_89", "sm_120")
+"""Architectures on which no kernel was measured: there the model chooses."""
+LATENCY_US = 0.8  # of a load from device memory: a step takes no less than this over the loads under way
+TILE_US = 1.5  # of a tile beside its steps: first loads, output
+PREFIX = 0.625  # of the keys that a query sees on average, with a prefix of half of them
+SPLIT_STEPS = 8  # of a stream-K tail, in steps
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Waves of a launch, steps of a tile, bytes loaded in all, and the time that the model makes of them."""
+
+    waves: float
+    steps: float
+    bytes: float
+    microseconds: float
+
+
+def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate | None:
+    """Return the estimate for a plan; None where a size that it needs is not known."""
+    counts = _attention(plan, problem) if isinstance(problem, AttentionProblem) else _bsr(plan, problem)
+    if counts is None or not plan.flops:
+        return None
+    tiles, steps, longest = counts
+    machine = MACHINES[problem.arch]
+    slots = (sms or machine.sms) * plan.ctas_per_sm
+    resident = min(plan.ctas_per_sm, max(1, math.ceil(tiles / (sms or machine.sms))))
+    loads = max(1, plan.spec.stages) * resident
+    step = max(
+        plan.flops * resident / machine.flops,
+        plan.bytes * resident / machine.bytes,
+        LATENCY_US * resident / loads,
+    )
+    waves = tiles / slots
+    if plan.dynamic_scheduler or plan.stream_k is not None:
+        # Balanced: the last wave is shared out, at a price.
+        spread = waves * steps + (SPLIT_STEPS if plan.stream_k is not None and waves % 1 else 0)
+        busy = min(math.ceil(waves) * steps, max(spread, min(1.0, waves) * steps))
+        split = plan.row_cutting is not None or plan.stream_k is not None
+        busy = busy if split else max(busy, longest)
+    else:
+        busy = max(math.ceil(waves) * steps, (math.ceil(waves) - 1) * steps + longest)
+    time = busy * step + math.ceil(waves) * TILE_US
+    return Estimate(waves, steps, tiles * steps * plan.bytes, time)
+
+
+def _attention(plan: Plan, problem: AttentionProblem) -> tuple[float, float, float] | None:
+    """Return tiles, steps of the mean tile and of the longest one."""
+    spec = plan.spec
+    assert isinstance(spec, AttentionSpec)
+    q_len, kv_len = problem.q_len or problem.kv_len, problem.kv_len or problem.q_len
+    keys = seen_keys(problem, plan.tile_queries)
+    if problem.heads is None or q_len is None or kv_len is None or keys is None:
+        return None
+    tiles = (problem.batch or 1) * problem.heads // spec.pack_gqa * math.ceil(q_len / plan.tile_queries)
+    mean, most = keys
+    if spec.share_kv_loads and spec.pattern.fixed_block is not None:
+        # A key block that several query blocks of a tile list is loaded once: the step is of all that list it.
+        blocks = max(1, plan.tile_queries // spec.pattern.fixed_block.q)
+        common = problem.overlap or min(1.0, mean / kv_len)
+        mean, most = (value * (blocks - (blocks - 1) * common) for value in (mean, most))
+    parts = spec.kv_splits * spec.tile.n
+    return float(tiles), max(1.0, mean / parts), max(1.0, most / parts)
+
+
+def seen_keys(problem: AttentionProblem, queries: int) -> tuple[float, float] | None:
+    """Return the keys that a tile of ``queries`` sees: of the mean one and of the last one; None if not known."""
+    pattern = problem.pattern
+    kv_len = problem.kv_len or problem.q_len
+    if pattern.fixed_block is not None:
+        listed = getattr(pattern, "k", None) or problem.list_length
+        return None if listed is None else (float(listed * pattern.fixed_block.kv),) * 2
+    if kv_len is None:
+        return None
+    mean = last = float(kv_len)
+    if isinstance(pattern, Causal):
+        mean = (kv_len + queries) / 2
+    elif isinstance(pattern, SlidingWindow | SinkWindow):
+        first = pattern.sink if isinstance(pattern, SinkWindow) else 0
+        mean = last = float(first + pattern.left + pattern.right + queries)
+    elif isinstance(pattern, PrefixLM):
+        mean = PREFIX * kv_len
+    elif isinstance(pattern, Strided):
+        near = (pattern.local + 1) * pattern.block + queries
+        last = near + kv_len / pattern.stride
+        mean = near + kv_len / pattern.stride / 2 if pattern.causal else last
+    return min(kv_len, mean), min(kv_len, last)
+
+
+def _bsr(plan: Plan, problem: BsrProblem) -> tuple[float, float, float] | None:
+    spec = plan.spec
+    assert not isinstance(spec, AttentionSpec | TileCopySpec)
+    if problem.m is None or problem.n is None or problem.k is None or problem.density is None:
+        return None
+    tile = spec.tile
+    stored = problem.m * problem.density
+    if isinstance(spec, BsrSddmmSpec):
+        blocks_of_tile = max(1, tile.n // spec.block.cols)
+        rows = problem.m / spec.block.rows
+        tiles = rows * max(1.0, math.ceil(problem.n / spec.block.cols * problem.density / blocks_of_tile))
+        return tiles, problem.k / tile.k, problem.k / tile.k
+    tiles = math.ceil(problem.m / tile.m) * math.ceil(problem.n / tile.n)
+    work = 2.0 * stored * problem.k * math.ceil(problem.n / tile.n) * tile.n
+    work *= 1.0 if isinstance(spec, BsrSpmmSpec) else problem.density
+    steps = max(1.0, work / tiles / plan.flops)
+    return float(tiles), steps, steps * (problem.longest_row or 1.0)

@@ -1,0 +1,344 @@
+"""Problems: what a kernel is to compute, and in which sizes.
+
+A field that is None is not known. What a problem says of its kernel (operator, type, pattern, block, options) is
+written into the spec; its sizes decide which kernel is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from codegen.errors import SpecError
+from codegen.patterns.base import SpecModel, StrictInt
+from codegen.patterns.sliding_window import SlidingWindow
+from codegen.select.default_tables import GATHERED_ROWS
+from codegen.spec import (
+    AnyPattern,
+    ArchName,
+    AttentionSpec,
+    BlockShape,
+    BsrSpmmSpec,
+    DTypeName,
+    Epilogue,
+    Spec,
+    TileCopySpec,
+)
+
+Fields = dict[str, Any]
+Size = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+EVENNESS = {"even": 1.0, "uneven": 8.0}
+"""Longest row over mean row where a problem has a word for it: "uneven" lies between the measured power laws."""
+OVERLAP_WEIGHT = 4.0
+"""Factors of two of another size that two shares, 0 and 1, are apart."""
+TUNING_FIELDS = frozenset(
+    {
+        "mma",
+        "copy",
+        "schedule",
+        "stages",
+        "tile",
+        "warp_rows",
+        "stream_k_tail",
+        "kv_splits",
+        "share_kv_loads",
+        "query_grouping",
+        "l2_lockstep",
+        "ctas_per_sm",
+        "scheduler",
+    }
+)
+"""Fields of specs that say how a kernel computes. ``query_grouping: given`` is none: the caller has the order."""
+
+
+class _Problem(SpecModel):
+    arch: ArchName = Field(default="sm_90a", description="architecture of the device")
+    dtype: DTypeName = Field(default="fp16", description="type of inputs and outputs")
+
+    said: ClassVar[tuple[str, ...]] = ()
+    """Fields that its kernel's spec has too, beside ``op``, ``arch`` and ``dtype``."""
+
+    def fields(self) -> Fields:
+        """Return what the problem says of its kernel's spec, as plain data; options that are off are left out."""
+        every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
+        return {
+            "op": every["op"],
+            "arch": self.arch,
+            "dtype": self.dtype,
+            **{name: every[name] for name in self.said if name in every},
+        }
+
+
+class AttentionProblem(_Problem):
+    """An attention problem."""
+
+    op: Literal["attention"] = "attention"
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
+    pattern: AnyPattern = Field(description="keys that a query sees")
+    lse: bool = Field(default=True, description="log-sum-exp of each row, returned beside O")
+    softcap: float | None = Field(default=None, description="cap of the logits")
+    sink: bool = Field(default=False, description="attention sink: a logit of each head in its rows' sums")
+    pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
+        default=1, description="query heads that share their lists"
+    )
+    query_grouping: Literal["none", "given"] = Field(default="none", description="given: the caller passes query_order")
+    batch: Size | None = Field(default=None, description="batches")
+    heads: Size | None = Field(default=None, description="query heads")
+    kv_heads: Size | None = Field(default=None, description="heads of K and V")
+    q_len: Size | None = Field(default=None, description="queries of a head")
+    kv_len: Size | None = Field(default=None, description="keys of a head")
+    list_length: Size | None = Field(default=None, description="entries of a list, where the pattern fixes no number")
+    overlap: Share | None = Field(
+        default=None, description="share of its entries that a list has in common with the one before; random: 0"
+    )
+
+    said: ClassVar[tuple[str, ...]] = (
+        *("head_dim", "pattern", "lse", "softcap", "sink", "pack_gqa", "query_grouping"),
+    )
+
+    def key(self) -> tuple[object, ...]:
+        """Return what a measured problem must agree in to be compared with this one."""
+        return (
+            *(self.op, self.arch, self.head_dim, self.pattern.kind, self.pattern.fixed_block),
+            *(self.pack_gqa > 1, self.query_grouping),
+        )
+
+    def options(self) -> tuple[object, ...]:
+        """Return what a kernel computes beside, at little cost: measured problems that agree are preferred."""
+        return (self.lse, self.softcap is not None, self.sink)
+
+    def places(self) -> dict[str, float | None]:
+        """Return the problem's place on each axis, in factors of two; None where that is not known."""
+        pattern = self.pattern
+        listed = getattr(pattern, "k", None) or self.list_length
+        window = pattern.left + pattern.right + 1 if isinstance(pattern, SlidingWindow) else None
+        return {
+            "batch x heads": _log(self.batch, self.heads),
+            "q_len": _log(self.q_len),
+            "kv_len": _log(self.kv_len),
+            "heads / kv_heads": None if None in (self.heads, self.kv_heads) else _log(self.heads) - _log(self.kv_heads),  # type: ignore[operator]
+            "list": _log(listed),
+            "window": _log(window),
+            "pack_gqa": _log(self.pack_gqa),
+            "overlap": None if self.overlap is None else OVERLAP_WEIGHT * self.overlap,
+        }
+
+    def __str__(self) -> str:
+        """Return the problem in words."""
+        sizes = [
+            f"{name} {value}"
+            for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length", "overlap")
+            if (value := getattr(self, name)) is not None
+        ]
+        options = [name for name in ("softcap", "sink") if getattr(self, name)]
+        return ", ".join([f"{self.pattern.stem()}, d {self.head_dim}, {self.dtype}", *options, *sizes])
+
+
+class BsrProblem(_Problem):
+    """A product with matrices in block-sparse rows.
+
+    ``bsr_spmm``: C (M, N) = A (M, K) @ B, A sparse. ``bsr_sddmm``: the stored blocks of C (M, N) = A (M, K) @ B^T.
+    ``bsr_spgemm``: C = A @ B, both sparse.
+    """
+
+    op: Literal["bsr_spmm", "bsr_sddmm", "bsr_spgemm"]
+    block: BlockShape = Field(description="shape of a stored block")
+    b_layout: Literal["row_major", "column_major"] = Field(default="row_major", description="memory layout of B")
+    epilogue: Epilogue | None = Field(default=None, description="what becomes of C before it is stored")
+    accumulate: bool = Field(default=False, description="C = A B + beta c")
+    transpose_a: bool = Field(default=False, description="C = A^T B")
+    output: Literal["dense", "bsr"] = Field(default="dense", description="form of C of bsr_spgemm")
+    m: Size | None = Field(default=None, description="rows of C")
+    n: Size | None = Field(default=None, description="columns of C")
+    k: Size | None = Field(default=None, description="depth of the product")
+    density: Share | None = Field(default=None, description="share of the blocks that is stored")
+    evenness: Literal["even", "uneven"] | Annotated[float, Field(ge=1)] | None = Field(
+        default=None, description="stored blocks of the longest block row over those of the mean one"
+    )
+    overlap: Share | None = Field(
+        default=None, description="share of its columns that a block row has in common with the one before; random: 0"
+    )
+    prepared: Literal["none", "rows", "packed"] | None = Field(
+        default=None,
+        description="what is done to A once, before many calls: rows: kernel.prepare(a); packed: with pack=True",
+    )
+
+    said: ClassVar[tuple[str, ...]] = ("block", "b_layout", "epilogue", "accumulate", "transpose_a", "output")
+
+    @classmethod
+    def of_lengths(cls, row_lengths: Sequence[int], **fields: Any) -> BsrProblem:
+        """Return a problem with density and evenness as the stored blocks of each block row have them.
+
+        Args:
+            row_lengths: stored blocks of each block row of the matrix that is sparse (of A, of the C of a sampled
+                product).
+            fields: the other fields, with the size across those rows (``k``; ``n`` of a sampled product).
+
+        Raises:
+            SpecError: without rows, or without that size; for a field that is none.
+        """
+        if not len(row_lengths):
+            raise SpecError("row_lengths", "is empty: a matrix has one block row or more")
+        block = fields.get("block")
+        rows, cols = (block["rows"], block["cols"]) if isinstance(block, Mapping) else (block.rows, block.cols)  # type: ignore[union-attr]
+        down, across = ("k", "m") if fields.get("transpose_a") else ("m", "n" if fields["op"] == "bsr_sddmm" else "k")
+        if fields.get(across) is None:
+            raise SpecError(across, "is missing: density is the share of a block row that is stored")
+        total, mean = sum(row_lengths), sum(row_lengths) / len(row_lengths)
+        found = parse_problem(
+            {
+                **fields,
+                down: len(row_lengths) * rows,
+                "density": min(1.0, total / (len(row_lengths) * max(1, fields[across] // cols))),
+                "evenness": max(row_lengths) / mean if total else 1.0,
+            }
+        )
+        assert isinstance(found, BsrProblem)
+        return found
+
+    @property
+    def longest_row(self) -> float | None:
+        """The longest row over the mean one, as a number."""
+        return EVENNESS[self.evenness] if isinstance(self.evenness, str) else self.evenness
+
+    def key(self) -> tuple[object, ...]:
+        """Return what a measured problem must agree in to be compared with this one."""
+        return (self.op, self.arch, self.block, self.b_layout, self.transpose_a, self.output)
+
+    def options(self) -> tuple[object, ...]:
+        """Return what a kernel computes beside, at little cost: measured problems that agree are preferred."""
+        return (self.epilogue is not None, self.accumulate)
+
+    def places(self) -> dict[str, float | None]:
+        """Return the problem's place on each axis, in factors of two; None where that is not known."""
+        return {
+            "m": _log(self.m),
+            "n": _log(self.n),
+            "k": _log(self.k),
+            "density": _log(self.density or None),
+            "evenness": _log(self.longest_row),
+            "overlap": None if self.overlap is None else OVERLAP_WEIGHT * self.overlap,
+        }
+
+    def __str__(self) -> str:
+        """Return the problem in words."""
+        sizes = [f"{name} {value}" for name in ("m", "n", "k") if (value := getattr(self, name)) is not None]
+        sizes += [f"density {self.density:.3g}"] if self.density is not None else []
+        sizes += [f"longest row {self.longest_row:.3g} x mean"] if self.longest_row is not None else []
+        sizes += [f"{name} {value}" for name in ("overlap", "prepared") if (value := getattr(self, name)) is not None]
+        off = {"b_layout": "row_major", "epilogue": None, "accumulate": False, "transpose_a": False, "output": "dense"}
+        options = [name for name, value in off.items() if getattr(self, name) != value]
+        blocks = f"{self.op}, blocks {self.block.rows} x {self.block.cols}, {self.dtype}"
+        return ", ".join([blocks, *options, *sizes])
+
+
+Problem = AttentionProblem | BsrProblem
+PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(discriminator="op")])
+
+
+def _log(*factors: float | None) -> float | None:
+    """Return the binary logarithm of a product; None if a factor is not known."""
+    known = [factor for factor in factors if factor is not None]
+    return math.log2(math.prod(known)) if len(known) == len(factors) else None
+
+
+def parse_problem(data: Mapping[str, Any]) -> Problem:
+    """Build a problem from plain data.
+
+    Raises:
+        SpecError: names the first offending field, its value and what is allowed.
+    """
+    try:
+        return PROBLEM_ADAPTER.validate_python(dict(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        given = first["loc"][1:] if first["loc"] and first["loc"][0] == data.get("op") else first["loc"]
+        field = ".".join(["problem", *map(str, given)])
+        if first["type"] == "extra_forbidden":
+            model = AttentionProblem if data.get("op") == "attention" else BsrProblem
+            raise SpecError(field, f"is not a field of a problem; there are {', '.join(model.model_fields)}") from None
+        shown = "" if first["type"] == "missing" else f"is {first['input']!r}; "
+        message = "is missing" if first["type"] == "missing" else first["msg"][0].lower() + first["msg"][1:]
+        raise SpecError(field, f"{shown}{message}") from None
+
+
+def problem_fields(text: str) -> Fields:
+    """Read FIELD=VALUE,... of a command line: numbers and true as JSON has them, inner fields by dots.
+
+    ``block=64`` is a square block, ``pattern=causal`` a pattern's kind; the operator follows from a field ``head_dim``.
+
+    Raises:
+        SpecError: for a part that is no FIELD=VALUE, or a field that is given twice.
+    """
+    fields: Fields = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise SpecError("problem", f"has {part!r}; parts are FIELD=VALUE, with commas between them")
+        *outer, last = name.split(".")
+        inner = fields
+        for each in outer:
+            inner = inner.setdefault(each, {})
+            if not isinstance(inner, dict):
+                raise SpecError(f"problem.{name}", "is given twice")
+        if last in inner:
+            raise SpecError(f"problem.{name}", "is given twice")
+        inner[last] = _spelt(name, value)
+    if "head_dim" in fields:
+        fields.setdefault("op", "attention")
+    return fields
+
+
+def _spelt(name: str, value: str) -> Any:
+    """Return a value of a command line as plain data."""
+    try:
+        plain = json.loads(value)
+    except ValueError:
+        plain = value
+    if name == "pattern":
+        return {"kind": plain}
+    if name in ("block", "pattern.block") and isinstance(plain, int):
+        return dict.fromkeys(("rows", "cols") if name == "block" else ("q", "kv"), plain)
+    return plain
+
+
+def said_by(spec: Spec) -> Fields:
+    """Return what a spec says of its problem, as fields of that.
+
+    Raises:
+        SpecError: for an operator without problems to choose for.
+    """
+    if isinstance(spec, TileCopySpec):
+        raise SpecError("op", f"is {spec.op}; there is a choice for attention and the bsr_ operators")
+    model = AttentionProblem if isinstance(spec, AttentionSpec) else BsrProblem
+    fields: Fields = json.loads(spec.canonical_json())
+    if fields.get("query_grouping") == "search":
+        fields.pop("query_grouping")
+    return {name: value for name, value in fields.items() if name in ("op", "arch", "dtype", *model.said)}
+
+
+def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:
+    """Return the problem that a spec computes, with some sizes."""
+    return parse_problem({**said_by(spec), **(sizes or {})})
+
+
+def tuning_of(spec: Spec) -> Fields:
+    """Return the fields of a spec that say how it computes; options that are off are left out."""
+    fields: Fields = json.loads(spec.canonical_json())
+    given = fields.get("query_grouping") == "given"
+    return {name: v for name, v in fields.items() if name in TUNING_FIELDS and not (given and name == "query_grouping")}
+
+
+def preparation_of(spec: Spec, packed: bool = False) -> Literal["rows", "packed"] | None:
+    """Return what a kernel makes use of, of what is done to A once before many calls; None for nothing."""
+    if not isinstance(spec, BsrSpmmSpec):
+        return None
+    gathers = spec.tile.m == GATHERED_ROWS
+    if packed and gathers:
+        return "packed"
+    return "rows" if gathers or spec.is_dynamic or spec.transpose_a else None

@@ -1,0 +1,1 @@
+"""Times candidates for problems and keeps what was found: the command ``codegen tune``."""

@@ -1,0 +1,218 @@
+"""What a tuner has found, in an SQLite file that survives an interruption.
+
+Each candidate is committed by itself. What is there is not done again: a timing is known by its problem, the hashes of
+spec and source, the device and its driver; a compilation by hashes and compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CodegenError
+from codegen.library import NamedSpec
+from codegen.receipts import source_sha256
+from codegen.render import render
+from codegen.select.problem import Problem, parse_problem
+from codegen.spec import canonical
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS timings (
+    problem TEXT NOT NULL, spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL,
+    device TEXT NOT NULL, driver TEXT NOT NULL,
+    stem TEXT NOT NULL, spec TEXT NOT NULL, date TEXT NOT NULL,
+    failure TEXT NOT NULL, single_us REAL, back_to_back_us REAL, again INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (problem, spec_hash, source_sha256, device, driver)
+);
+CREATE TABLE IF NOT EXISTS begun (
+    problem TEXT NOT NULL, spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL,
+    device TEXT NOT NULL, driver TEXT NOT NULL, times INTEGER NOT NULL,
+    PRIMARY KEY (problem, spec_hash, source_sha256, device, driver)
+);
+CREATE TABLE IF NOT EXISTS dense (
+    problem TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
+    name TEXT NOT NULL, single_us REAL, back_to_back_us REAL,
+    PRIMARY KEY (problem, device, driver)
+);
+CREATE TABLE IF NOT EXISTS compilations (
+    spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL, compiler TEXT NOT NULL, stem TEXT NOT NULL,
+    failure TEXT NOT NULL,
+    PRIMARY KEY (spec_hash, source_sha256, compiler)
+);
+"""
+
+
+class DatabaseError(CodegenError):
+    """A database that cannot be opened or written."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and its driver: timings of two are never mixed."""
+
+    name: str
+    driver: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a call takes, in microseconds."""
+
+    single_us: float
+    back_to_back_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a candidate: figures, or why it has none.
+
+    Attributes:
+        problem: its problem.
+        named: the candidate; of a record that was read, without a file.
+        device: where it ran.
+        date: of the timing.
+        failure: why it was not timed, or "".
+        figures: both timings.
+        again: whether they are those of a second, longer timing among the best.
+    """
+
+    problem: Problem
+    named: NamedSpec
+    device: Device
+    date: str
+    failure: str = ""
+    figures: Figures | None = None
+    again: bool = False
+
+
+def spelt_problem(problem: Problem) -> str:
+    """Return a problem in one spelling."""
+    return canonical({"op": problem.op, "arch": problem.arch, **problem.model_dump(mode="json", exclude_defaults=True)})
+
+
+@lru_cache(maxsize=4096)  # rendering takes tens of milliseconds
+def source_of(named: NamedSpec) -> str:
+    """Return the hash of a candidate's source."""
+    return source_sha256(render(named))
+
+
+OF_PLACE = "problem=? AND spec_hash=? AND source_sha256=? AND device=? AND driver=?"
+
+
+def _place(problem: Problem, named: NamedSpec, device: Device) -> tuple[str, ...]:
+    """Return by what a candidate is known."""
+    return (spelt_problem(problem), named.spec.hash, source_of(named), device.name, device.driver)
+
+
+class Database:
+    """The file. Several processes may read it while one writes (WAL)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise DatabaseError(f"{path}: cannot be opened: {error}") from None
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one statement, which is committed at the end."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise DatabaseError(f"{self.path}: {error}") from None
+
+    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._connection() as connection:
+            return list(connection.execute(query, values))
+
+    def begin(self, problem: Problem, named: NamedSpec, device: Device) -> int:
+        """Note that a candidate is begun; return how often it was before without an end, as one that hangs or kills."""
+        place = _place(problem, named, device)
+        with self._connection() as connection:
+            found = connection.execute(f"SELECT times FROM begun WHERE {OF_PLACE}", place).fetchone()
+            before = int(found[0]) if found else 0
+            connection.execute("INSERT OR REPLACE INTO begun VALUES (?,?,?,?,?,?)", (*place, before + 1))
+        return before
+
+    def write(self, record: Record) -> None:
+        """Keep what became of a candidate."""
+        place, figures = _place(record.problem, record.named, record.device), record.figures or Figures(0.0)
+        times = (figures.single_us, figures.back_to_back_us) if record.figures else (None, None)
+        with self._connection() as connection:
+            connection.execute(f"DELETE FROM begun WHERE {OF_PLACE}", place)
+            connection.execute(
+                "INSERT OR REPLACE INTO timings VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+                (
+                    *place,
+                    *(record.named.stem, record.named.spec.canonical_json(), record.date),
+                    *(record.failure, *times, int(record.again)),
+                ),
+            )
+
+    def record(self, problem: Problem, named: NamedSpec, device: Device) -> Record | None:
+        """Return what became of a candidate on a device; None if it was not tried with today's source."""
+        found = self._all(
+            f"SELECT date, failure, single_us, back_to_back_us, again FROM timings WHERE {OF_PLACE}",
+            _place(problem, named, device),
+        )
+        for date, failure, single, back_to_back, again in found:
+            figures = None if single is None else Figures(single, back_to_back)
+            return Record(problem, named, device, date, failure, figures, bool(again))
+        return None
+
+    def problems(self) -> list[tuple[Problem, Device]]:
+        """Return each problem with the devices on which candidates were timed, in one order."""
+        found = self._all("SELECT DISTINCT problem, device, driver FROM timings WHERE failure='' ORDER BY 1, 2, 3")
+        return [(parse_problem(json.loads(problem)), Device(name, driver)) for problem, name, driver in found]
+
+    def rows(self, problem: Problem, device: Device) -> list[tuple[str, dict[str, Any], str, str, Figures]]:
+        """Return stem, spec, hash of the source, date and figures of each candidate that was timed."""
+        found = self._all(
+            "SELECT stem, spec, source_sha256, date, single_us, back_to_back_us FROM timings WHERE problem=? AND "
+            "device=? AND driver=? AND failure='' ORDER BY single_us",
+            (spelt_problem(problem), device.name, device.driver),
+        )
+        return [(stem, json.loads(spec), source, date, Figures(a, b)) for stem, spec, source, date, a, b in found]
+
+    def write_dense(self, problem: Problem, device: Device, name: str, figures: Figures | None) -> None:
+        """Keep what a dense product of a library takes; without figures, that there is none."""
+        times = (figures.single_us, figures.back_to_back_us) if figures else (None, None)
+        place = (spelt_problem(problem), device.name, device.driver)
+        with self._connection() as connection:
+            connection.execute("INSERT OR REPLACE INTO dense VALUES (?,?,?,?,?,?)", (*place, name, *times))
+
+    def dense(self, problem: Problem, device: Device) -> tuple[str, Figures | None] | None:
+        """Return the dense product and its figures; None if it was not tried."""
+        found = self._all(
+            "SELECT name, single_us, back_to_back_us FROM dense WHERE problem=? AND device=? AND driver=?",
+            (spelt_problem(problem), device.name, device.driver),
+        )
+        for name, single, back_to_back in found:
+            return name, None if single is None else Figures(single, back_to_back)
+        return None
+
+    def write_compilation(self, named: NamedSpec, compiler: str, failure: str) -> None:
+        """Keep whether a candidate compiles: ``failure`` is what the compiler said, or ""."""
+        with self._connection() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO compilations VALUES (?,?,?,?,?)",
+                (named.spec.hash, source_of(named), compiler, named.stem, failure),
+            )
+
+    def compilation(self, named: NamedSpec, compiler: str) -> str | None:
+        """Return why a candidate does not compile, or ""; None if that was not tried."""
+        found = self._all(
+            "SELECT failure FROM compilations WHERE spec_hash=? AND source_sha256=? AND compiler=?",
+            (named.spec.hash, source_of(named), compiler),
+        )
+        return str(found[0][0]) if found else None

@@ -1,0 +1,245 @@
+"""The course of a tuning: compile, verify, time, keep; what was done before is not done again.
+
+What needs a compiler or a GPU is handed in: see :class:`Bench` and :mod:`runtime.tune.gpu`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from codegen.errors import CodegenError
+from codegen.library import NamedSpec, find_spec
+from codegen.receipts import source_sha256
+from codegen.render import render
+from codegen.select.problem import Problem, preparation_of, tuning_of
+from codegen.select.table import Dense, Measurement, Timing, ordered
+from codegen.spec import canonical
+from runtime.tune.database import Database, Device, Figures, Record
+
+BEST = 4  # of a problem, which are timed again, in turns
+SOURCE = "codegen tune"
+KEPT = 6  # of the fastest kernels of a problem, in a row of the table
+MOST_AGAIN = 3  # times that the best are timed again
+MOST_BEGUN = 2  # a kernel that was begun so often and did not end is not begun again
+Progress = Callable[[str], None]
+
+
+class TuneError(CodegenError):
+    """A tuning that cannot go on."""
+
+
+class Bench(Protocol):
+    """What times the kernels of one problem, on its data."""
+
+    def verify(self, named: NamedSpec) -> str:
+        """Return what a kernel computes wrongly, or ""."""
+
+    def time(self, named: NamedSpec) -> Figures:
+        """Time a kernel by itself."""
+
+    def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
+        """Time some kernels longer, in turns."""
+
+    def lost(self) -> str:
+        """Return why nothing can be run in this process any more, or ""."""
+
+    def dense(self) -> tuple[str, Figures | None]:
+        """Time the dense product, or dense attention, of a library; without figures where there is none."""
+
+
+def compile_all(
+    database: Database,
+    named: Iterable[NamedSpec],
+    compiler: str,
+    compile_one: Callable[[NamedSpec], object],
+    *,
+    progress: Progress = lambda _: None,
+    jobs: int | None = None,
+) -> dict[str, str]:
+    """Compile candidates that are not known, several at a time, and return the failures by spec hash.
+
+    Args:
+        database: where it is kept.
+        named: the candidates.
+        compiler: its name and version.
+        compile_one: raises CodegenError if a candidate does not compile. Each call starts a compiler process of its
+            own, so threads suffice.
+        progress: called with the stem of each candidate that is done.
+        jobs: compilations at a time; by default one for each CPU.
+    """
+    unique = {each.spec.hash: each for each in named}
+    failures: dict[str, str] = {}
+    left = []
+    for spec_hash, each in unique.items():
+        known = database.compilation(each, compiler)
+        if known is None:
+            left.append(each)
+        elif known:
+            failures[spec_hash] = known
+
+    def attempt(each: NamedSpec) -> tuple[NamedSpec, str]:
+        try:
+            compile_one(each)
+        except CodegenError as error:
+            return each, str(error)
+        return each, ""
+
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        for each, failure in pool.map(attempt, left):
+            database.write_compilation(each, compiler, failure)
+            if failure:
+                failures[each.spec.hash] = failure
+            progress(each.stem)
+    return failures
+
+
+def tune(
+    database: Database,
+    problem: Problem,
+    candidates: Sequence[NamedSpec],
+    device: Device,
+    make_bench: Callable[[Problem, NamedSpec], Bench],
+    *,
+    failures: dict[str, str] | None = None,
+    beside: NamedSpec | None = None,
+    progress: Progress = lambda _: None,
+) -> list[Record]:
+    """Time the candidates of a problem that are not in the database yet, then the best of all again.
+
+    Args:
+        database: where it is kept, candidate by candidate.
+        problem: the problem.
+        candidates: kernels that compute it.
+        device: where they run.
+        make_bench: called once, if there is anything to do, with the first candidate: others must agree with it.
+        failures: candidates that do not compile, by spec hash.
+        beside: a candidate that is timed again with the best, whatever it takes.
+        progress: called with the stem of each candidate that is done.
+
+    Returns:
+        A record of each candidate, in their order.
+    """
+    bench: Bench | None = None
+
+    def the_bench() -> Bench:
+        nonlocal bench
+        bench = bench or make_bench(problem, candidates[0])
+        return bench
+
+    for named in candidates:
+        if database.record(problem, named, device) is None:
+            if failure := (failures or {}).get(named.spec.hash):
+                record = Record(problem, named, device, today(), f"does not compile: {failure}")
+            else:
+                record = _tried(database, problem, named, device, the_bench)
+            database.write(record)
+        progress(named.stem)
+    if database.dense(problem, device) is None:
+        name, figures = the_bench().dense()
+        database.write_dense(problem, device, name, figures)
+
+    def recorded() -> list[Record]:
+        return [found for named in candidates if (found := database.record(problem, named, device)) is not None]
+
+    for _ in range(MOST_AGAIN):  # by longer timings others may be the best
+        timed = best_of(recorded())
+        best = timed[:BEST] + [each for each in timed[BEST:] if beside is not None and each.named.spec == beside.spec]
+        if all(record.again for record in best):
+            break
+        for record, figures in zip(best, the_bench().again([record.named for record in best]), strict=True):
+            database.write(Record(problem, record.named, device, today(), "", figures, again=True))
+    return recorded()
+
+
+def _tried(
+    database: Database, problem: Problem, named: NamedSpec, device: Device, the_bench: Callable[[], Bench]
+) -> Record:
+    """Verify and time one candidate: without a right result it gets no time."""
+    record = functools.partial(Record, problem, named, device, today())
+    bench = the_bench()
+    before = database.begin(problem, named, device)
+    if before >= MOST_BEGUN:
+        return record(f"did not end, {before} times")
+    try:
+        wrong = bench.verify(named)
+        return record(f"is wrong: {wrong}") if wrong else record("", bench.time(named))
+    except CodegenError as error:
+        failed = record(f"cannot be run: {error}")
+    if lost := bench.lost():
+        database.write(failed)
+        raise TuneError(f"{named.stem} {failed.failure}; the GPU is lost ({lost}): run again, it goes on")
+    return failed
+
+
+def today() -> str:
+    """Return the date."""
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+
+
+def cost(figures: Figures) -> float:
+    """Return what kernels are compared by: the geometric mean of both figures."""
+    return math.sqrt(figures.single_us * (figures.back_to_back_us or figures.single_us))
+
+
+def best_of(records: Iterable[Record]) -> list[Record]:
+    """Return the candidates that have a time, the fastest first."""
+    timed = [(cost(record.figures), i, record) for i, record in enumerate(records) if record.figures is not None]
+    return [record for _, _, record in sorted(timed, key=lambda each: each[:2])]
+
+
+def exported(database: Database, most: int = KEPT) -> list[Measurement]:
+    """Return what a database has as rows of the table of measurements: the ``most`` fastest kernels and shipped ones.
+
+    A kernel whose source has changed since is left out: what it takes today is not known.
+    """
+    rows = []
+    for problem, device in database.problems():
+        timings: dict[str, Timing] = {}
+        dates = []
+        for stem, fields, source, date, figures in database.rows(problem, device):
+            named = _named(stem, fields)
+            if source_sha256(render(named)) != source:
+                continue
+            packed = getattr(problem, "prepared", None) == "packed"
+            timings[named.spec.hash] = Timing(
+                spec=stem if named.path is not None else tuning_of(named.spec),
+                single_us=round(figures.single_us, 4),
+                back_to_back_us=figures.back_to_back_us and round(figures.back_to_back_us, 4),
+                prepared=preparation_of(named.spec, packed),
+            )
+            dates.append(date)
+        if not timings:
+            continue
+        known = database.dense(problem, device)
+        dense = None
+        if known is not None and known[1] is not None:
+            dense = Dense(name=known[0], single_us=known[1].single_us, back_to_back_us=known[1].back_to_back_us)
+        row = Measurement(
+            problem=problem.model_copy(update={"prepared": None} if hasattr(problem, "prepared") else {}),
+            device=device.name,
+            date=max(dates),
+            source=f"{SOURCE}, driver {device.driver}",
+            kernels=tuple(timings.values()),
+            dense=dense,
+        )
+        best = ordered(row)
+        kept = [each for i, each in enumerate(best.kernels) if i < most or isinstance(each.spec, str)]
+        rows.append(best.model_copy(update={"kernels": tuple(kept)}))
+    return rows
+
+
+def _named(stem: str, fields: dict[str, object]) -> NamedSpec:
+    """Return a candidate as it was named."""
+    named = find_spec(fields)
+    if named.stem == stem:
+        return named
+    shipped = find_spec(stem)
+    if canonical(fields) != shipped.spec.canonical_json():
+        raise CodegenError(f"{stem} has another spec today than in the database: tune anew")
+    return shipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SchedulerFlags
 from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
@@ -31,6 +32,23 @@ def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
     """Return the bytes of the queue from the scheduler to the others, and what it holds."""
     work = "units" if cuts_rows(spec) else "tiles"
     return QUEUE * announcement_bytes(spec), f"published {work}, and the first of their block columns"
+
+
+def queue_barriers() -> tuple[int, str]:
+    """Return the bytes of the mbarriers of the queue, and their order."""
+    return 8 * (1 + 2 * QUEUE), "mbarriers of the queue: wanted, then full, then empty"
+
+
+def schedule_flags(spec: BsrSpmmSpec, next_block: str = "++block") -> SchedulerFlags:
+    """Return what templates ask of how thread blocks get their work."""
+    work = "unit" if cuts_rows(spec) else "tile"
+    return SchedulerFlags(
+        scheduler=f"bsr_spmm/{'dynamic' if spec.is_dynamic else 'static'}_scheduler.cuh.j2",
+        work=work,
+        work_type=work.capitalize(),
+        walk_from="base" if spec.is_dynamic else "p",
+        next_block=next_block,
+    )
 
 
 def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from codegen.flags import EpilogueFlags
 from codegen.plan import Constant, Param, TensorMap, f32, pointer, tensor_map
-from codegen.plans.balance import QUEUE, cuts_rows
 from codegen.spec import BsrSpmmSpec
 
 
@@ -25,8 +24,6 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
     """Return the bytes of a kernel's mbarriers, and their order, for as many consumers."""
     kinds = [(spec.stages, "full"), (spec.stages, "empty")]
     kinds += [(warpgroups, "c_in of each warpgroup")] if spec.accumulate else []
-    work = "unit" if cuts_rows(spec) else "tile"
-    kinds += [(1 + 2 * QUEUE, f"{work}_wanted, _full and _empty")] if spec.is_dynamic else []
     size = 8 * sum(count for count, _ in kinds)
     return size, f"mbarriers: {', then '.join(name for _, name in kinds)}"
 
@@ -46,11 +43,12 @@ def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
     product = "A^T B" if spec.transpose_a else "A B"
     product = f"{product} + beta c" if spec.accumulate else product
     if spec.epilogue is None:
-        return EpilogueFlags(adds_bias=False, activation="none", formula=product)
+        return EpilogueFlags(adds_bias=False, activation="none", formula=product, bias_rows="")
     product = f"{product} + bias" if spec.epilogue.bias else product
     activation = spec.epilogue.activation
     formula = product if activation == "none" else f"{activation}({product})"
-    return EpilogueFlags(adds_bias=spec.epilogue.bias, activation=activation, formula=formula)
+    bias_rows = "; the bias has one element for each row of C" if spec.epilogue.bias else ""
+    return EpilogueFlags(adds_bias=spec.epilogue.bias, activation=activation, formula=formula, bias_rows=bias_rows)
 
 
 def epilogue_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

@@ -116,12 +116,16 @@ class EpilogueFlags(Flags):
         activation: name of the activation, and of the function that computes it.
         formula: C as a formula.
         bias_rows: what a bias is, in words.
+        finishes: whether a bias is added or an activation applied.
+        epilogue: the template of a consumer's end of a tile.
     """
 
     adds_bias: bool
     activation: str
     formula: str
     bias_rows: str
+    finishes: bool
+    epilogue: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,13 @@ class WgmmaFlags(Flags):
     """What kernels ask whose only choice is the N of their wgmma."""
 
     mma_n: int
+
+
+@dataclass(frozen=True)
+class SddmmSm90aFlags(WgmmaFlags):
+    """What bsr_sddmm/sm90a.cu.j2 asks: ``by_rows``, whether warpgroups' parts of a tile lie one above the other, too."""
+
+    by_rows: bool
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,7 @@ class SpmmFlags(WgmmaFlags):
         b_and_c: how B and C are stored, in words.
         grouped: operands that lie in column groups, in words.
         b_columns: how B lies, where it does not, in words.
+        by_rows: whether the warpgroups' parts of a tile lie one above the other.
         epilogue: what is done to the product.
     """
 
@@ -156,6 +168,7 @@ class SpmmFlags(WgmmaFlags):
     b_and_c: str
     grouped: str
     b_columns: str
+    by_rows: bool
     epilogue: EpilogueFlags
 
 

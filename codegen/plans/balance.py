@@ -77,9 +77,21 @@ def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     return max(1, l2_bytes // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
 
 
+def tile_place(spec: BsrSpmmSpec) -> str:
+    """Return the template of the order of tiles."""
+    order = "by_length" if spec.is_dynamic else "in_bands" if _is_high(spec) else "by_rows"
+    return f"bsr_spmm/tile_{order}.cuh.j2"
+
+
+def place_params(spec: BsrSpmmSpec, rows: str, doc: str) -> tuple[Param, ...]:
+    """Return the parameters that say how many tiles there are, and where: ``rows`` is the name of the rows of tiles."""
+    bands = PLACE_PARAMS if spec.is_dynamic or _is_high(spec) else ()
+    return (i32(rows, doc), *bands, i32("tiles", f"{rows} times the tiles of one"))
+
+
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
-    place = (i32("block_rows", "block rows of A"), *PLACE_PARAMS, i32("tiles", "block_rows * column_tiles"))
+    place = place_params(spec, "block_rows", "block rows of A")
     if not spec.is_dynamic:
         return place
     order = pointer("row_order", "int", "block rows of A, longest first")

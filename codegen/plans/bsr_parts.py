@@ -93,10 +93,9 @@ class Part:
 
     def constants(self, staging_groups: int) -> tuple[Constant, ...]:
         """Return the constants of a part: its place, and the staging of its store."""
-        rows, columns = (WARPGROUP_ROWS, 0) if self.by_rows else (0, self.columns)
+        rows = Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part")
         return (
-            Constant("kWarpgroupRows", rows, "rows from one warpgroup's part to the next"),
-            Constant("kWarpgroupColumns", columns, "columns from one part to the next"),
+            rows if self.by_rows else Constant("kWarpgroupColumns", self.columns, "columns of a warpgroup's part"),
             Constant("kWarpgroupGroups", self.groups, "column groups of a warpgroup's part"),
             Constant("kStagingGroups", staging_groups, "column groups a warpgroup can have on their way out"),
             Constant("kAccumulators", self.registers.accumulators, "accumulators of a thread"),
@@ -186,13 +185,14 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
 
 
-def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
+def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows", by_rows: bool = True) -> SpmmFlags:
     """Return what the templates of kernels ask in which a wgmma is as high as a C tile: the main loop's operands.
 
     Args:
         spec: the spec.
         mma_n: N of a wgmma.
         b_tile: how B, stored by rows, is read.
+        by_rows: whether parts of a tile lie one above the other.
     """
     by_columns = spec.b_layout == "column_major"
     groups = ("A, " if spec.transpose_a else "") + ("C" if by_columns else "B or C")
@@ -203,6 +203,7 @@ def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags
         b_and_c=b_and_c(spec),
         grouped=groups.replace("A, C", "A or C"),
         b_columns=". So are columns of a tile of B" if by_columns else "",
+        by_rows=by_rows,
         epilogue=epilogue_flags(spec),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmSm90aFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, require
-from codegen.plans.balance import order_constants, order_params, order_summary, producers, schedule_flags
+from codegen.plans.balance import order_constants, order_params, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
@@ -113,8 +113,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         },
         constants=constants,
         flags=SpmmSm90aFlags(
-            product=spmm_flags(spec, part.columns, "clipped" if clips else "rows"),
-            tile_place=f"bsr_spmm/tile_{'by_length' if spec.is_dynamic else 'in_bands'}.cuh.j2",
+            product=spmm_flags(spec, part.columns, "clipped" if clips else "rows", part.by_rows),
+            tile_place=tile_place(spec),
             tile_rows="block_rows",
             schedule=schedule_flags(spec),
             a_row_bytes=a_row_bytes,

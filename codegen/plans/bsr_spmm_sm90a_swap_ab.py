@@ -11,7 +11,7 @@ from codegen.dtypes import DTYPES
 from codegen.flags import SpmmSwapAbFlags
 from codegen.plan import Constant, Param, Plan, TensorMap, i32, require
 from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
-from codegen.plans.balance import WARP, order_summary, producers, schedule_flags
+from codegen.plans.balance import WARP, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_parts import (
     COLUMNS_PARAM,
     CONSUMERS,
@@ -41,6 +41,10 @@ WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512, 1024)  # columns of a tile
 STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
+B_ROWS_PARAMS = (
+    COLUMNS_PARAM,
+    i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+)
 TILES_PARAM = i32("tiles", "of C: block_rows times those of a block row")
 
 
@@ -78,7 +82,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kThreads", threads, f"warpgroups that consume, then {workers}"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
-        Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
+        *(() if copies_b(spec) else (Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),)),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
@@ -103,8 +107,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(
             *spmm_params(spec),
             *copy_params(spec),
-            COLUMNS_PARAM,
-            i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+            *(() if prologue else B_ROWS_PARAMS),
             *_work_params(spec),
             *epilogue_params(spec),
         ),
@@ -122,7 +125,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             step_blocks=step_blocks,
             step=f"bsr_spmm/step_{'one_block' if step_blocks == 1 else 'several_blocks'}.cuh.j2",
             tile=f"bsr_spmm/{'unit' if spec.is_dynamic else 'tile'}.cuh.j2",
-            tile_place="bsr_spmm/tile_by_rows.cuh.j2",
+            tile_place=tile_place(spec),
             tile_rows="block_rows",
             b_tile=f"bsr_spmm/b_tile_{'copy' if copies_b(spec) else 'whole_rows'}.cuh.j2",
             b_and_c=b_and_c(spec),

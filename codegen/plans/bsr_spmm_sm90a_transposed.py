@@ -8,7 +8,7 @@ from __future__ import annotations
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmTransposedFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, require_left_out, tensor_map
-from codegen.plans.balance import PLACE_PARAMS, order_summary
+from codegen.plans.balance import order_summary, place_params, tile_place
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
@@ -72,9 +72,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_map("c_map", "C (N, K)"),
         pointer("column_starts", "int", "first entry of each block column, and one more"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
-        i32("block_columns", "block columns of A"),
-        *PLACE_PARAMS,
-        i32("tiles", "block_columns * column_tiles"),
+        *place_params(spec, "block_columns", "block columns of A"),
         *(() if by_columns else (COLUMNS_PARAM,)),
         *epilogue_params(spec),
     )
@@ -96,8 +94,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         },
         constants=constants,
         flags=SpmmTransposedFlags(
-            product=spmm_flags(spec, part.columns),
-            tile_place="bsr_spmm/tile_in_bands.cuh.j2",
+            product=spmm_flags(spec, part.columns, by_rows=part.by_rows),
+            tile_place=tile_place(spec),
             tile_rows="block_columns",
         ),
         grid_summary=order_summary(spec),

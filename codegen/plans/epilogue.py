@@ -42,13 +42,18 @@ def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
     """Return what the templates ask: whether a bias is added, the activation's name, and C as a formula."""
     product = "A^T B" if spec.transpose_a else "A B"
     product = f"{product} + beta c" if spec.accumulate else product
-    if spec.epilogue is None:
-        return EpilogueFlags(adds_bias=False, activation="none", formula=product, bias_rows="")
-    product = f"{product} + bias" if spec.epilogue.bias else product
-    activation = spec.epilogue.activation
-    formula = product if activation == "none" else f"{activation}({product})"
-    bias_rows = "; the bias has one element for each row of C" if spec.epilogue.bias else ""
-    return EpilogueFlags(adds_bias=spec.epilogue.bias, activation=activation, formula=formula, bias_rows=bias_rows)
+    adds_bias = spec.epilogue is not None and spec.epilogue.bias
+    activation = "none" if spec.epilogue is None else spec.epilogue.activation
+    finished = f"{product} + bias" if adds_bias else product
+    finished = finished if activation == "none" else f"{activation}({finished})"
+    return EpilogueFlags(
+        adds_bias=adds_bias,
+        activation=activation,
+        formula=finished,
+        bias_rows="; the bias has one element for each row of C" if adds_bias else "",
+        finishes=finished != product,
+        epilogue=f"bsr_spmm/epilogue{'_c_in' if spec.accumulate else ''}.cuh.j2",
+    )
 
 
 def epilogue_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

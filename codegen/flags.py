@@ -116,7 +116,6 @@ class EpilogueFlags(Flags):
         activation: name of the activation, and of the function that computes it.
         formula: C as a formula.
         bias_rows: what a bias is, in words.
-        finishes: whether a bias is added or an activation applied.
         epilogue: the template of a consumer's end of a tile.
     """
 
@@ -124,7 +123,6 @@ class EpilogueFlags(Flags):
     activation: str
     formula: str
     bias_rows: str
-    finishes: bool
     epilogue: str
 
 
@@ -137,7 +135,7 @@ class WgmmaFlags(Flags):
 
 @dataclass(frozen=True)
 class SddmmSm90aFlags(WgmmaFlags):
-    """What bsr_sddmm/sm90a.cu.j2 asks: ``by_rows``, whether warpgroups' parts of a tile lie one above the other, too."""
+    """What bsr_sddmm/sm90a.cu.j2 asks: ``by_rows``, whether parts of a tile lie one above the other, too."""
 
     by_rows: bool
 
@@ -159,7 +157,6 @@ class SpmmFlags(WgmmaFlags):
         b_and_c: how B and C are stored, in words.
         grouped: operands that lie in column groups, in words.
         b_columns: how B lies, where it does not, in words.
-        by_rows: whether the warpgroups' parts of a tile lie one above the other.
         epilogue: what is done to the product.
     """
 
@@ -168,7 +165,6 @@ class SpmmFlags(WgmmaFlags):
     b_and_c: str
     grouped: str
     b_columns: str
-    by_rows: bool
     epilogue: EpilogueFlags
 
 
@@ -180,11 +176,13 @@ class SpmmTransposedFlags(Flags):
         product: operands and product.
         tile_place: the template of the order of tiles.
         tile_rows: the parameter that says how many rows of tiles there are.
+        by_rows: whether the warpgroups' parts of a tile lie one above the other.
     """
 
     product: SpmmFlags
     tile_place: str
     tile_rows: str
+    by_rows: bool
 
 
 @dataclass(frozen=True)
@@ -214,6 +212,7 @@ class SpmmSm90aFlags(Flags):
         product: operands and product.
         tile_place: the template of the order of tiles.
         tile_rows: the parameter that says how many rows of tiles there are.
+        by_rows: whether the warpgroups' parts of a tile lie one above the other.
         schedule: how thread blocks get their tiles.
         a_row_bytes: bytes of a row of a tile of A.
         b_bytes: bytes of a B tile, in C++.
@@ -225,6 +224,7 @@ class SpmmSm90aFlags(Flags):
     product: SpmmFlags
     tile_place: str
     tile_rows: str
+    by_rows: bool
     schedule: SchedulerFlags
     a_row_bytes: int
     b_bytes: str

@@ -185,14 +185,13 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
 
 
-def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows", by_rows: bool = True) -> SpmmFlags:
+def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
     """Return what the templates of kernels ask in which a wgmma is as high as a C tile: the main loop's operands.
 
     Args:
         spec: the spec.
         mma_n: N of a wgmma.
         b_tile: how B, stored by rows, is read.
-        by_rows: whether parts of a tile lie one above the other.
     """
     by_columns = spec.b_layout == "column_major"
     groups = ("A, " if spec.transpose_a else "") + ("C" if by_columns else "B or C")
@@ -203,7 +202,6 @@ def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows", by_rows: boo
         b_and_c=b_and_c(spec),
         grouped=groups.replace("A, C", "A or C"),
         b_columns=". So are columns of a tile of B" if by_columns else "",
-        by_rows=by_rows,
         epilogue=epilogue_flags(spec),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmTransposedFlags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, require_left_out, tensor_map
+from codegen.plan import Constant, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
 from codegen.plans.balance import order_summary, place_params, tile_place
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
@@ -94,9 +94,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         },
         constants=constants,
         flags=SpmmTransposedFlags(
-            product=spmm_flags(spec, part.columns, by_rows=part.by_rows),
+            product=spmm_flags(spec, part.columns),
             tile_place=tile_place(spec),
             tile_rows="block_columns",
+            by_rows=part.by_rows,
         ),
         grid_summary=order_summary(spec),
         summary=(

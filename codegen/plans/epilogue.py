@@ -51,7 +51,6 @@ def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
         activation=activation,
         formula=finished,
         bias_rows="; the bias has one element for each row of C" if adds_bias else "",
-        finishes=finished != product,
         epilogue=f"bsr_spmm/epilogue{'_c_in' if spec.accumulate else ''}.cuh.j2",
     )
 

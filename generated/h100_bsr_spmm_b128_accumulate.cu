@@ -4,7 +4,7 @@
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 669a41266fc06b00526ff91226322e646af628e1b2b6f449c45a4a38655902c6
 // templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue_c_in.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 683d1640e01ea5529a8352fc15399c312a0c6af630c64799b74fe234bc954191
+// seal: sha256 c14608a249d220f666828c7a7b67c54ff8d0c8bdec6b0e03934b55a3faaa04e1
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.
@@ -93,6 +93,9 @@ struct Params {
   TensorMap c_in_map;  // c, which is added (N, M): box 64 x 64, swizzle 128
   float beta;  // what c is multiplied with; if 0, c is not read
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -588,8 +591,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_accumulate(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
 // templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_length.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c0aea83de5fcb51b7a2ef9fd6533f0b1b1aaa2b108d16614e7d89d1897de4296
+// seal: sha256 9fd7e8e14a448d87addfda95d9800f5089b7b722b7bdd658686a2978696510a4
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.
@@ -97,6 +97,9 @@ struct Params {
   int tiles;  // block_rows times the tiles of one
   int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -401,7 +404,6 @@ static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "shared
 
 // Entry i of the queue, in shared memory.
 __device__ __forceinline__ Announcement& queue_entry(int i) {
-  extern __shared__ __align__(1024) unsigned char shared[];
   return reinterpret_cast<Announcement*>(shared + kQueueOffset)[i];
 }
 
@@ -634,8 +636,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_balanced(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);

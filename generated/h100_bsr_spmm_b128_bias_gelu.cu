@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","epilogue":{"activation":"gelu","bias":true},"mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: aefdf3290bbd8158fa1eeb95339702b50be87aaf929ea71964b1a1d4ca48bd38
 // templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1608a69499ffb19bb188ba95c65de941c89ebe362c1264824f77b93519392228
+// seal: sha256 48a872d09a7411795563b1c556be42c2e91c693ccdfcb2b61c6cbdeb88036c68
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is gelu(A B + bias), computed in fp32; the bias has one element for each row of C.
@@ -90,6 +90,9 @@ struct Params {
   int tiles;  // block_rows times the tiles of one
   const unsigned short* bias;  // added to C, one fp16 for each row (M)
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -562,8 +565,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_bias_gelu(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);

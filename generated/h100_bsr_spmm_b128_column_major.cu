@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 39d1a2992dbee48811a0455b503753507a83a96f0f7c13015cd9dde31bc7ced9
 // templates: bsr_spmm/b_tile_columns.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8e57c0ac27e8284c730274e9db0df48c28ebcce990849a04ef739b8c15778bfe
+// seal: sha256 63eb3ecdb9627530aad713f68415b1178024bc4b51ccd0f22e4fe9fef25a9cf2
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // What is stored is A B, computed in fp32.
@@ -85,6 +85,9 @@ struct Params {
   int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_rows times the tiles of one
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -515,8 +518,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_column_major(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);

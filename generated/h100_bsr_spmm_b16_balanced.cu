@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1b2982f9f2e77891aa08acfe0455ca3ff66c63d62a2275e221488bb6a37c841b
+// seal: sha256 d1385f9324ac97b5165287bda2c2a04a17bb72451105b6f787edb25500c1bf13
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -101,6 +101,9 @@ struct Params {
   int* chunks_done;  // of each tile of a split block row and warpgroup: 0 between launches
   float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -465,7 +468,6 @@ static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "shared
 
 // Entry i of the queue, in shared memory.
 __device__ __forceinline__ Announcement& queue_entry(int i) {
-  extern __shared__ __align__(1024) unsigned char shared[];
   return reinterpret_cast<Announcement*>(shared + kQueueOffset)[i];
 }
 
@@ -588,7 +590,6 @@ __device__ __forceinline__ float4* partial_place(const Params& p, int chunk, int
 // last.
 __device__ __forceinline__ bool combine_partials(const Params& p, const Unit& unit, int warpgroup,
     Accumulators& accumulators) {
-  extern __shared__ __align__(1024) unsigned char shared[];
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;  // of the chunks of the block row
   float4* const place = partial_place(p, unit.chunk, unit.column, warpgroup);
 #pragma unroll
@@ -671,8 +672,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16_balanced(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.

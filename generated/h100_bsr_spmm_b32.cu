@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0de61d1721a11dab036fe4b48ac161ff4dbfb4e7b92790e5f4b23e93744e201e
+// seal: sha256 0be0ac696d291c182ddbc032b1b6b1e16266979ff6d9a12240278455008d19b5
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -89,6 +89,9 @@ struct Params {
   int block_rows;  // block rows of A
   int tiles;  // of C: block_rows times those of a block row
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -495,8 +498,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b32(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.

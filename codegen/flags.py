@@ -113,13 +113,17 @@ class EpilogueFlags(Flags):
 
     Attributes:
         adds_bias: whether a bias is added.
-        activation: name of the activation.
+        activation: name of the activation, and of the function that computes it.
         formula: C as a formula.
+        bias_rows: what a bias is, in words.
+        epilogue: the template of a consumer's end of a tile.
     """
 
     adds_bias: bool
     activation: str
     formula: str
+    bias_rows: str
+    epilogue: str
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,13 @@ class WgmmaFlags(Flags):
     """What kernels ask whose only choice is the N of their wgmma."""
 
     mma_n: int
+
+
+@dataclass(frozen=True)
+class SddmmSm90aFlags(WgmmaFlags):
+    """What bsr_sddmm/sm90a.cu.j2 asks: ``by_rows``, whether parts of a tile lie one above the other, too."""
+
+    by_rows: bool
 
 
 @dataclass(frozen=True)
@@ -138,29 +149,85 @@ class SpgemmSm90aFlags(WgmmaFlags):
 
 @dataclass(frozen=True)
 class SpmmFlags(WgmmaFlags):
-    """What bsr_spmm/sm90a_pairs.cu.j2 and sm90a_transposed.cu.j2 ask.
+    """What kernels ask in which B is on the N side of a wgmma: bsr_spmm/sm90a_pairs.cu.j2 asks no more.
 
     Attributes:
-        by_columns: whether B is stored by columns.
+        b_tile: the template of what a B tile is.
+        b_major: whether it is MN-major or K-major, in names of instructions.
+        b_and_c: how B and C are stored, in words.
+        grouped: operands that lie in column groups, in words.
+        b_columns: how B lies, where it does not, in words.
         epilogue: what is done to the product.
     """
 
-    by_columns: bool
+    b_tile: str
+    b_major: str
+    b_and_c: str
+    grouped: str
+    b_columns: str
     epilogue: EpilogueFlags
 
 
 @dataclass(frozen=True)
-class SpmmSm90aFlags(SpmmFlags):
+class SpmmTransposedFlags(Flags):
+    """What bsr_spmm/sm90a_transposed.cu.j2 asks.
+
+    Attributes:
+        product: operands and product.
+        tile_place: the template of the order of tiles.
+        tile_rows: the parameter that says how many rows of tiles there are.
+        by_rows: whether the warpgroups' parts of a tile lie one above the other.
+    """
+
+    product: SpmmFlags
+    tile_place: str
+    tile_rows: str
+    by_rows: bool
+
+
+@dataclass(frozen=True)
+class SchedulerFlags(Flags):
+    """How thread blocks of BSR x dense get their work.
+
+    Attributes:
+        scheduler: the template of the scheduler and of the producer.
+        work: what a thread block works on: a tile, or a unit.
+        work_type: its type.
+        walk_from: what a consumer needs to go through it.
+        next_block: how the producer goes on to the block of A that it loads next, in C++.
+    """
+
+    scheduler: str
+    work: str
+    work_type: str
+    walk_from: str
+    next_block: str
+
+
+@dataclass(frozen=True)
+class SpmmSm90aFlags(Flags):
     """What bsr_spmm/sm90a.cu.j2 asks.
 
     Attributes:
+        product: operands and product.
+        tile_place: the template of the order of tiles.
+        tile_rows: the parameter that says how many rows of tiles there are.
+        by_rows: whether the warpgroups' parts of a tile lie one above the other.
+        schedule: how thread blocks get their tiles.
         a_row_bytes: bytes of a row of a tile of A.
+        b_bytes: bytes of a B tile, in C++.
         clips: where a tile reaches beyond B, whether columns that are not there are neither loaded nor, by a warpgroup
             that has no others, multiplied. One that has others multiplies what its stage had there before, and the
             store of C leaves it out.
     """
 
+    product: SpmmFlags
+    tile_place: str
+    tile_rows: str
+    by_rows: bool
+    schedule: SchedulerFlags
     a_row_bytes: int
+    b_bytes: str
     clips: bool
 
 
@@ -171,13 +238,27 @@ class SpmmSwapAbFlags(WgmmaFlags):
     Attributes:
         a_row_bytes: bytes of a row of a block of A.
         step_blocks: blocks of A of a step, at most.
+        step: the template of a step.
+        tile: the template of what a thread block works on.
+        tile_place: the template of the order of tiles, where that is a tile.
+        tile_rows: the parameter that says how many rows of tiles there are.
+        b_tile: the template of what a B tile is.
+        b_and_c: how B and C are stored, in words.
         copies_b: whether B is copied by rows before.
+        schedule: how thread blocks get their work.
         epilogue: what is done to the product.
     """
 
     a_row_bytes: int
     step_blocks: int
+    step: str
+    tile: str
+    tile_place: str
+    tile_rows: str
+    b_tile: str
+    b_and_c: str
     copies_b: bool
+    schedule: SchedulerFlags
     epilogue: EpilogueFlags
 
 
@@ -200,12 +281,18 @@ class SpmmMmaFlags(Flags):
     """What bsr_spmm/mma.cu.j2 asks.
 
     Attributes:
-        one_slice: whether a step is one mma.sync deep.
+        b_tile: the template of tiles in shared memory, by how B is stored.
+        lanes: the template of where a lane's operands begin in them.
+        b_and_c: how B and C are stored, in words.
+        mainloop: the template of the main loop.
         some_copy_a: whether an A tile has fewer chunks than there are threads.
         by_columns: whether B is stored by columns.
     """
 
-    one_slice: bool
+    b_tile: str
+    lanes: str
+    b_and_c: str
+    mainloop: str
     some_copy_a: bool
     by_columns: bool
 
@@ -228,15 +315,23 @@ class SpmmWmmaFlags(Flags):
     """What bsr_spmm/wmma.cu.j2 asks.
 
     Attributes:
-        asynchronous: whether tiles come into a ring.
-        tma: whether they come by TMA.
+        load: the template of how tiles are loaded.
+        b_load: the template of how all threads load them.
+        mainloop: the template of the main loop.
+        loaders: who loads, in words.
+        tma: whether tiles come by TMA.
         by_columns: whether B is stored by columns.
+        b_and_c: how B and C are stored, in words.
         some_copy_a: whether an A tile has fewer chunks than its threads can copy.
     """
 
-    asynchronous: bool
+    load: str
+    b_load: str
+    mainloop: str
+    loaders: str
     tma: bool
     by_columns: bool
+    b_and_c: str
     some_copy_a: bool
 
 

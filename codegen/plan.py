@@ -305,6 +305,24 @@ class Plan:
         return ", ".join(name for name, how in self.tensor_maps.items() if how.promotion == 128)
 
     @property
+    def launch_notes(self) -> tuple[str, ...]:
+        """Return what a host has to know to launch the kernel, in lines above its parameters."""
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        notes = [
+            f"Launch: {self.threads} threads a block, {self.shared_bytes} bytes of dynamic shared memory{clusters}.",
+            f"Grid: {self.grid_summary}.",
+        ]
+        if before := self.prologue:
+            notes.append(f"Before it, with the same parameters: {before.symbol}, {before.threads} threads a block.")
+            overlaps = ", and need not have ended when the main kernel begins" if before.overlaps else ""
+            if before.shared_bytes:
+                notes.append(f"It has {before.shared_bytes} bytes of dynamic shared memory{overlaps}.")
+        if self.promoted:
+            maps = self.promoted
+            notes.append(f"{maps}: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.")
+        return tuple(notes)
+
+    @property
     def arch(self) -> Arch:
         """Return the architecture's row."""
         return ARCHS[self.spec.arch]

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2a640422af27611c676b04c91b8cea19511eb29ebdcea2b952da215c08004ffb
+// seal: sha256 74fa6a19cf280b553009f7945916fe3e5943854b49c8f629561c0ae7612ac2d6
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -53,8 +53,7 @@ constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kWarpgroupRows = 64;  // rows from one warpgroup's part to the next
-constexpr int kWarpgroupColumns = 0;  // columns from one part to the next
+constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
 constexpr int kAccumulators = 128;  // accumulators of a thread
@@ -272,8 +271,8 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
 }
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -370,9 +369,9 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
 __device__ __forceinline__ void consume(const Params& p, uint32 base, const int* counts, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
-  const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
+  const int first_row = warpgroup * kWarpgroupRows;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
-  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_column * kRowBytes, 0);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   const int staging_row = warp * 16 + lane % 16;
   PipelineState state;
@@ -408,7 +407,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       // Store C one column group at a time, as far as the unit has blocks.
 #pragma unroll
       for (int group = 0; group < kWarpgroupGroups; ++group) {
-        const int column = first_column + group * kGroupColumns;
+        const int column = group * kGroupColumns;
         if (column / kBlockCols < count) {
           // Wait until the store that last used this staging buffer has read it.
           const uint32 buffer = staging + stored * kCGroupBytes;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: a4bde77b48440ea7cac07e723e8598043ad0c99cb553b984103da9d161237f3e
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a76362cc461ad3216a6bc8fe5ccdb8ed6c785730e54f83786943439d4a972c01
+// seal: sha256 8ad2f9d2f3730badf744ba5bc7eb1b7b2868d65b5de0ebe2965b5fc3f329aa9f
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -53,8 +53,7 @@ constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kWarpgroupRows = 0;  // rows from one warpgroup's part to the next
-constexpr int kWarpgroupColumns = 128;  // columns from one part to the next
+constexpr int kWarpgroupColumns = 128;  // columns of a warpgroup's part
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
 constexpr int kAccumulators = 64;  // accumulators of a thread
@@ -256,8 +255,8 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
 }
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -354,8 +353,8 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
 __device__ __forceinline__ void consume(const Params& p, uint32 base, const int* counts, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
-  const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
-  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
+  const int first_column = warpgroup * kWarpgroupColumns;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_column * kRowBytes, 0);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   const int staging_row = warp * 16 + lane % 16;
@@ -411,7 +410,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
           fence_proxy_async();
           bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
           if (warpgroup_leader) {
-            tma_store_3d(&p.c_map, buffer, column % kBlockCols, first_row, block + column / kBlockCols);
+            tma_store_3d(&p.c_map, buffer, column % kBlockCols, 0, block + column / kBlockCols);
             tma_store_commit();
           }
         }

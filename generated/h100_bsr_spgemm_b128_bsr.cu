@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
 // templates: bsr_spgemm/order_listed.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4da9111d5b309b69f59557d592cd69e0d5680976123ccc7365d6750d1c66b346
+// seal: sha256 162ed6f063a8f310b2933e96899ecc82fb4e76643073148ace05a924b62638ec
 
 // BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
 //
@@ -255,8 +255,8 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
 }
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
 // templates: bsr_spgemm/order_runs.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 136d0b9525ea2db38e48693b65c9f51ea2aedce894e459c9c8040083de3e3010
+// seal: sha256 9463fcdbf62ec7cae8e6a5bf789064fc6e4288503a211e9603142898d6fa099b
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -248,8 +248,8 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
 }
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 

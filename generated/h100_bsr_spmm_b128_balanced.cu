@@ -3,23 +3,19 @@
 //     codegen render specs/h100_bsr_spmm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
-// templates: bsr_spmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9620e8f3f685b5ca2954b6cebd81f86dbd59075702034d640ec5a167d82de450
+// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_length.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 9fd7e8e14a448d87addfda95d9800f5089b7b722b7bdd658686a2978696510a4
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
-//
-// Tiles are handed out, those of the longest block rows first, so that the thread blocks end at about the same time.
+// What is stored is A B, computed in fp32.
 //
 // Who does what
-//   warpgroup 0      producer. Its first warp fills the ring by TMA. The second, the scheduler, finds out which tile is
-//                    next, and its first block columns. The others rest.
+//   warpgroup 0      producer. Its first warp fills the ring by TMA, the second is the tile scheduler; the others rest.
 //   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   tile_full[i], tile_empty[i]  the scheduler has announced a tile; every other warp has read it
-//   tile_wanted                  producer -> scheduler: what is left of the tile fits the ring
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
@@ -54,8 +50,7 @@ constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
-constexpr int kWarpgroupRows = 64;  // rows from one warpgroup's part to the next
-constexpr int kWarpgroupColumns = 0;  // columns from one part to the next
+constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
 constexpr int kAccumulators = 128;  // accumulators of a thread
@@ -70,17 +65,18 @@ constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
 constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
-constexpr int kBarriersOffset = 229376;  // 104 bytes: mbarriers: full, then empty, then tile_wanted, _full and _empty
+constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
+constexpr int kQueueBarriersOffset = 229440;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
 constexpr int kQueueOffset = 229488;  // 288 bytes: published tiles, and the first of their block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kTileWantedBarrier = kEmptyBarrier + 8 * kStages;
-constexpr int kTileFullBarrier = kTileWantedBarrier + 8;
-constexpr int kTileEmptyBarrier = kTileFullBarrier + 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kARowBytes = 128;  // bytes of a row of an A tile in shared memory
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+constexpr int kRingBlocks = kStages * kTileK / kBlockCols;  // blocks of A that the ring has room for
+using Accumulators = float[kAccumulators];
 
 // Launch: 384 threads a block, 229776 bytes of dynamic shared memory.
 // Grid: one thread block per SM; dynamic tile scheduler, a few of the longest block rows first.
@@ -98,9 +94,12 @@ struct Params {
   int block_rows;  // block rows of A
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows * column_tiles
+  int tiles;  // block_rows times the tiles of one
   int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -268,34 +267,16 @@ __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
-__device__ __forceinline__ uint32 pack(float low, float high) {
-  uint32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
-__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
-      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
-__device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
-  return __ldg(indices + static_cast<int64>(i) * p.index_words);
-}
-
-// Which tile comes when: the rank of its block row by length, and its column tile. The longest rows come first, a tile
-// for each thread block or a few more, so that none of them is left for the end. Among these, and then among the rest,
-// it is some column tiles at a time, as many as have their part of B in the L2: thread blocks at work then share it.
+// Order of tiles: those of the longest block rows come first, a tile for each thread block or a few more, so that none
+// of them is left for the end. Among these, and then among the rest, it is some column tiles at a time, as many as have
+// their part of B in the L2: thread blocks at work then share it.
 struct TilePlace {
-  int rank, column;
+  int row, column;
 
   __device__ __forceinline__ TilePlace(const Params& p, int tile) {
     const int thread_blocks = gridDim.x;
@@ -305,7 +286,7 @@ struct TilePlace {
     const int rows = is_long ? long_rows : p.block_rows - long_rows, number = is_long ? tile : tile - long_tiles;
     const int first = number / (rows * p.group_tiles) * p.group_tiles, in_band = number - first * rows;
     const int width = min(p.group_tiles, p.column_tiles - first);
-    rank = in_band / width + (is_long ? 0 : long_rows);
+    row = __ldg(p.row_order + in_band / width + (is_long ? 0 : long_rows));
     column = first + in_band % width;
   }
 };
@@ -320,20 +301,20 @@ struct Tile {
     if (number >= p.tiles) return;
     const TilePlace place(p, number);
     column = place.column;
-    row = __ldg(p.row_order + place.rank);
-    first = load_index(p, p.crow_indices, row);
-    end = load_index(p, p.crow_indices, row + 1);
+    row = place.row;
+    first = load_index(p.crow_indices, p.index_words, row);
+    end = load_index(p.crow_indices, p.index_words, row + 1);
   }
   // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
-    return mine < end ? load_index(p, p.col_indices, mine) : 0;
+    return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
   }
 };
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -344,6 +325,59 @@ struct PipelineState {
     }
   }
 };
+
+// Copies the rows of B of a step, from `row` on, to a stage of the ring. Columns beyond B come as zeros, and count as
+// bytes.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
+// Brings the descriptors of B into their cache.
+__device__ __forceinline__ void prefetch_b(const Params& p) {
+  prefetch_tensormap(&p.b_map);
+  prefetch_tensormap(&p.b_groups_map);
+}
+
+constexpr int kBSliceBytes = 16 * kRowBytes;  // from 16 rows of B to the next, in a column group
+
+// Descriptor of a B tile that begins at this address.
+__device__ __forceinline__ uint32 b_tile_descriptor(uint32 address) { return wgmma_descriptor(address, kBGroupBytes); }
+
+// Copies the A tile and the B tile of one step, `bytes` bytes, to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int bytes, int block,
+    int block_k, int b_row, int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  mbarrier_arrive_expect_tx(full, bytes);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, block_k, 0, block);
+  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
+}
+
+// Producer: loads the steps of block `block`, whose block column lane `i` has.
+__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state, const Tile& tile,
+    int block, int columns, int i) {
+  const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols, b_column = tile.column * kTileN;
+  const int bytes = kABytes + kBBytes;
+#pragma unroll
+  for (int k = 0; k < kBlockCols; k += kTileK) {
+    if (threadIdx.x == 0) load_step(p, base, state, bytes, block, k, b_row + k, b_column);
+    state.advance();
+  }
+  __syncwarp();
+}
+
+// Barriers of the queue from the scheduler to the other warps. wanted: the producer has asked for the next tile, as
+// what is left of this one fits the ring; full[i]: entry i is written; empty[i]: every other warp has read it.
+constexpr int kWantedBarrier = kQueueBarriersOffset;
+constexpr int kQueueFullBarrier = kWantedBarrier + 8;
+constexpr int kQueueEmptyBarrier = kQueueFullBarrier + 8 * kQueue;
 
 // Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that arrives at the
 // empty barrier afterwards: so it is read before it is written again.
@@ -368,6 +402,21 @@ struct Announcement {
 };
 static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "shared memory has room for the queue");
 
+// Entry i of the queue, in shared memory.
+__device__ __forceinline__ Announcement& queue_entry(int i) {
+  return reinterpret_cast<Announcement*>(shared + kQueueOffset)[i];
+}
+
+// One thread prepares the barriers of the queue.
+__device__ __forceinline__ void init_queue(uint32 base) {
+  for (int i = 0; i < kQueue; ++i) {
+    mbarrier_init(base + kQueueFullBarrier + 8 * i, 32);  // lanes of the scheduler
+    // Lanes of the producer, and warps of the consumers.
+    mbarrier_init(base + kQueueEmptyBarrier + 8 * i, 32 + kConsumerWarps);
+  }
+  mbarrier_init(base + kWantedBarrier, 1);
+}
+
 // The last thread block to end leaves the counters at 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
@@ -380,21 +429,21 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 // Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
 // takes, each of which needs what the one before brought. The first tile of a thread block has its own number, each
 // further one is the next that nobody has, taken when the producer asks for it.
-__device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
+__device__ __forceinline__ void schedule(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   QueueState state;
   int phase = 0;
   for (int number = blockIdx.x;;) {
     const Tile tile(p, number);
     const int columns = tile.load_columns(p, tile.first);
-    mbarrier_wait(base + kTileEmptyBarrier + 8 * state.entry, state.phase ^ 1);
-    queue[state.entry].columns[threadIdx.x % 32] = columns;
-    if (leader) queue[state.entry].tile = tile;
+    mbarrier_wait(base + kQueueEmptyBarrier + 8 * state.entry, state.phase ^ 1);
+    queue_entry(state.entry).columns[threadIdx.x % 32] = columns;
+    if (leader) queue_entry(state.entry).tile = tile;
     // Each lane has written a part of the entry, so each arrives.
-    mbarrier_arrive(base + kTileFullBarrier + 8 * state.entry);
+    mbarrier_arrive(base + kQueueFullBarrier + 8 * state.entry);
     if (tile.column < 0) break;
     state.advance();
-    mbarrier_wait(base + kTileWantedBarrier, phase);
+    mbarrier_wait(base + kWantedBarrier, phase);
     phase ^= 1;
     const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
     number = __shfl_sync(0xFFFFFFFF, taken, 0);
@@ -403,65 +452,26 @@ __device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcem
 }
 
 // Producer, the whole warp: the next tile, and the first of its block columns, one a lane.
-__device__ __forceinline__ Tile take_tile(uint32 base, const Announcement* queue, QueueState& state,
-    int& columns) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * state.entry, state.phase);
-  const Tile tile = queue[state.entry].tile;
-  columns = queue[state.entry].columns[threadIdx.x % 32];
-  mbarrier_arrive(base + kTileEmptyBarrier + 8 * state.entry);
+__device__ __forceinline__ Tile take_next(uint32 base, QueueState& state, int& columns) {
+  mbarrier_wait(base + kQueueFullBarrier + 8 * state.entry, state.phase);
+  const Tile tile = queue_entry(state.entry).tile;
+  columns = queue_entry(state.entry).columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kQueueEmptyBarrier + 8 * state.entry);
   state.advance();
   return tile;
-}
-
-// Consumer, the whole warp: the next tile.
-__device__ __forceinline__ Tile read_tile(uint32 base, const Announcement* queue, QueueState& state) {
-  mbarrier_wait(base + kTileFullBarrier + 8 * state.entry, state.phase);
-  const Tile& next = queue[state.entry].tile;
-  Tile tile;
-  tile.column = read_by_leader(&next.column);
-  tile.row = read_by_leader(&next.row);
-  tile.first = read_by_leader(&next.first);
-  tile.end = read_by_leader(&next.end);
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kTileEmptyBarrier + 8 * state.entry);
-  state.advance();
-  return tile;
-}
-
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. Columns beyond B come as zeros, and count
-// as bytes.
-__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n) {
-    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
-    }
-  }
-}
-
-// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int block_k,
-    int b_row, int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * state.index;
-  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
-  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, block_k, 0, block);
-  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
-  const bool leader = threadIdx.x == 0;
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
+  const bool leader = threadIdx.x % 32 == 0;
   PipelineState state;
   QueueState queue_position;
 
   while (true) {
     int next_columns;
-    const Tile tile = take_tile(base, queue, queue_position, next_columns);
+    const Tile tile = take_next(base, queue_position, next_columns);
     if (tile.column < 0) break;
     bool has_asked = false;  // for the next tile
-    const int b_column = tile.column * kTileN;
     int columns = 0;
 
 #pragma unroll 1
@@ -471,112 +481,164 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Anno
         columns = next_columns;
         next_columns = tile.load_columns(p, block + 32);
       }
-      if (!has_asked && (tile.end - block) * (kBlockCols / kTileK) <= kStages) {
+      if (!has_asked && tile.end - block <= kRingBlocks) {
         has_asked = true;
-        if (leader) mbarrier_arrive(base + kTileWantedBarrier);
+        if (leader) mbarrier_arrive(base + kWantedBarrier);
       }
-      const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
-#pragma unroll
-      for (int k = 0; k < kBlockCols; k += kTileK) {
-        if (leader) load_step(p, base, state, block, k, b_row + k, b_column);
-        state.advance();
-      }
-      __syncwarp();
+      load_blocks(p, base, state, tile, block, columns, i);
     }
-    if (!has_asked && leader) mbarrier_arrive(base + kTileWantedBarrier);
+    if (!has_asked && leader) mbarrier_arrive(base + kWantedBarrier);
   }
 }
 
+// Consumer, a whole warp: goes through what the scheduler hands out.
+struct TileWalk {
+  uint32 base;
+  Tile tile;
+  QueueState state;
+
+  __device__ __forceinline__ TileWalk(uint32 base) : base(base) {}
+
+  __device__ __forceinline__ bool next() {
+    mbarrier_wait(base + kQueueFullBarrier + 8 * state.entry, state.phase);
+    const Tile& entry = queue_entry(state.entry).tile;
+    tile.column = read_by_leader(&entry.column);
+    tile.row = read_by_leader(&entry.row);
+    tile.first = read_by_leader(&entry.first);
+    tile.end = read_by_leader(&entry.end);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kQueueEmptyBarrier + 8 * state.entry);
+    state.advance();
+    return tile.column >= 0;
+  }
+};
+
 // accumulators += A B for this warpgroup's part of one step (asynchronous).
-__device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators], uint32 a_descriptor,
-    uint32 b_descriptor) {
+__device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_descriptor, uint32 b_descriptor) {
   warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    // 16 columns of A are 32 bytes of its rows.
     wgmma_m64n256k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
-        b_descriptor + (k * 16 * kRowBytes >> 4), 1);
+        b_descriptor + (k * kBSliceBytes >> 4), 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(accumulators);
 }
 
-// Consumer: one warpgroup computes its part of the C tile, tile after tile.
-__device__ __forceinline__ void consume(const Params& p, uint32 base, const Announcement* queue, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
-  const int first_row = warpgroup * kWarpgroupRows, first_column = warpgroup * kWarpgroupColumns;
-  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kRowBytes, 0);
-  const uint32 b_descriptor =
-      wgmma_descriptor(base + kBOffset + first_column / kGroupColumns * kBGroupBytes, kBGroupBytes);
-  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
-  PipelineState state;
-  QueueState queue_position;
-
-  while (true) {
-    const Tile tile = read_tile(base, queue, queue_position);
-    if (tile.column < 0) break;
-    const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
-    // An empty block row has no step: its zeros are what is stored.
-    float accumulators[kAccumulators];
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
-
-    // Issue each step after the one before, then hand that one's stage back.
-    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+// accumulators += the products of all steps of a tile, as these come into the ring. Each is issued after the one
+// before, then that one's stage is handed back.
+__device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
+    uint32 a_descriptor, uint32 b_descriptor, int steps) {
+  const bool warp_leader = threadIdx.x % 32 == 0;
+  uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
-      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
-          b_descriptor + (state.index * kBBytes >> 4));
-      wgmma_wait<1>();  // those of the step before have ended: its stage is read
-      if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * state.index;
-      state.advance();
-    }
-    wgmma_wait<0>();
-    warpgroup_fence_operand(accumulators);
-    if (steps > 0 && warp_leader) mbarrier_arrive(running);
+  for (int step = 0; step < steps; ++step) {
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4), b_descriptor + (state.index * kBBytes >> 4));
+    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    if (step > 0 && warp_leader) mbarrier_arrive(running);
+    running = base + kEmptyBarrier + 8 * state.index;
+    state.advance();
+  }
+  wgmma_wait<0>();
+  warpgroup_fence_operand(accumulators);
+  if (steps > 0 && warp_leader) mbarrier_arrive(running);
+}
 
-    // Store C one column group at a time. TMA clips what reaches past the last column.
-    const int c_row = tile.row * kTileM + first_row;
-    const int c_column = tile.column * kTileN + first_column;
-    const int staging_row = warp * 16 + lane % 16;
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+__device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
+    int warpgroup, int c_row, int c_column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, staging_row = warp * 16 + lane % 16;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
 #pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) {
-      // Wait until the store that last used this staging buffer has read it.
-      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
-      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+    // Wait until the store that last used this staging buffer has read it.
+    const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+    if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* x = accumulators + group * 32 + j * 8;
-        const int chunk = j * 2 + lane / 16;
-        stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
-            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-      }
-      fence_proxy_async();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      if (warpgroup_leader) {
-        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
-        tma_store_commit();
-      }
+    for (int j = 0; j < 4; ++j) {
+      const float* x = accumulators + group * 32 + j * 8;
+      const int chunk = j * 2 + lane / 16;
+      stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+          pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (warpgroup_leader) {
+      tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+      tma_store_commit();
     }
   }
+}
+
+// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+struct Epilogue {
+  int warpgroup;
+  uint32 staging;
+
+  __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
+    staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  }
+  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
+    store_c(p, accumulators, staging, warpgroup, c_row, c_column);
+  }
   // Shared memory must outlive the stores that read it.
-  if (warpgroup_leader) tma_store_wait_read<0>();
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+  }
+};
+
+// Consumer: one warpgroup computes its part of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
+  const int first_row = warpgroup * kWarpgroupRows;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row * kARowBytes, 0);
+  const uint32 b_descriptor = b_tile_descriptor(base + kBOffset);
+  PipelineState state;
+  Epilogue epilogue(base, warpgroup);
+
+  for (TileWalk walk(base); walk.next();) {
+    const Tile& tile = walk.tile;
+    const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN;
+    // An empty block row has no step: its zeros are what is stored.
+    Accumulators accumulators;
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
+    multiply(accumulators, base, state, a_descriptor, b_descriptor, steps);
+    epilogue.store(p, accumulators, c_row, c_column);
+  }
+  epilogue.wait();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_balanced(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  Announcement* const queue = reinterpret_cast<Announcement*>(shared + kQueueOffset);
-  const int warpgroup = threadIdx.x / kWarpgroupThreads;
+  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
   if (threadIdx.x == 0) {
@@ -584,28 +646,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
-    for (int i = 0; i < kQueue; ++i) {
-      mbarrier_init(base + kTileFullBarrier + 8 * i, 32);  // lanes of the scheduler
-      // Lanes of the producer, and warps of the consumers.
-      mbarrier_init(base + kTileEmptyBarrier + 8 * i, 32 + kConsumerWarps);
-    }
-    mbarrier_init(base + kTileWantedBarrier, 1);
+    init_queue(base);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
-    prefetch_tensormap(&p.b_map);
+    prefetch_b(p);
     prefetch_tensormap(&p.c_map);
   }
   __syncthreads();
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x < 32) {
-      produce(p, base, queue);
-    } else if (threadIdx.x < 64) {
-      schedule(p, base, queue);
-    }
+    if (threadIdx.x < 32) produce(p, base);
+    if (threadIdx.x / 32 == 1) schedule(p, base);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
-    consume(p, base, queue, warpgroup - 1);
+    consume(p, base, warpgroup - 1);
   }
 }

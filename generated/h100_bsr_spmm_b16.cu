@@ -3,10 +3,12 @@
 //     codegen render specs/h100_bsr_spmm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 059ccd1919667699ad8616ea77393d948e50ac25d3d9b621192bf73eb2f7abbc
-// templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6f3409c9748625cafe98d3aa1727e7010eb358474add360007c437f6044a96ba
+// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b626a02657c1eef404a4c1b7cc07f835385dd71663d03a5887a912f8102ee674
 
-// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
+// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
+// B, C dense and row-major.
+// What is stored is A B, computed in fp32.
 //
 // The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
 // its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
@@ -14,7 +16,7 @@
 //
 // Who does what
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
-//   the last warp    producer. It reads the block columns and fills the ring by TMA.
+//   the next warp    producer. It fills the ring by TMA.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
@@ -25,9 +27,8 @@
 // those of step s can be running, the stage of step s - 1 is released. Across tiles the producer runs ahead.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//                thread blocks at work share columns of B, which then come from the L2
-//   step         one block of A, the kTileK rows of B that meet it
+//   tile         kTileM x kTileN of C: one block row, kTileN columns
+//   step         one block of A, the kBlockCols rows of B that meet it
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                32 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
@@ -46,7 +47,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kTileM = 16;  // rows of a C tile: one block row
 constexpr int kTileN = 512;  // columns of a C tile
-constexpr int kTileK = 16;  // depth of one step: the columns of a stored block of A
+constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
@@ -71,6 +72,7 @@ constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
 // Launch: 288 threads a block, 109664 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM, looping over tiles (persistent), block rows fastest.
@@ -87,6 +89,9 @@ struct Params {
   int block_rows;  // block rows of A
   int tiles;  // of C: block_rows times those of a block row
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -218,6 +223,65 @@ __device__ __forceinline__ void wgmma_m64n16k16_m_major_narrow(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
+// The same for all accumulators of a thread.
+__device__ __forceinline__ void warpgroup_fence_operand(Accumulators& accumulators) {
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// Order of tiles: column by column, so that thread blocks at work share columns of B, which come from the L2. Each
+// column begins 5/8 of the rows, made odd, further on. A thread block has every gridDim.x-th tile: where the number of
+// rows divides gridDim.x, it would otherwise have the same row in each column, and no short row would make up for a
+// long one.
+struct TilePlace {
+  int row, column;
+
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const uint32 rows = p.block_rows;
+    column = tile / rows;
+    row = (tile + column * (rows * 5 / 8 | 1)) % rows;
+  }
+};
+
+// A tile, and the blocks [first, end) of its block row.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 past the last tile
+  int row = 0, first = 0, end = 0;
+
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = place.row;
+    first = load_index(p.crow_indices, p.index_words, row);
+    end = load_index(p.crow_indices, p.index_words, row + 1);
+  }
+  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
+  __device__ __forceinline__ int load_columns(const Params& p, int block) const {
+    const int mine = block + threadIdx.x % 32;
+    return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
+  }
+};
+
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+struct PipelineState {
+  int index = 0, phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -237,51 +301,55 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
-__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
-  return __ldg(indices + static_cast<int64>(i) * words);
-}
-
-// Which of the p.block_rows rows of tiles a tile is in. Tiles are numbered column by column, each of which begins 5/8
-// of the rows, made odd, further on. A thread block has every gridDim.x-th tile: where the number of rows divides
-// gridDim.x, it would otherwise have the same row in each column, and no short row would make up for a long one.
-__device__ __forceinline__ int row_of(const Params& p, int tile) {
-  const uint32 rows = p.block_rows;
-  return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
-}
-
-// The blocks [first, end) of a tile's block row; none past the last tile.
-struct BlockRow {
-  int first = 0, end = 0;
-
-  __device__ __forceinline__ BlockRow(const Params& p, int tile) {
-    if (tile >= p.tiles) return;
-    const int row = row_of(p, tile);
-    first = load_index(p.crow_indices, p.index_words, row);
-    end = load_index(p.crow_indices, p.index_words, row + 1);
-  }
-  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
-  __device__ __forceinline__ int load_columns(const Params& p, int block) const {
-    const int mine = block + threadIdx.x % 32;
-    return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
-  }
-};
-
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
-struct PipelineState {
-  int index = 0, phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++index == kStages) {
-      index = 0;
-      phase ^= 1;
+// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+__device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
+    int warpgroup, int c_row, int c_column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+    // Wait until the store that last used this staging buffer has read it.
+    const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+    if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
+    // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+#pragma unroll
+    for (int j = 0; j < kTileM / 16; ++j) {
+      const float* x = accumulators[group] + j * 8;
+      const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
+      const int piece = warp * 2 + lane / 8 % 2;
+      stmatrix_x4_trans(buffer + staging_row * kRowBytes + (piece ^ staging_row % 8) * 16,
+          pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (warpgroup_leader) {
+      tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+      tma_store_commit();
     }
   }
+}
+
+// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+struct Epilogue {
+  int warpgroup;
+  uint32 staging;
+
+  __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
+    staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  }
+  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
+    store_c(p, accumulators, staging, warpgroup, c_row, c_column);
+  }
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+  }
 };
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups; those
+// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
 // beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
 // from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
 // on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
@@ -296,6 +364,12 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
+// Brings the descriptors of B into their cache.
+__device__ __forceinline__ void prefetch_b(const Params& p) {
+  prefetch_tensormap(&p.b_map);
+  prefetch_tensormap(&p.b_groups_map);
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
@@ -306,44 +380,21 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base) {
-  const bool leader = threadIdx.x % 32 == 0;
-  PipelineState state;
-  BlockRow row(p, blockIdx.x);
-  int next_columns = row.load_columns(p, row.first);
-
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block row and, below, for the next columns well before they are needed.
-    const BlockRow next_row(p, tile + gridDim.x);
-    const int b_column = tile / p.block_rows * kTileN;
-    int columns = 0;
-
-#pragma unroll 1
-    for (int block = row.first; block < row.end; ++block) {
-      const int i = (block - row.first) % 32;
-      if (i == 0) {
-        columns = next_columns;
-        next_columns = row.load_columns(p, block + 32);
-      }
-      const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
-      if (leader) load_step(p, base, state, block, b_row, b_column);
-      state.advance();
-      __syncwarp();
-    }
-    row = next_row;
-    next_columns = row.load_columns(p, row.first);
-  }
+// Producer: loads block `block`, whose block column lane `i` has.
+__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
+    const Tile& tile, int block, int columns, int i) {
+  const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
+  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, b_row, tile.column * kTileN);
+  state.advance();
+  __syncwarp();
 }
 
 // accumulators += B^T A^T for this warpgroup's column groups of one step (asynchronous).
-__device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
-    uint32 a_descriptor, uint32 b_descriptor) {
-#pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
+__device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_descriptor, uint32 b_descriptor) {
+  warpgroup_fence_operand(accumulators);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kTileK / 16; ++k) {
+  for (int k = 0; k < kBlockCols / 16; ++k) {
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
       // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
@@ -352,86 +403,99 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
     }
   }
   wgmma_commit();
-#pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
+  warpgroup_fence_operand(accumulators);
 }
+
+// accumulators += the products of all steps of a tile, as these come into the ring. Each is issued after the one
+// before, then that one's stage is handed back.
+__device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
+    uint32 a_descriptor, uint32 b_descriptor, int steps) {
+  const bool warp_leader = threadIdx.x % 32 == 0;
+  uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4), b_descriptor + (state.index * kBBytes >> 4));
+    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    if (step > 0 && warp_leader) mbarrier_arrive(running);
+    running = base + kEmptyBarrier + 8 * state.index;
+    state.advance();
+  }
+  wgmma_wait<0>();
+  warpgroup_fence_operand(accumulators);
+  if (steps > 0 && warp_leader) mbarrier_arrive(running);
+}
+
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
+  PipelineState state;
+  Tile tile(p, blockIdx.x);
+  int next_columns = tile.load_columns(p, tile.first);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile and, below, for the next columns well before they are needed.
+    const Tile next_tile(p, number + gridDim.x);
+    int columns = 0;
+
+#pragma unroll 1
+    for (int block = tile.first; block < tile.end; ++block) {
+      const int i = (block - tile.first) % 32;
+      if (i == 0) {
+        columns = next_columns;
+        next_columns = tile.load_columns(p, block + 32);
+      }
+      load_blocks(p, base, state, tile, block, columns, i);
+    }
+    tile = next_tile;
+    next_columns = tile.load_columns(p, tile.first);
+  }
+}
+
+// Consumer: goes through the tiles. The next one is asked for while one is computed, so that it starts without waiting
+// for its block row.
+struct TileWalk {
+  const Params& p;
+  int number;
+  Tile tile, next_tile;  // `tile` is none before the first call of next()
+
+  __device__ __forceinline__ TileWalk(const Params& p)
+      : p(p), number(blockIdx.x - gridDim.x), tile(p, p.tiles), next_tile(p, blockIdx.x) {}
+
+  __device__ __forceinline__ bool next() {
+    number += gridDim.x;
+    tile = next_tile;
+    if (number >= p.tiles) return false;
+    next_tile = Tile(p, number + gridDim.x);
+    return true;
+  }
+};
 
 // Consumer: one warpgroup computes its column groups of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const int first_group = warpgroup * kWarpgroupGroups;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
-  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   PipelineState state;
-  BlockRow row(p, blockIdx.x);
+  Epilogue epilogue(base, warpgroup);
 
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block row now, so that the next tile starts without waiting for it.
-    const BlockRow next_row(p, tile + gridDim.x);
-    const int steps = row.end - row.first;
+  for (TileWalk walk(p); walk.next();) {
+    const Tile& tile = walk.tile;
+    const int c_row = tile.row * kTileM, c_column = tile.column * kTileN + first_group * kGroupColumns;
     // An empty block row has no step: its zeros are what is stored.
-    float accumulators[kWarpgroupGroups][kAccumulators];
+    Accumulators accumulators;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
-
-    // Issue each step after the one before, then hand that one's stage back.
-    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
-      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
-          b_descriptor + (state.index * kBBytes >> 4));
-      wgmma_wait<1>();  // those of the step before have ended: its stage is read
-      if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * state.index;
-      state.advance();
-    }
-    wgmma_wait<0>();
-#pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
-    if (steps > 0 && warp_leader) mbarrier_arrive(running);
-
-    // Store C one column group at a time. TMA clips what reaches past the last column.
-    const int c_row = row_of(p, tile) * kTileM;
-    const int c_column = tile / p.block_rows * kTileN + first_group * kGroupColumns;
-#pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) {
-      // Wait until the store that last used this staging buffer has read it.
-      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
-      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
-      // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
-#pragma unroll
-      for (int j = 0; j < kTileM / 16; ++j) {
-        const float* x = accumulators[group] + j * 8;
-        const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
-        const int piece = warp * 2 + lane / 8 % 2;
-        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (piece ^ staging_row % 8) * 16,
-            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-      }
-      fence_proxy_async();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      if (warpgroup_leader) {
-        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
-        tma_store_commit();
-      }
-    }
-    row = next_row;
+    multiply(accumulators, base, state, a_descriptor, b_descriptor, tile.end - tile.first);
+    epilogue.store(p, accumulators, c_row, c_column);
   }
-  // Shared memory must outlive the stores that read it.
-  if (warpgroup_leader) tma_store_wait_read<0>();
+  epilogue.wait();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
@@ -442,14 +506,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
-    prefetch_tensormap(&p.b_map);
+    prefetch_b(p);
     prefetch_tensormap(&p.c_map);
   }
   __syncthreads();
 
-  if (threadIdx.x / 32 == kConsumerWarps) {
+  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+  if (warp == kConsumerWarps) {
     produce(p, base);
   } else {
-    consume(p, base, threadIdx.x / kWarpgroupThreads);
+    consume(p, base, warp / 4);
   }
 }

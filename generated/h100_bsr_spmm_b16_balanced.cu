@@ -3,41 +3,32 @@
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
-// templates: bsr_spmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/bsr_chunks.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 421e5b80433a762e61764285ba39e9ebbe6346e5f2f4472c8e71756eb00b6dab
+// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 d1385f9324ac97b5165287bda2c2a04a17bb72451105b6f787edb25500c1bf13
 
-// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
+// BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
+// B, C dense and row-major.
+// What is stored is A B, computed in fp32.
 //
 // The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
 // its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
 // loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
 //
-// Block rows are of very different lengths. So long ones are cut into chunks, and these are handed out, for a few
-// column tiles at a time: the thread blocks share these columns of B in the L2, which no chunk is long enough to keep
-// in use by itself, and all end at about the same time. The chunks of a row are joined in global memory.
-//
 // Who does what
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
-//   the next warp    producer. It fills the ring by TMA.
-//   the last warp    scheduler. It finds out which unit is next, and its first block columns.
+//   the next warp    producer. It fills the ring by TMA; the last warp is the scheduler of units.
 //
 // Which barrier guards what
 //   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   unit_full[i], unit_empty[i]  the scheduler has announced a unit; every other warp has read it
-//   unit_wanted                  producer -> scheduler: what is left of the unit fits the ring
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around its parts
-//   chunks_done  the chunks of a tile whose parts of C are in global memory: the last one joins them
 //
 // Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
 // those of step s can be running, the stage of step s - 1 is released. Across units the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns
-//   chunk        blocks of A that a block row lists one after the other: p.chunk_blocks at most, all of a short row
-//   unit         a chunk of a block row and a column tile: what a thread block does before it asks for more
-//   part         of C: what one of the several chunks of a block row adds to a tile, in fp32
-//   step         one block of A, the kTileK rows of B that meet it
+//   step         one block of A, the kBlockCols rows of B that meet it
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                32 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
@@ -56,7 +47,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kTileM = 16;  // rows of a C tile: one block row
 constexpr int kTileN = 512;  // columns of a C tile
-constexpr int kTileK = 16;  // depth of one step: the columns of a stored block of A
+constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 320;  // warpgroups that consume, then one warp that produces, one that schedules
 constexpr int kConsumerWarps = 8;  // warps that compute
@@ -77,18 +68,17 @@ constexpr int kPartialFloats = 4096;  // floats of a warpgroup's partial sum
 constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 bytes
 constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
 constexpr int kCOffset = 101376;  // 8192 bytes: 2 column groups of C of each warpgroup
-constexpr int kBarriersOffset = 109568;  // 136 bytes: mbarriers: full, then empty, then unit_wanted, _full and _empty
+constexpr int kBarriersOffset = 109568;  // 96 bytes: mbarriers: full, then empty
+constexpr int kQueueBarriersOffset = 109664;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
 constexpr int kQueueOffset = 109712;  // 304 bytes: published units, and the first of their block columns
 constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup's chunk came last
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
-constexpr int kUnitWantedBarrier = kEmptyBarrier + 8 * kStages;
-constexpr int kUnitFullBarrier = kUnitWantedBarrier + 8;
-constexpr int kUnitEmptyBarrier = kUnitFullBarrier + 8 * kQueue;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
 // Launch: 320 threads a block, 110024 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM; units (chunk of a block row, column tile) scheduled dynamically, columns outermost.
@@ -111,6 +101,9 @@ struct Params {
   int* chunks_done;  // of each tile of a split block row and warpgroup: 0 between launches
   float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
+
+// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -242,23 +235,10 @@ __device__ __forceinline__ void wgmma_m64n16k16_m_major_narrow(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
-__device__ __forceinline__ uint32 pack(float low, float high) {
-  uint32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
-// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
-__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
-      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+// The same for all accumulators of a thread.
+__device__ __forceinline__ void warpgroup_fence_operand(Accumulators& accumulators) {
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
 // Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
@@ -266,9 +246,11 @@ __device__ __forceinline__ int load_index(const int* indices, int words, int i) 
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// A unit of work: a chunk of a block row, for one column tile. Units are numbered so that p.group_tiles column tiles,
-// as many as have their columns of B in the L2 together, are done before the next ones begin: thread blocks at work
-// then share them. Among these the chunks of the longest block rows come first.
+// Block rows are of very different lengths. So long ones are cut into chunks of p.chunk_blocks blocks at most, and what
+// thread blocks ask for is a unit: a chunk of a block row, for one column tile. So all end at about the same time.
+// Units are numbered so that p.group_tiles column tiles, as many as have their columns of B in the L2 together, are
+// done before the next ones begin: thread blocks at work then share them. Among these the chunks of the longest block
+// rows come first.
 struct Unit {
   int column = -1;  // number of the column tile; -1 past the last unit
   int row = 0, first = 0, end = 0;  // block row, and the blocks [first, end) of the chunk
@@ -296,8 +278,8 @@ struct Unit {
 };
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -308,6 +290,158 @@ struct PipelineState {
     }
   }
 };
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+__device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
+    int warpgroup, int c_row, int c_column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+    // Wait until the store that last used this staging buffer has read it.
+    const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+    if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
+    // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+#pragma unroll
+    for (int j = 0; j < kTileM / 16; ++j) {
+      const float* x = accumulators[group] + j * 8;
+      const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
+      const int piece = warp * 2 + lane / 8 % 2;
+      stmatrix_x4_trans(buffer + staging_row * kRowBytes + (piece ^ staging_row % 8) * 16,
+          pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (warpgroup_leader) {
+      tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+      tma_store_commit();
+    }
+  }
+}
+
+// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+struct Epilogue {
+  int warpgroup;
+  uint32 staging;
+
+  __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
+    staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  }
+  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
+    store_c(p, accumulators, staging, warpgroup, c_row, c_column);
+  }
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+  }
+};
+
+// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
+// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
+// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
+// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n || row < p.whole_rows) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
+// Brings the descriptors of B into their cache.
+__device__ __forceinline__ void prefetch_b(const Params& p) {
+  prefetch_tensormap(&p.b_map);
+  prefetch_tensormap(&p.b_groups_map);
+}
+
+// Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
+    int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
+  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
+}
+
+constexpr int kRingBlocks = kStages;  // blocks of A that the ring has room for
+
+// Producer: loads block `block`, whose block column lane `i` has.
+__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
+    const Unit& unit, int block, int columns, int i) {
+  const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
+  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, b_row, unit.column * kTileN);
+  state.advance();
+  __syncwarp();
+}
+
+// accumulators += B^T A^T for this warpgroup's column groups of one step (asynchronous).
+__device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_descriptor, uint32 b_descriptor) {
+  warpgroup_fence_operand(accumulators);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kBlockCols / 16; ++k) {
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+      wgmma_m64n16k16_m_major_narrow(accumulators[group],
+          b_descriptor + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4), a_descriptor + (k * 32 >> 4), 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(accumulators);
+}
+
+// accumulators += the products of all steps of a tile, as these come into the ring. Each is issued after the one
+// before, then that one's stage is handed back.
+__device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
+    uint32 a_descriptor, uint32 b_descriptor, int steps) {
+  const bool warp_leader = threadIdx.x % 32 == 0;
+  uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4), b_descriptor + (state.index * kBBytes >> 4));
+    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    if (step > 0 && warp_leader) mbarrier_arrive(running);
+    running = base + kEmptyBarrier + 8 * state.index;
+    state.advance();
+  }
+  wgmma_wait<0>();
+  warpgroup_fence_operand(accumulators);
+  if (steps > 0 && warp_leader) mbarrier_arrive(running);
+}
+
+// Barriers of the queue from the scheduler to the other warps. wanted: the producer has asked for the next unit, as
+// what is left of this one fits the ring; full[i]: entry i is written; empty[i]: every other warp has read it.
+constexpr int kWantedBarrier = kQueueBarriersOffset;
+constexpr int kQueueFullBarrier = kWantedBarrier + 8;
+constexpr int kQueueEmptyBarrier = kQueueFullBarrier + 8 * kQueue;
 
 // Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that arrives at the
 // empty barrier afterwards: so it is read before it is written again.
@@ -332,6 +466,21 @@ struct Announcement {
 };
 static_assert(kQueue == 2 && sizeof(Announcement) == kAnnouncementBytes, "shared memory has room for the queue");
 
+// Entry i of the queue, in shared memory.
+__device__ __forceinline__ Announcement& queue_entry(int i) {
+  return reinterpret_cast<Announcement*>(shared + kQueueOffset)[i];
+}
+
+// One thread prepares the barriers of the queue.
+__device__ __forceinline__ void init_queue(uint32 base) {
+  for (int i = 0; i < kQueue; ++i) {
+    mbarrier_init(base + kQueueFullBarrier + 8 * i, 32);  // lanes of the scheduler
+    // Lanes of the producer, and warps of the consumers.
+    mbarrier_init(base + kQueueEmptyBarrier + 8 * i, 32 + kConsumerWarps);
+  }
+  mbarrier_init(base + kWantedBarrier, 1);
+}
+
 // The last thread block to end leaves the counters at 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
@@ -344,21 +493,21 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 // Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
 // takes, each of which needs what the one before brought. The first unit of a thread block has its own number, each
 // further one is the next that nobody has, taken when the producer asks for it.
-__device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcement* queue) {
+__device__ __forceinline__ void schedule(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   QueueState state;
   int phase = 0;
   for (int number = blockIdx.x;;) {
     const Unit unit(p, number);
     const int columns = unit.load_columns(p, unit.first);
-    mbarrier_wait(base + kUnitEmptyBarrier + 8 * state.entry, state.phase ^ 1);
-    queue[state.entry].columns[threadIdx.x % 32] = columns;
-    if (leader) queue[state.entry].unit = unit;
+    mbarrier_wait(base + kQueueEmptyBarrier + 8 * state.entry, state.phase ^ 1);
+    queue_entry(state.entry).columns[threadIdx.x % 32] = columns;
+    if (leader) queue_entry(state.entry).unit = unit;
     // Each lane has written a part of the entry, so each arrives.
-    mbarrier_arrive(base + kUnitFullBarrier + 8 * state.entry);
+    mbarrier_arrive(base + kQueueFullBarrier + 8 * state.entry);
     if (unit.column < 0) break;
     state.advance();
-    mbarrier_wait(base + kUnitWantedBarrier, phase);
+    mbarrier_wait(base + kWantedBarrier, phase);
     phase ^= 1;
     const int taken = leader ? atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x) : 0;
     number = __shfl_sync(0xFFFFFFFF, taken, 0);
@@ -367,68 +516,25 @@ __device__ __forceinline__ void schedule(const Params& p, uint32 base, Announcem
 }
 
 // Producer, the whole warp: the next unit, and the first of its block columns, one a lane.
-__device__ __forceinline__ Unit take_unit(uint32 base, const Announcement* queue, QueueState& state,
-    int& columns) {
-  mbarrier_wait(base + kUnitFullBarrier + 8 * state.entry, state.phase);
-  const Unit unit = queue[state.entry].unit;
-  columns = queue[state.entry].columns[threadIdx.x % 32];
-  mbarrier_arrive(base + kUnitEmptyBarrier + 8 * state.entry);
+__device__ __forceinline__ Unit take_next(uint32 base, QueueState& state, int& columns) {
+  mbarrier_wait(base + kQueueFullBarrier + 8 * state.entry, state.phase);
+  const Unit unit = queue_entry(state.entry).unit;
+  columns = queue_entry(state.entry).columns[threadIdx.x % 32];
+  mbarrier_arrive(base + kQueueEmptyBarrier + 8 * state.entry);
   state.advance();
   return unit;
-}
-
-// Consumer, the whole warp: the next unit.
-__device__ __forceinline__ Unit read_unit(uint32 base, const Announcement* queue, QueueState& state) {
-  mbarrier_wait(base + kUnitFullBarrier + 8 * state.entry, state.phase);
-  const Unit& next = queue[state.entry].unit;
-  Unit unit;
-  unit.column = read_by_leader(&next.column);
-  unit.row = read_by_leader(&next.row);
-  unit.first = read_by_leader(&next.first);
-  unit.end = read_by_leader(&next.end);
-  unit.chunk = read_by_leader(&next.chunk);
-  unit.first_chunk = read_by_leader(&next.first_chunk);
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kUnitEmptyBarrier + 8 * state.entry);
-  state.advance();
-  return unit;
-}
-
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. One copy brings all column groups; those
-// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
-// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
-// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
-__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
-  if (column + kTileN <= p.n || row < p.whole_rows) {
-    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
-  } else {
-#pragma unroll
-    for (int group = 0; group < kTileGroups; ++group) {
-      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
-    }
-  }
-}
-
-// Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
-    int b_column) {
-  const uint32 full = base + kFullBarrier + 8 * state.index;
-  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
-  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-  tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
-  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
 // Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
-__device__ __forceinline__ void produce(const Params& p, uint32 base, const Announcement* queue) {
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   PipelineState state;
   QueueState queue_position;
 
   while (true) {
     int next_columns;
-    const Unit unit = take_unit(base, queue, queue_position, next_columns);
+    const Unit unit = take_next(base, queue_position, next_columns);
     if (unit.column < 0) break;
-    const int b_column = unit.column * kTileN;
     bool has_asked = false;  // for the next unit
     int columns = 0;
 
@@ -439,40 +545,41 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Anno
         columns = next_columns;
         next_columns = unit.load_columns(p, block + 32);
       }
-      if (!has_asked && unit.end - block <= kStages) {
+      if (!has_asked && unit.end - block <= kRingBlocks) {
         has_asked = true;
-        if (leader) mbarrier_arrive(base + kUnitWantedBarrier);
+        if (leader) mbarrier_arrive(base + kWantedBarrier);
       }
-      const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kTileK;
-      if (leader) load_step(p, base, state, block, b_row, b_column);
-      state.advance();
-      __syncwarp();
+      load_blocks(p, base, state, unit, block, columns, i);
     }
-    if (!has_asked && leader) mbarrier_arrive(base + kUnitWantedBarrier);
+    if (!has_asked && leader) mbarrier_arrive(base + kWantedBarrier);
   }
 }
 
-// accumulators += B^T A^T for this warpgroup's column groups of one step (asynchronous).
-__device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroups][kAccumulators],
-    uint32 a_descriptor, uint32 b_descriptor) {
-#pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kTileK / 16; ++k) {
-#pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) {
-      // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
-      wgmma_m64n16k16_m_major_narrow(accumulators[group],
-          b_descriptor + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4), a_descriptor + (k * 32 >> 4), 1);
-    }
-  }
-  wgmma_commit();
-#pragma unroll
-  for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
-}
+// Consumer, a whole warp: goes through what the scheduler hands out.
+struct UnitWalk {
+  uint32 base;
+  Unit unit;
+  QueueState state;
 
-// Where a warpgroup leaves its column groups of a part: for each thread its accumulators, four floats at a time.
+  __device__ __forceinline__ UnitWalk(uint32 base) : base(base) {}
+
+  __device__ __forceinline__ bool next() {
+    mbarrier_wait(base + kQueueFullBarrier + 8 * state.entry, state.phase);
+    const Unit& entry = queue_entry(state.entry).unit;
+    unit.column = read_by_leader(&entry.column);
+    unit.row = read_by_leader(&entry.row);
+    unit.first = read_by_leader(&entry.first);
+    unit.end = read_by_leader(&entry.end);
+    unit.chunk = read_by_leader(&entry.chunk);
+    unit.first_chunk = read_by_leader(&entry.first_chunk);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(base + kQueueEmptyBarrier + 8 * state.entry);
+    state.advance();
+    return unit.column >= 0;
+  }
+};
+
+// A part is what one of the several chunks of a block row adds to a tile of C, in fp32. Here a warpgroup leaves its
+// column groups of it: for each thread its accumulators, four floats at a time.
 __device__ __forceinline__ float4* partial_place(const Params& p, int chunk, int column, int warpgroup) {
   const int64 part = (static_cast<int64>(chunk) * p.column_tiles + column) * (kConsumerWarps / 4) + warpgroup;
   return reinterpret_cast<float4*>(p.parts + part * kPartialFloats) + threadIdx.x % kWarpgroupThreads;
@@ -481,8 +588,9 @@ __device__ __forceinline__ float4* partial_place(const Params& p, int chunk, int
 // Leaves a warpgroup's column groups of a part in global memory. If those of all other chunks of the block row are
 // there, adds them up and returns true. That is done in the order of the chunks, so it does not matter which one comes
 // last.
-__device__ __forceinline__ bool combine_partials(const Params& p, const Unit& unit, int warpgroup, int* is_last,
-    float (&accumulators)[kWarpgroupGroups][kAccumulators]) {
+__device__ __forceinline__ bool combine_partials(const Params& p, const Unit& unit, int warpgroup,
+    Accumulators& accumulators) {
+  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;  // of the chunks of the block row
   float4* const place = partial_place(p, unit.chunk, unit.column, warpgroup);
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -535,87 +643,36 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const Unit& un
 }
 
 // Consumer: one warpgroup computes its column groups of the C tile, unit after unit.
-__device__ __forceinline__ void consume(const Params& p, uint32 base, const Announcement* queue, int* is_last,
-    int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+__device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
   const int first_group = warpgroup * kWarpgroupGroups;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
-  const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   PipelineState state;
-  QueueState queue_position;
+  Epilogue epilogue(base, warpgroup);
 
-  while (true) {
-    const Unit unit = read_unit(base, queue, queue_position);
-    if (unit.column < 0) break;
-    const int steps = unit.end - unit.first;
+  for (UnitWalk walk(base); walk.next();) {
+    const Unit& unit = walk.unit;
+    const int c_row = unit.row * kTileM, c_column = unit.column * kTileN + first_group * kGroupColumns;
     // An empty block row has no step: its zeros are what is stored.
-    float accumulators[kWarpgroupGroups][kAccumulators];
+    Accumulators accumulators;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
-
-    // Issue each step after the one before, then hand that one's stage back.
-    uint32 running = 0;  // empty barrier of the stage that the last issued step reads
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
-      issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
-          b_descriptor + (state.index * kBBytes >> 4));
-      wgmma_wait<1>();  // those of the step before have ended: its stage is read
-      if (step > 0 && warp_leader) mbarrier_arrive(running);
-      running = base + kEmptyBarrier + 8 * state.index;
-      state.advance();
-    }
-    wgmma_wait<0>();
-#pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
-    if (steps > 0 && warp_leader) mbarrier_arrive(running);
-
+    multiply(accumulators, base, state, a_descriptor, b_descriptor, unit.end - unit.first);
     if (unit.first_chunk >= 0) {
-      if (!combine_partials(p, unit, warpgroup, is_last, accumulators)) continue;
-    }
+      if (!combine_partials(p, unit, warpgroup, accumulators)) continue;
 
-    // Store C one column group at a time. TMA clips what reaches past the last column.
-    const int c_row = unit.row * kTileM;
-    const int c_column = unit.column * kTileN + first_group * kGroupColumns;
-#pragma unroll
-    for (int group = 0; group < kWarpgroupGroups; ++group) {
-      // Wait until the store that last used this staging buffer has read it.
-      const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
-      if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
-      // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
-#pragma unroll
-      for (int j = 0; j < kTileM / 16; ++j) {
-        const float* x = accumulators[group] + j * 8;
-        const int staging_row = j * 16 + lane / 16 * 8 + lane % 8;
-        const int piece = warp * 2 + lane / 8 % 2;
-        stmatrix_x4_trans(buffer + staging_row * kRowBytes + (piece ^ staging_row % 8) * 16,
-            pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-      }
-      fence_proxy_async();
-      bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      if (warpgroup_leader) {
-        tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
-        tma_store_commit();
-      }
     }
+    epilogue.store(p, accumulators, c_row, c_column);
   }
-  // Shared memory must outlive the stores that read it.
-  if (warpgroup_leader) tma_store_wait_read<0>();
+  epilogue.wait();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16_balanced(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
-  extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  Announcement* const queue = reinterpret_cast<Announcement*>(shared + kQueueOffset);
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
   if (threadIdx.x == 0) {
@@ -623,25 +680,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
-    for (int i = 0; i < kQueue; ++i) {
-      mbarrier_init(base + kUnitFullBarrier + 8 * i, 32);  // lanes of the scheduler
-      // Lanes of the producer, and warps of the consumers.
-      mbarrier_init(base + kUnitEmptyBarrier + 8 * i, 32 + kConsumerWarps);
-    }
-    mbarrier_init(base + kUnitWantedBarrier, 1);
+    init_queue(base);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
-    prefetch_tensormap(&p.b_map);
+    prefetch_b(p);
     prefetch_tensormap(&p.c_map);
   }
   __syncthreads();
 
-  if (threadIdx.x / 32 == kConsumerWarps) {
-    produce(p, base, queue);
-  } else if (threadIdx.x / 32 == kConsumerWarps + 1) {
-    schedule(p, base, queue);
+  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+  if (warp == kConsumerWarps) {
+    produce(p, base);
+  } else if (warp == kConsumerWarps + 1) {
+    schedule(p, base);
   } else {
-    const int warpgroup = threadIdx.x / kWarpgroupThreads;
-    consume(p, base, queue, reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup, warpgroup);
+    consume(p, base, warp / 4);
   }
 }

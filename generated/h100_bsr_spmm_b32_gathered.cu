@@ -3,8 +3,8 @@
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// templates: bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3924b96b5105f3286bf3fda272cb4a884e667373e27fcb722a033c2406114b04
+// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 9e2364b97e2a53cdffff72ef815d2e9267e57bd3956e055d2e6291548fe56640
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -361,8 +361,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
 }
 
 // Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. Producers wait at `packet` and `rows` with an earlier one, which a fresh
-// barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -374,7 +374,7 @@ struct PipelineState {
   }
 };
 
-// Copies the rows of B from `row` on, those of one block column, to `to`. One copy brings all column groups; those
+// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
 // beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
 // from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
 // on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
@@ -387,6 +387,12 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
       tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
     }
   }
+}
+
+// Brings the descriptors of B into their cache.
+__device__ __forceinline__ void prefetch_b(const Params& p) {
+  prefetch_tensormap(&p.b_map);
+  prefetch_tensormap(&p.b_groups_map);
 }
 
 // Walks through the rounds of this cluster's tiles, for a whole warp. Where the next tile's rounds are is asked for a
@@ -734,8 +740,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
       mbarrier_init(base + kRowsBarrier + 8 * i, kConsumers * kWarpgroupThreads / 32);
     }
     fence_mbarrier_init();
-    prefetch_tensormap(&p.b_map);
-    prefetch_tensormap(&p.b_groups_map);
+    prefetch_b(p);
     prefetch_tensormap(&p.c_map);
   }
   for (int i = threadIdx.x; i < kBColumnBytes / 16; i += kThreads) {

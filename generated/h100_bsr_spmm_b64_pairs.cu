@@ -3,10 +3,12 @@
 //     codegen render specs/h100_bsr_spmm_b64_pairs.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
-// templates: bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cf9af7d763d4557e5d959739a7d0e627894de7861dd2e29426d33ff840afe562
+// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 17249cd0621d8297bdcf0f7481e1384810db64c22c2046ad7d8b9ace1aacceff
 
-// BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major; two block rows at a time.
+// BSR x dense for sm_90a, two block rows at a time: C = A B with A in block-sparse rows and
+// B, C dense and row-major.
+// What is stored is A B, computed in fp32.
 //
 // A tile of B that both block rows need is loaded once. So the more columns neighbouring rows share, the less is
 // loaded.
@@ -332,8 +334,8 @@ struct Cursor {
 };
 
 // Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait at `full` with this parity. The producer waits at `empty` with the other, that of the pass before,
-// which a fresh barrier counts as ended: in the first pass nobody waits.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -351,8 +353,8 @@ __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Copies the rows of B from `row` on, a step of them, to a stage of the ring. Columns beyond B come as zeros, and count
-// as bytes.
+// Copies the rows of B of a step, from `row` on, to a stage of the ring. Columns beyond B come as zeros, and count as
+// bytes.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -363,6 +365,17 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
     }
   }
 }
+
+// Brings the descriptors of B into their cache.
+__device__ __forceinline__ void prefetch_b(const Params& p) {
+  prefetch_tensormap(&p.b_map);
+  prefetch_tensormap(&p.b_groups_map);
+}
+
+constexpr int kBSliceBytes = 16 * kRowBytes;  // from 16 rows of B to the next, in a column group
+
+// Descriptor of a B tile that begins at this address.
+__device__ __forceinline__ uint32 b_tile_descriptor(uint32 address) { return wgmma_descriptor(address, kBGroupBytes); }
 
 // Producer: one warp fills the ring, tile after tile; the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* stage_rows) {
@@ -414,9 +427,9 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    // 16 columns of A are 32 bytes of its 128-byte rows.
     wgmma_m64n256k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
-        b_descriptor + (k * 16 * kRowBytes >> 4), 1);
+        b_descriptor + (k * kBSliceBytes >> 4), 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(accumulators);
@@ -427,7 +440,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warp_leader = lane == 0, warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + warpgroup * kABytes, 0);
-  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset, kBGroupBytes);
+  const uint32 b_descriptor = b_tile_descriptor(base + kBOffset);
   const uint32 staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   PipelineState state;
   BlockRows rows(p, blockIdx.x);
@@ -507,7 +520,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* const stage_rows = reinterpret_cast<int*>(shared + kRowsOffset);
-  const int warpgroup = threadIdx.x / kWarpgroupThreads;
+  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
 
   // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
   if (threadIdx.x == 0) {
@@ -517,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);
-    prefetch_tensormap(&p.b_map);
+    prefetch_b(p);
     prefetch_tensormap(&p.c_map);
   }
   __syncthreads();

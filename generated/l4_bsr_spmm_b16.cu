@@ -3,8 +3,8 @@
 //     codegen render specs/l4_bsr_spmm_b16.yaml
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":256}}
 // spec hash: 2d9f65b3d4e9bd40c70c7c74527873ca5b8ea31eeafbc90a676812b1d595cd5c
-// templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 7074965edfa04bd262ce42a960150b62a3c4cebed165a1a6968b7e5c2798396d
+// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_one_slice.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 ca567d9e80ae73a0c4c2357301a73bd666423e80500c82628c97d6b19b8d49d3
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -12,13 +12,14 @@
 // kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Pipeline: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers: while one
-// step is multiplied, the next one comes from shared memory.
+// slice is multiplied, the next one comes from shared memory, across the end of a step too.
 //   cp_async_wait   this thread's copies for the next step have landed
-//   __syncthreads   so have everyone's, and everyone has fetched this step: its stage can be refilled
+//   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns
-//   step     kTileK columns of one block of A, kTileK rows of B: one slice, the depth of one product
+//   step     kTileK columns of one block of A, kTileK rows of B
+//   slice    of a step: 16 columns of A and rows of B, the depth of one product
 //   chunk    16 bytes, 8 elements. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
 //   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
 //            columns 2 (lane % 4) + {0, 1}
@@ -50,11 +51,11 @@ constexpr int kAOffset = 0;  // 1536 bytes: A tiles, 16 rows of 16 elements, swi
 constexpr int kBOffset = 2048;  // 24576 bytes: B tiles, 16 rows of 256 elements, swizzled
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
 
-constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
+constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
+constexpr int kMmaDepth = 16;  // of one product: a slice
 constexpr int kMmasM = kWarpRows / kMmaRows;
 constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two products side by side
 constexpr int kChunk = 16;  // bytes
-constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
 // Launch: 128 threads a block, 26624 bytes of dynamic shared memory.
 // Grid: one thread block per tile, 3 at a time on an SM, block rows fastest among 16 MB of them.
@@ -167,7 +168,9 @@ struct Step {
   }
 };
 
-// Byte offset of a chunk of an A tile. Rows of 32 bytes share a line of all banks by fours.
+constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
+
+// Byte offset of a chunk of an A tile. kARowsPerLine of its rows share a line of all banks.
 __device__ __forceinline__ int a_offset(int row, int chunk) {
   return row * kARowBytes + (chunk ^ row / kARowsPerLine % kAChunks) * kChunk;
 }
@@ -175,18 +178,13 @@ __device__ __forceinline__ int a_offset(int row, int chunk) {
 // Byte offset of a chunk of a B tile.
 __device__ __forceinline__ int b_offset(int row, int chunk) { return row * kBRowBytes + (chunk ^ row % 8) * kChunk; }
 
-// Byte offset of a chunk of a strip.
-__device__ __forceinline__ int strip_offset(int row, int chunk) {
-  return row * kStripRowBytes + (chunk ^ row % 8) * kChunk;
-}
-
-// What this thread copies of every step: a chunk of each kBPassRows-th row of B; the first threads, one of A each too.
+// What this thread copies of every step: a chunk of each kAPassRows-th row of A, if it has so many, and of each
+// kBPassRows-th row of B.
 struct Loader {
   const Element *a, *b;  // its first chunk in block 0 of A, and in row 0 of B
   int64 b_pass;          // elements from one of its rows of B to the next
   uint32 a_to, b_to;     // where its first chunks go in stage 0
   bool in_columns;       // whether its columns of B are there
-  bool copies_a;         // whether it is one of those that copy the kTileM * kAChunks chunks of A
 
   __device__ __forceinline__ Loader(const Params& p, uint32 base, int first_column) {
     const int a_row = threadIdx.x / kAChunks, a_chunk = threadIdx.x % kAChunks;
@@ -197,14 +195,13 @@ struct Loader {
     a_to = base + kAOffset + a_offset(a_row, a_chunk);
     b_to = base + kBOffset + b_offset(b_row, threadIdx.x % kBChunks);
     in_columns = b_column < p.n;
-    copies_a = a_row < kTileM;
   }
   // Copies a step's tiles to a stage. What lies outside B is zeros, also for a block column that there is not.
   __device__ __forceinline__ void load(const Params& p, const Step& step, int stage) const {
     const Element* a_from = a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
     const Element* b_from = b + (static_cast<int64>(step.column) * kBlockCols + step.k) * p.b_row_stride;
     const bool valid = in_columns && static_cast<uint32>(step.column) < static_cast<uint32>(p.block_columns);
-    if (copies_a) cp_async_16(a_to + stage * kATile, a_from, true);
+    if (threadIdx.x < kTileM * kAChunks) cp_async_16(a_to + stage * kATile, a_from, true);
     // Where a pass of B has fewer than 8 rows, the swizzle differs by the rows of the passes before.
 #pragma unroll
     for (int pass = 0; pass < kTileK / kBPassRows; ++pass) {
@@ -231,6 +228,11 @@ struct Fragments {
     }
   }
 };
+
+// Byte offset of a chunk of a strip.
+__device__ __forceinline__ int strip_offset(int row, int chunk) {
+  return row * kStripRowBytes + (chunk ^ row % 8) * kChunk;
+}
 
 // accumulators += A B for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
 // larger operand, which is then read from the registers once.

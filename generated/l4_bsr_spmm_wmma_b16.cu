@@ -3,23 +3,20 @@
 //     codegen render specs/l4_bsr_spmm_wmma_b16.yaml
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":128}}
 // spec hash: 2622740c677aa3e73b8c251f8d1d89cfb713678fa3ec445ec570b083815c004c
-// templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6584bfb4760c4e087488f3d4cb3e0d5d9255b7d89ed0accd29e303decfe015e4
+// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_cp_async.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_ring_cp_async.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 514303a2495b1d38314b1e64fef4eced8f2cf9e51c72417e751da7a716774754
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C, all warps load and all compute. Warp w has kWarpRows rows and
-// kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
-//
-// Pipeline: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
-//   cp_async_wait   this thread's copies for the step have landed
-//   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
+// Who does what: a thread block computes one tile of C. All warps load, all warps compute.
+// Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
 //            thread blocks at work share columns of B, which then come from the L2
 //   step     kTileK columns of one block of A, kTileK rows of B
-//   a_tile   A of a step, kTileM x kTileK, rows padded to kAStride; b_tile: B of it, kTileK x kTileN, to kBStride
+//   a_tile   A of a step, kTileM rows of kTileK elements, kAStride from one to the next
+//   b_tile   B of a step, kTileK rows of kTileN elements, kBStride from one to the next
 //   strip    16 rows of a warp's part of C, staged as floats on their way out
 
 #include <cuda_fp16.h>
@@ -78,22 +75,6 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
-__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
-      : "memory");
-}
-
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
@@ -132,6 +113,22 @@ struct Step {
     }
   }
 };
+
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Copies 16 bytes to shared memory; zeros unless `valid`.
 __device__ __forceinline__ void copy_16(Element* to, const Element* from, bool valid) {
@@ -212,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6)
   Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
+  const int b_part = part_column;  // where this warp's columns begin in a B tile
   const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
 
   // An empty block row has no step: its zeros are what is stored.
@@ -224,6 +222,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
+  // Pipeline: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
+  //   cp_async_wait   this thread's copies for the step have landed
+  //   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
   // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
@@ -243,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6)
     next.advance(p);
     cp_async_commit();
     multiply_step(accumulators, a_tiles + stage * kATile + part_row * kAStride,
-        b_tiles + stage * kBTile + part_column);
+        b_tiles + stage * kBTile + b_part);
     free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }

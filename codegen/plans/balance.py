@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
+from codegen.flags import SchedulerFlags
 from codegen.plan import Constant, Param, i32, pointer
 from codegen.spec import BsrSpmmSpec
 
@@ -33,6 +34,23 @@ def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
     return QUEUE * announcement_bytes(spec), f"published {work}, and the first of their block columns"
 
 
+def queue_barriers() -> tuple[int, str]:
+    """Return the bytes of the mbarriers of the queue, and their order."""
+    return 8 * (1 + 2 * QUEUE), "mbarriers of the queue: wanted, then full, then empty"
+
+
+def schedule_flags(spec: BsrSpmmSpec, next_block: str = "++block") -> SchedulerFlags:
+    """Return what templates ask of how thread blocks get their work."""
+    work = "unit" if cuts_rows(spec) else "tile"
+    return SchedulerFlags(
+        scheduler=f"bsr_spmm/{'dynamic' if spec.is_dynamic else 'static'}_scheduler.cuh.j2",
+        work=work,
+        work_type=work.capitalize(),
+        walk_from="base" if spec.is_dynamic else "p",
+        next_block=next_block,
+    )
+
+
 def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue."""
     work = "units" if cuts_rows(spec) else "tiles"
@@ -59,9 +77,21 @@ def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     return max(1, l2_bytes // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
 
 
+def tile_place(spec: BsrSpmmSpec) -> str:
+    """Return the template of the order of tiles."""
+    order = "by_length" if spec.is_dynamic else "in_bands" if _is_high(spec) else "by_rows"
+    return f"bsr_spmm/tile_{order}.cuh.j2"
+
+
+def place_params(spec: BsrSpmmSpec, rows: str, doc: str) -> tuple[Param, ...]:
+    """Return the parameters that say how many tiles there are, and where: ``rows`` is the name of the rows of tiles."""
+    bands = PLACE_PARAMS if spec.is_dynamic or _is_high(spec) else ()
+    return (i32(rows, doc), *bands, i32("tiles", f"{rows} times the tiles of one"))
+
+
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that say which tile is where."""
-    place = (i32("block_rows", "block rows of A"), *PLACE_PARAMS, i32("tiles", "block_rows * column_tiles"))
+    place = place_params(spec, "block_rows", "block rows of A")
     if not spec.is_dynamic:
         return place
     order = pointer("row_order", "int", "block rows of A, longest first")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
+from codegen.flags import SpmmFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -18,8 +19,8 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.balance import queue
-from codegen.plans.epilogue import barriers
+from codegen.plans.balance import queue, queue_barriers
+from codegen.plans.epilogue import barriers, epilogue_flags
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 
 WARPGROUP = 128  # threads
@@ -92,10 +93,9 @@ class Part:
 
     def constants(self, staging_groups: int) -> tuple[Constant, ...]:
         """Return the constants of a part: its place, and the staging of its store."""
-        rows, columns = (WARPGROUP_ROWS, 0) if self.by_rows else (0, self.columns)
+        rows = Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part")
         return (
-            Constant("kWarpgroupRows", rows, "rows from one warpgroup's part to the next"),
-            Constant("kWarpgroupColumns", columns, "columns from one part to the next"),
+            rows if self.by_rows else Constant("kWarpgroupColumns", self.columns, "columns of a warpgroup's part"),
             Constant("kWarpgroupGroups", self.groups, "column groups of a warpgroup's part"),
             Constant("kStagingGroups", staging_groups, "column groups a warpgroup can have on their way out"),
             Constant("kAccumulators", self.registers.accumulators, "accumulators of a thread"),
@@ -168,6 +168,12 @@ def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     return (A_MAP, *b_params(spec, "K"), C_MAP, *INDEX_PARAMS)
 
 
+def b_and_c(spec: BsrSpmmSpec) -> str:
+    """Return how B and C are stored, in words."""
+    by_columns = spec.b_layout == "column_major"
+    return "B, C dense, B stored by columns and C by rows" if by_columns else "B, C dense and row-major"
+
+
 def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     """Return the parameters that say where B is, ``rows`` being the name of how many it has."""
     if reads_columns(spec):
@@ -177,6 +183,27 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     whole = "column groups" if spec.block.rows < WARPGROUP_ROWS else "whole column groups"
     groups = tensor_map("b_groups_map", f"{whole} of {b} (columns of a group, {rows}, groups)")
     return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
+
+
+def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
+    """Return what the templates of kernels ask in which a wgmma is as high as a C tile: the main loop's operands.
+
+    Args:
+        spec: the spec.
+        mma_n: N of a wgmma.
+        b_tile: how B, stored by rows, is read.
+    """
+    by_columns = spec.b_layout == "column_major"
+    groups = ("A, " if spec.transpose_a else "") + ("C" if by_columns else "B or C")
+    return SpmmFlags(
+        mma_n=mma_n,
+        b_tile=f"bsr_spmm/b_tile_{'columns' if by_columns else b_tile}.cuh.j2",
+        b_major="k_major" if by_columns else "mn_major",
+        b_and_c=b_and_c(spec),
+        grouped=groups.replace("A, C", "A or C"),
+        b_columns=". So are columns of a tile of B" if by_columns else "",
+        epilogue=epilogue_flags(spec),
+    )
 
 
 def column_groups(number: int) -> str:
@@ -211,6 +238,7 @@ def spmm_shared(
     shared.add("C", CONSUMERS * staging_groups * c_group_bytes, c_doc)
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.is_dynamic:
+        shared.add("QueueBarriers", *queue_barriers(), align=8)
         shared.add("Queue", *queue(spec), 16)
     return shared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.flags import WgmmaFlags
+from codegen.flags import SddmmSm90aFlags
 from codegen.plan import Constant, Plan, SharedLayout, TensorMap, check_budget, i32, require
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
@@ -89,7 +89,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS, 1), SWIZZLE),
         },
         constants=constants,
-        flags=WgmmaFlags(mma_n=part.columns),
+        flags=SddmmSm90aFlags(mma_n=part.columns, by_rows=part.by_rows),
         grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
         summary=(
             ("blocks of C", f"{rows} x {cols}"),

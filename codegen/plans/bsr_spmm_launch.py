@@ -61,8 +61,7 @@ def whole_rows(spec: BsrSpmmSpec, depth: int, columns: int, stride: int) -> int:
     """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
 
     The last group may reach beyond its row, into those below, whose elements are then brought and not used. The last
-    rows have too few below them, and a copy brings all rows that meet a block column. A copy of B by rows has room
-    behind each row.
+    rows have too few below them, and a copy brings all rows that meet a block column.
 
     Args:
         spec: the spec.
@@ -71,7 +70,7 @@ def whole_rows(spec: BsrSpmmSpec, depth: int, columns: int, stride: int) -> int:
         stride: elements from one row of B to the next, as the caller has it.
     """
     beyond = -columns % group_columns(spec)
-    if beyond == 0 or copies_b(spec):
+    if beyond == 0:
         return depth
     if stride <= 0:
         return 0

@@ -15,6 +15,7 @@ from codegen.plan import (
     i32,
     require,
 )
+from codegen.plans.bsr_parts import b_and_c
 from codegen.plans.bsr_spmm_launch import L2_BYTES, arguments
 from codegen.plans.bsr_spmm_wmma import warp_level_params
 from codegen.spec import BsrSpmmSpec
@@ -73,6 +74,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
+    b_lines = "columns" if by_columns else "rows"
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
         Constant("kTileN", n, "columns of a C tile"),
@@ -102,7 +104,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(*warp_level_params("unsigned short", by_columns), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
-        flags=SpmmMmaFlags(one_slice=k == MMA_DEPTH, some_copy_a=some_copy_a, by_columns=by_columns),
+        flags=SpmmMmaFlags(
+            b_tile=f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
+            lanes=f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
+            b_and_c=b_and_c(spec),
+            mainloop=f"bsr_spmm/mma_{'one_slice' if k == MMA_DEPTH else 'slices'}.cuh.j2",
+            some_copy_a=some_copy_a,
+            by_columns=by_columns,
+        ),
         grid_summary=(
             f"one thread block per tile, {ctas_per_sm} at a time on an SM, block rows fastest among "
             f"{L2_BYTES >> 20} MB of them"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmSm90aFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, require
-from codegen.plans.balance import order_constants, order_params, order_summary, producers
+from codegen.plans.balance import order_constants, order_params, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
@@ -19,6 +19,7 @@ from codegen.plans.bsr_parts import (
     Part,
     group_columns,
     spmm_b_maps,
+    spmm_flags,
     spmm_params,
     spmm_shared,
     spmm_staging_groups,
@@ -27,7 +28,6 @@ from codegen.plans.bsr_parts import (
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import (
     epilogue_constants,
-    epilogue_flags,
     epilogue_maps,
     epilogue_params,
     epilogue_summary,
@@ -63,6 +63,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     part = Part.of(spec)
+    # Not with a dynamic scheduler: it was slower.
+    clips = not (part.by_rows or spec.is_dynamic or by_columns)
     a_row_bytes = k * dtype.bytes
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     shared = spmm_shared(spec, a_bytes, f"ring of A tiles, {m} rows of {a_row_bytes} bytes")
@@ -111,12 +113,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         },
         constants=constants,
         flags=SpmmSm90aFlags(
-            mma_n=part.columns,
+            product=spmm_flags(spec, part.columns, "clipped" if clips else "rows"),
+            tile_place=tile_place(spec),
+            tile_rows="block_rows",
+            by_rows=part.by_rows,
+            schedule=schedule_flags(spec),
             a_row_bytes=a_row_bytes,
-            by_columns=by_columns,
-            # Not with a dynamic scheduler: it was slower.
-            clips=not (part.by_rows or spec.is_dynamic or by_columns),
-            epilogue=epilogue_flags(spec),
+            b_bytes="b_tile_bytes(p, b_column)" if clips else "kBBytes",
+            clips=clips,
         ),
         grid_summary=order_summary(spec),
         summary=(

@@ -6,7 +6,6 @@ Each consumer warpgroup has a block row. A tile of B is loaded once for both if 
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
-from codegen.flags import SpmmFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require, require_left_out
 from codegen.plans.balance import order_summary
 from codegen.plans.bsr_parts import (
@@ -19,13 +18,14 @@ from codegen.plans.bsr_parts import (
     Part,
     group_columns,
     spmm_b_maps,
+    spmm_flags,
     spmm_params,
     spmm_shared,
     spmm_staging_groups,
     warpgroup_constants,
 )
 from codegen.plans.bsr_spmm_launch import arguments
-from codegen.plans.epilogue import epilogue_flags, epilogue_params, epilogue_summary
+from codegen.plans.epilogue import epilogue_params, epilogue_summary
 from codegen.spec import BsrSpmmSpec
 
 ROWS = CONSUMERS * WARPGROUP_ROWS  # of a tile
@@ -89,7 +89,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        flags=SpmmFlags(mma_n=n, by_columns=by_columns, epilogue=epilogue_flags(spec)),
+        flags=spmm_flags(spec, n),
         grid_summary=order_summary(spec),
         summary=(
             ("blocks of A", f"{WARPGROUP_ROWS} x {cols}"),

@@ -11,13 +11,15 @@ from codegen.dtypes import DTYPES
 from codegen.flags import SpmmSwapAbFlags
 from codegen.plan import Constant, Param, Plan, TensorMap, i32, require
 from codegen.plans.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
-from codegen.plans.balance import WARP, order_summary, producers
+from codegen.plans.balance import WARP, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_parts import (
     COLUMNS_PARAM,
     CONSUMERS,
     SWIZZLE,
     WARPGROUP,
     Part,
+    b_and_c,
+    copies_b,
     small_block_registers,
     spmm_b_maps,
     spmm_params,
@@ -39,6 +41,10 @@ WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512, 1024)  # columns of a tile
 STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
+B_ROWS_PARAMS = (
+    COLUMNS_PARAM,
+    i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+)
 TILES_PARAM = i32("tiles", "of C: block_rows times those of a block row")
 
 
@@ -76,7 +82,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kThreads", threads, f"warpgroups that consume, then {workers}"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
-        Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),
+        *(() if copies_b(spec) else (Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),)),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
@@ -101,8 +107,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(
             *spmm_params(spec),
             *copy_params(spec),
-            COLUMNS_PARAM,
-            i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+            *(() if prologue else B_ROWS_PARAMS),
             *_work_params(spec),
             *epilogue_params(spec),
         ),
@@ -118,7 +123,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             mma_n=m,
             a_row_bytes=row_bytes,
             step_blocks=step_blocks,
-            copies_b=prologue is not None,
+            step=f"bsr_spmm/step_{'one_block' if step_blocks == 1 else 'several_blocks'}.cuh.j2",
+            tile=f"bsr_spmm/{'unit' if spec.is_dynamic else 'tile'}.cuh.j2",
+            tile_place=tile_place(spec),
+            tile_rows="block_rows",
+            b_tile=f"bsr_spmm/b_tile_{'copy' if copies_b(spec) else 'whole_rows'}.cuh.j2",
+            b_and_c=b_and_c(spec),
+            copies_b=copies_b(spec),
+            schedule=schedule_flags(spec, "++block" if step_blocks == 1 else "block += kStepBlocks"),
             epilogue=epilogue_flags(spec),
         ),
         grid_summary=chunk_order(spec) if spec.is_dynamic else order_summary(spec),
@@ -152,12 +164,10 @@ def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:
     """Return the constants of a step's depth."""
     cols = spec.block.cols
+    depth = Constant("kBlockCols", cols, "columns of a stored block of A")
     if step_blocks == 1:
-        return (Constant("kTileK", cols, "depth of one step: the columns of a stored block of A"),)
-    return (
-        Constant("kBlockCols", cols, "columns of a stored block of A"),
-        Constant("kStepBlocks", step_blocks, "blocks of A of one step, at most"),
-    )
+        return (depth,)
+    return (depth, Constant("kStepBlocks", step_blocks, "blocks of A of one step, at most"))
 
 
 def _step_bytes(a_bytes: int, b_bytes: int, step_blocks: int) -> tuple[Constant, ...]:

@@ -6,9 +6,9 @@ Blocks of a block column are found through an index that the caller brings. A^T 
 from __future__ import annotations
 
 from codegen.dtypes import DTYPES
-from codegen.flags import SpmmFlags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, pointer, require, require_left_out, tensor_map
-from codegen.plans.balance import PLACE_PARAMS, order_summary
+from codegen.flags import SpmmTransposedFlags
+from codegen.plan import Constant, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
+from codegen.plans.balance import order_summary, place_params, tile_place
 from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
@@ -20,12 +20,13 @@ from codegen.plans.bsr_parts import (
     b_params,
     group_columns,
     spmm_b_maps,
+    spmm_flags,
     spmm_shared,
     spmm_staging_groups,
     warpgroup_constants,
 )
 from codegen.plans.bsr_spmm_launch import arguments
-from codegen.plans.epilogue import epilogue_flags, epilogue_params, epilogue_summary
+from codegen.plans.epilogue import epilogue_params, epilogue_summary
 from codegen.spec import BsrSpmmSpec
 
 
@@ -61,7 +62,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *part.constants(spmm_staging_groups(spec)),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kGroupBytes", k * SWIZZLE, f"bytes of one column group of A{'' if by_columns else ' or B'}"),
+        Constant("kAGroupBytes", k * SWIZZLE, "bytes of one column group of A"),
+        *(() if by_columns else (Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),)),
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
@@ -70,9 +72,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_map("c_map", "C (N, K)"),
         pointer("column_starts", "int", "first entry of each block column, and one more"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
-        i32("block_columns", "block columns of A"),
-        *PLACE_PARAMS,
-        i32("tiles", "block_columns * column_tiles"),
+        *place_params(spec, "block_columns", "block columns of A"),
         *(() if by_columns else (COLUMNS_PARAM,)),
         *epilogue_params(spec),
     )
@@ -93,7 +93,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             "c_map": TensorMap((columns, WARPGROUP_ROWS), SWIZZLE),
         },
         constants=constants,
-        flags=SpmmFlags(mma_n=part.columns, by_columns=by_columns, epilogue=epilogue_flags(spec)),
+        flags=SpmmTransposedFlags(
+            product=spmm_flags(spec, part.columns),
+            tile_place=tile_place(spec),
+            tile_rows="block_columns",
+            by_rows=part.by_rows,
+        ),
         grid_summary=order_summary(spec),
         summary=(
             ("blocks of A", f"{rows} x {cols}, transposed as they are read"),

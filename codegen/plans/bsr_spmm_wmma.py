@@ -20,6 +20,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.bsr_parts import b_and_c
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 
@@ -128,9 +129,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_maps=maps if tma else {},
         constants=constants,
         flags=SpmmWmmaFlags(
-            asynchronous=asynchronous,
+            load=f"bsr_spmm/wmma_{'tma' if tma else f'copy_{spec.copy_}'}.cuh.j2",
+            b_load=f"bsr_spmm/wmma_b_{line}s.cuh.j2",
+            mainloop=f"bsr_spmm/wmma_{f'ring_{spec.copy_}' if asynchronous else 'no_ring'}.cuh.j2",
+            loaders="Its first thread asks for tiles" if tma else "All warps load",
             tma=tma,
             by_columns=by_columns,
+            b_and_c=b_and_c(spec),
             some_copy_a=m * k < a_copies * copy * threads,
         ),
         grid_summary="one thread block per tile, block rows fastest",

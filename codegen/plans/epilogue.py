@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from codegen.flags import EpilogueFlags
 from codegen.plan import Constant, Param, TensorMap, f32, pointer, tensor_map
-from codegen.plans.balance import QUEUE, cuts_rows
 from codegen.spec import BsrSpmmSpec
 
 
@@ -25,8 +24,6 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
     """Return the bytes of a kernel's mbarriers, and their order, for as many consumers."""
     kinds = [(spec.stages, "full"), (spec.stages, "empty")]
     kinds += [(warpgroups, "c_in of each warpgroup")] if spec.accumulate else []
-    work = "unit" if cuts_rows(spec) else "tile"
-    kinds += [(1 + 2 * QUEUE, f"{work}_wanted, _full and _empty")] if spec.is_dynamic else []
     size = 8 * sum(count for count, _ in kinds)
     return size, f"mbarriers: {', then '.join(name for _, name in kinds)}"
 
@@ -45,12 +42,17 @@ def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
     """Return what the templates ask: whether a bias is added, the activation's name, and C as a formula."""
     product = "A^T B" if spec.transpose_a else "A B"
     product = f"{product} + beta c" if spec.accumulate else product
-    if spec.epilogue is None:
-        return EpilogueFlags(adds_bias=False, activation="none", formula=product)
-    product = f"{product} + bias" if spec.epilogue.bias else product
-    activation = spec.epilogue.activation
-    formula = product if activation == "none" else f"{activation}({product})"
-    return EpilogueFlags(adds_bias=spec.epilogue.bias, activation=activation, formula=formula)
+    adds_bias = spec.epilogue is not None and spec.epilogue.bias
+    activation = "none" if spec.epilogue is None else spec.epilogue.activation
+    finished = f"{product} + bias" if adds_bias else product
+    finished = finished if activation == "none" else f"{activation}({finished})"
+    return EpilogueFlags(
+        adds_bias=adds_bias,
+        activation=activation,
+        formula=finished,
+        bias_rows="; the bias has one element for each row of C" if adds_bias else "",
+        epilogue=f"bsr_spmm/epilogue{'_c_in' if spec.accumulate else ''}.cuh.j2",
+    )
 
 
 def epilogue_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

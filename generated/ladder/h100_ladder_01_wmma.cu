@@ -3,22 +3,20 @@
 //     codegen render specs/ladder/h100_ladder_01_wmma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 10ad3ea9d2a41a80767fcb4b4d3f34e6ea71dde176309d698b3c9608e20018ac
-// templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 08b0b162c8775541b811cbf2b3a26951b5e06805cbca67f3a28520644c8fee2c
+// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_ld_global.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_no_ring.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 5a0158dbfe18a4662712b89efdea81a3495bc66c24b800f4fb714717965df275
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C, all warps load and all compute. Warp w has kWarpRows rows and
-// kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
-//
-// Pipeline: none. A step is loaded through registers into the one pair of tiles, then computed on.
-//   __syncthreads   before computing: everyone's part is in shared memory; after: everyone is done with it
+// Who does what: a thread block computes one tile of C. All warps load, all warps compute.
+// Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
 //            thread blocks at work share columns of B, which then come from the L2
 //   step     kTileK columns of one block of A, kTileK rows of B
-//   a_tile   A of a step, kTileM x kTileK, rows padded to kAStride; b_tile: B of it, kTileK x kTileN, to kBStride
+//   a_tile   A of a step, kTileM rows of kTileK elements, kAStride from one to the next
+//   b_tile   B of a step, kTileK rows of kTileN elements, kBStride from one to the next
 //   strip    16 rows of a warp's part of C, staged as floats on their way out
 
 #include <cuda_fp16.h>
@@ -191,6 +189,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
+  const int b_part = part_column;  // where this warp's columns begin in a B tile
   const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
 
   // An empty block row has no step: its zeros are what is stored.
@@ -203,12 +202,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
+  // Pipeline: none. A step is loaded through registers into the one pair of tiles, then computed on.
+  //   __syncthreads   before computing: everyone's part is in shared memory; after: everyone is done with it
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     load_step(p, next, first_column, a_tiles, b_tiles);
     next.advance(p);
     __syncthreads();
-    multiply_step(accumulators, a_tiles + part_row * kAStride, b_tiles + part_column);
+    multiply_step(accumulators, a_tiles + part_row * kAStride, b_tiles + b_part);
     __syncthreads();
   }
 

@@ -3,8 +3,8 @@
 //     codegen render specs/ladder/h100_ladder_06_mma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 4e70de2844f7a5b144a09d899bf9f094ecf2b7b6e0784e2552ac9f488ab156bb
-// templates: bsr_spmm/mma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 02e790d91a9b305508a0e2375204acbd0eedcc4f88e16479f28ee1f95a219671
+// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 bbd65c573b27ab75b2ce12da8072dc1825acf26f57ad706bb3dab5dafda4211b
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -18,7 +18,8 @@
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns
-//   step     kTileK columns of one block of A, kTileK rows of B; a slice of it: 16 of them, the depth of one product
+//   step     kTileK columns of one block of A, kTileK rows of B
+//   slice    of a step: 16 columns of A and rows of B, the depth of one product
 //   chunk    16 bytes, 8 elements. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
 //   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
 //            columns 2 (lane % 4) + {0, 1}
@@ -51,12 +52,12 @@ constexpr int kAOffset = 0;  // 65536 bytes: A tiles, 128 rows of 64 elements, s
 constexpr int kBOffset = 65536;  // 131072 bytes: B tiles, 64 rows of 256 elements, swizzled
 constexpr int kStagingOffset = 0;  // 16384 bytes: strips of C, one a warp, over the tiles
 
-constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
+constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
+constexpr int kMmaDepth = 16;  // of one product: a slice
 constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments take turns across steps too
 constexpr int kMmasM = kWarpRows / kMmaRows;
 constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two products side by side
 constexpr int kChunk = 16;  // bytes
-constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
 // Launch: 256 threads a block, 196608 bytes of dynamic shared memory.
 // Grid: one thread block per tile, 1 at a time on an SM, block rows fastest among 16 MB of them.
@@ -169,7 +170,9 @@ struct Step {
   }
 };
 
-// Byte offset of a chunk of an A tile. A row is a line of all banks.
+constexpr int kARowBytes = kAChunks * kChunk, kBRowBytes = kBChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
+
+// Byte offset of a chunk of an A tile. kARowsPerLine of its rows share a line of all banks.
 __device__ __forceinline__ int a_offset(int row, int chunk) {
   return row * kARowBytes + (chunk ^ row / kARowsPerLine % kAChunks) * kChunk;
 }
@@ -177,12 +180,8 @@ __device__ __forceinline__ int a_offset(int row, int chunk) {
 // Byte offset of a chunk of a B tile.
 __device__ __forceinline__ int b_offset(int row, int chunk) { return row * kBRowBytes + (chunk ^ row % 8) * kChunk; }
 
-// Byte offset of a chunk of a strip.
-__device__ __forceinline__ int strip_offset(int row, int chunk) {
-  return row * kStripRowBytes + (chunk ^ row % 8) * kChunk;
-}
-
-// What this thread copies of every step: a chunk of each kAPassRows-th row of A, and of each kBPassRows-th row of B.
+// What this thread copies of every step: a chunk of each kAPassRows-th row of A, if it has so many, and of each
+// kBPassRows-th row of B.
 struct Loader {
   const Element *a, *b;  // its first chunk in block 0 of A, and in row 0 of B
   int64 b_pass;          // elements from one of its rows of B to the next
@@ -236,6 +235,11 @@ struct Fragments {
     }
   }
 };
+
+// Byte offset of a chunk of a strip.
+__device__ __forceinline__ int strip_offset(int row, int chunk) {
+  return row * kStripRowBytes + (chunk ^ row % 8) * kChunk;
+}
 
 // accumulators += A B for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
 // larger operand, which is then read from the registers once.

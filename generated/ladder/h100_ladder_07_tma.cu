@@ -3,24 +3,21 @@
 //     codegen render specs/ladder/h100_ladder_07_tma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
-// templates: bsr_spmm/wmma.cu.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 0a752d28f804fbecfdd7ff6f4db251b2b46f9e5fb74663867d60f72324f8429f
+// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_ring_tma.cuh.j2, bsr_spmm/wmma_tma.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 15e0ab706ed1b6d16430565189f523e5ba5825b87b9c4bdd4c2d37e5167586f0
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C. Its first thread asks the copy engine for tiles, all warps
-// compute. Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
-//
-// Pipeline: a ring of kStages pairs of tiles, filled by TMA kStages - 1 steps ahead.
-//   full[i]         stage i holds the A tile and the B tile of one step
-//   __syncthreads   everyone is done with the stage that is filled next
+// Who does what: a thread block computes one tile of C. Its first thread asks for tiles, all warps compute.
+// Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
 //            thread blocks at work share columns of B, which then come from the L2
 //   step     kTileK columns of one block of A, kTileK rows of B
-//   a_tile   A of a step, kTileM x kTileK, rows padded to kAStride; b_tile: B of it, kTileK x kTileN, to kBStride
-//            The copy engine cannot pad rows, so it reads them longer than needed: what lies there is not looked at
+//   a_tile   A of a step, kTileM rows of kTileK elements, kAStride from one to the next
+//   b_tile   B of a step, kTileK rows of kTileN elements, kBStride from one to the next
+//            The copy engine cannot pad, so it reads both longer than needed: what lies there is not looked at
 //   strip    16 rows of a warp's part of C, staged as floats on their way out
 
 #include <cuda_fp16.h>
@@ -83,6 +80,45 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
+__device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
+  return __ldg(indices + static_cast<int64>(i) * p.index_words);
+}
+
+// The next step of a block row to load.
+struct Step {
+  int block, end;           // block of A, and the end of the block row
+  int k;                    // first column within the block
+  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+
+  __device__ __forceinline__ Step(const Params& p, int row) {
+    block = load_index(p, p.crow_indices, row);
+    end = load_index(p, p.crow_indices, row + 1);
+    k = 0;
+    column = load_column(p, block);
+    next_column = load_column(p, block + 1);
+  }
+  __device__ __forceinline__ int load_column(const Params& p, int i) const {
+    return i < end ? load_index(p, p.col_indices, i) : 0;
+  }
+  __device__ __forceinline__ void advance(const Params& p) {
+    k += kTileK;
+    if (k == kBlockCols) {
+      k = 0;
+      ++block;
+      column = next_column;
+      next_column = load_column(p, block + 1);
+    }
+  }
+};
+
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -136,45 +172,6 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
-__device__ __forceinline__ uint32 pack(float low, float high) {
-  uint32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
-__device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
-  return __ldg(indices + static_cast<int64>(i) * p.index_words);
-}
-
-// The next step of a block row to load.
-struct Step {
-  int block, end;           // block of A, and the end of the block row
-  int k;                    // first column within the block
-  int column, next_column;  // block column of this block and of the next, asked for one block ahead
-
-  __device__ __forceinline__ Step(const Params& p, int row) {
-    block = load_index(p, p.crow_indices, row);
-    end = load_index(p, p.crow_indices, row + 1);
-    k = 0;
-    column = load_column(p, block);
-    next_column = load_column(p, block + 1);
-  }
-  __device__ __forceinline__ int load_column(const Params& p, int i) const {
-    return i < end ? load_index(p, p.col_indices, i) : 0;
-  }
-  __device__ __forceinline__ void advance(const Params& p) {
-    k += kTileK;
-    if (k == kBlockCols) {
-      k = 0;
-      ++block;
-      column = next_column;
-      next_column = load_column(p, block + 1);
-    }
-  }
-};
-
 // Asks for the A and the B tile of one step. What lies outside B comes as zeros, also for a block column that there is
 // not.
 __device__ __forceinline__ void load_step(const Params& p, const Step& step, int first_column, uint32 base,
@@ -182,8 +179,8 @@ __device__ __forceinline__ void load_step(const Params& p, const Step& step, int
   const uint32 full = base + kFullOffset + 8 * stage;
   mbarrier_arrive_expect_tx(full, (kATile + kBTile) * sizeof(Element));
   tma_load_3d(base + kAOffset + stage * kATile * sizeof(Element), &p.a_map, full, step.k, 0, step.block);
-  tma_load_2d(base + kBOffset + stage * kBTile * sizeof(Element), &p.b_map, full, first_column,
-      step.column * kBlockCols + step.k);
+  const int b_row = step.column * kBlockCols + step.k;
+  tma_load_2d(base + kBOffset + stage * kBTile * sizeof(Element), &p.b_map, full, first_column, b_row);
 }
 
 // accumulators += A B for this warp's part of one step; a_tile and b_tile begin at its rows and columns.
@@ -237,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
+  const int b_part = part_column;  // where this warp's columns begin in a B tile
   const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
 
   // An empty block row has no step: its zeros are what is stored.
@@ -249,6 +247,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
+  // Pipeline: a ring of kStages pairs of tiles, filled by TMA kStages - 1 steps ahead.
+  //   full[i]         stage i holds the A tile and the B tile of one step
+  //   __syncthreads   everyone is done with the stage that is filled next
   // The first thread prepares the barriers, then fills all stages but one.
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const bool leader = threadIdx.x == 0;
@@ -273,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (leader && step + kStages - 1 < steps) load_step(p, next, first_column, base, free_stage);
     next.advance(p);
     multiply_step(accumulators, a_tiles + stage * kATile + part_row * kAStride,
-        b_tiles + stage * kBTile + part_column);
+        b_tiles + stage * kBTile + b_part);
     free_stage = stage;
     if (++stage == kStages) {
       stage = 0;

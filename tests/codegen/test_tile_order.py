@@ -32,15 +32,16 @@ PROGRAM = """\
 using std::min;
 using uint32 = unsigned;
 struct { int x; } gridDim;
-struct Params { int block_rows, column_tiles, group_tiles, group_rows; };
+inline int __ldg(const int* from) { return *from; }
+struct Params { int block_rows, column_tiles, group_tiles, group_rows; const int* row_order; };
 %s
 extern "C" void place(const Params* p, int grid, int tile, int* rank, int* column) {
   gridDim.x = grid;
-  const TilePlace found(*p, tile);
-  *rank = found.rank;
+  const by_length::TilePlace found(*p, tile);
+  *rank = found.row;
   *column = found.column;
 }
-extern "C" int row_of_tile(const Params* p, int tile) { return row_of(*p, tile); }
+extern "C" int row_of_tile(const Params* p, int tile) { return by_rows::TilePlace(*p, tile).row; }
 extern "C" void place_in_columns(const Params* p, int tile, int* row, int* column) {
   const columns::TilePlace found(*p, tile);
   *row = found.row;
@@ -55,7 +56,10 @@ extern "C" void place_in_rows(const Params* p, int tile, int* row, int* column) 
 
 
 class Params(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int) for name in ("block_rows", "column_tiles", "group_tiles", "group_rows"))
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("block_rows", "column_tiles", "group_tiles", "group_rows")),
+        ("row_order", ctypes.POINTER(ctypes.c_int)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +69,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("order")
     code = ""
     parts = (
-        (DYNAMIC, "struct TilePlace", "};", "%s"),
-        (STATIC, "__device__ __forceinline__ int row_of", "\n}", "%s"),
+        (DYNAMIC, "struct TilePlace", "};", "namespace by_length { %s }"),
+        (STATIC, "struct TilePlace", "};", "namespace by_rows { %s }"),
         (COLUMNS, "struct TilePlace", "};", "namespace columns { %s }"),
         (ROWS, "struct TilePlace", "};", "namespace rows { %s }"),
     )
@@ -86,7 +90,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_every_tile_comes_once_and_long_rows_first(
     program: ctypes.CDLL, rows: int, columns: int, group: int, grid: int
 ) -> None:
-    params, rank, column = Params(rows, columns, group), ctypes.c_int(), ctypes.c_int()
+    order = (ctypes.c_int * rows)(*range(rows))  # rows are as long as their numbers say: the rank is the row
+    params, rank, column = Params(rows, columns, group, 1, order), ctypes.c_int(), ctypes.c_int()
     tiles = []
     for tile in range(rows * columns):
         program.place(ctypes.byref(params), grid, tile, ctypes.byref(rank), ctypes.byref(column))

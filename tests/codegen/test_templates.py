@@ -1,0 +1,135 @@
+"""Templates of BSR kernels read as CUDA: few tags; their sources have nothing that only other kernels need."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
+from codegen.plans import plan_for
+from codegen.render import render
+
+MOST_TAGS = 0.12
+"""Share of the lines of a template that may be tags; three lines are allowed in any."""
+MORE_TAGS = {
+    "common/declarations.cuh.j2": (0.48, "lists of what the plan declares: loops and little else"),
+    "bsr_spmm/sm90a_swap_ab.cu.j2": (0.15, "11 of 21 are imports and includes: what differs is in the pieces"),
+}
+"""Templates with more, how many they have at most, and why."""
+PIECES = [
+    *sorted(path for folder in TEMPLATES.glob("bsr_*") for path in folder.glob("*.j2")),
+    *(
+        TEMPLATES / "common" / f"{name}.cuh.j2"
+        for name in ("b_by_rows", "bsr", "bsr_steps", "declarations", "epilogue", "gathered")
+    ),
+]
+BSR = [named for named in shipped_specs() if named.spec.op.startswith("bsr_")]
+every_bsr_spec = pytest.mark.parametrize("named", BSR, ids=[named.stem for named in BSR])
+
+OTHERS: list[dict[str, object]] = []
+"""Specs of options that no shipped or otherwise compiled kernel has."""
+
+OF_ONE = {
+    "kWarpgroupBarrier": "the number of a barrier, not of things",
+    "kWarpgroupGroups": "column groups of a narrow tile's part",
+    "kTileGroups": "column groups of a narrow tile",
+    "kTileBlocks": "blocks of C of a tile, which may be as wide as one",
+    "kStagingGroups": "no more than a part has column groups",
+    "kStagingSlots": "as many as shared memory has room for",
+    "kSteps": "block columns of 16 are one product deep",
+    "kARowsPerLine": "rows of a deep tile are as long as a line of all banks",
+    "kACopies": "a small tile is copied at once",
+    "kWarpsN": "a narrow tile's warps are one above the other",
+}
+"""Constants that are 1, as a spec's sizes say, and why."""
+THE_GRID = {"tiles", "runs"}
+"""Parameters that a kernel with a thread block for each does not read: a host launches by them."""
+CODE = re.compile(r"//[^\n]*")
+
+
+def tags(path: Path) -> tuple[int, int]:
+    """Count the lines of a template with tags, and all of them."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return sum("{%" in line for line in lines), len(lines)
+
+
+@pytest.mark.parametrize("path", PIECES, ids=[path.relative_to(TEMPLATES).as_posix() for path in PIECES])
+def test_few_lines_of_a_template_are_tags(path: Path) -> None:
+    with_tags, lines = tags(path)
+    most, _ = MORE_TAGS.get(path.relative_to(TEMPLATES).as_posix(), (MOST_TAGS, ""))
+    assert with_tags <= max(3, most * lines), f"{with_tags} of {lines} lines"
+
+
+@pytest.mark.parametrize("name", MORE_TAGS)
+def test_exceptions_are_needed(name: str) -> None:
+    with_tags, lines = tags(TEMPLATES / name)
+    assert with_tags > MOST_TAGS * lines
+
+
+def test_every_template_is_used() -> None:
+    """By shipped kernels, or by those that other tests compile."""
+    fields = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
+    sources = [*map(render, BSR), *(render(find_spec(spec)) for spec in [*fields, *OTHERS])]
+    used = {name for source in sources for name in re.findall(r"[\w/.]+\.j2", source.partition("\n\n")[0])}
+    assert not {path.relative_to(TEMPLATES).as_posix() for path in PIECES} - used
+
+
+def numbers(source: str) -> dict[str, int]:
+    """Return the constants of a source that are written as numbers, byte offsets aside."""
+    found = re.findall(r"^constexpr int (k\w+) = (\d+);", source, re.MULTILINE)
+    return {name: int(value) for name, value in found if not name.endswith("Offset")}
+
+
+@every_bsr_spec
+def test_no_constant_is_there_for_other_kernels_alone(named: NamedSpec) -> None:
+    found = numbers(render(named))
+    assert len(found) > 5
+    assert not {name for name, value in found.items() if value == 0} - {"kEndsWork"}  # bits of a step
+    assert not {name for name, value in found.items() if value == 1} - OF_ONE.keys()
+
+
+def test_constants_of_one_exist() -> None:
+    found = [numbers(render(named)) for named in BSR]
+    assert not {name for name in OF_ONE if not any(known.get(name) == 1 for known in found)}
+
+
+@every_bsr_spec
+def test_every_parameter_is_read(named: NamedSpec) -> None:
+    plan, code = plan_for(named), CODE.sub("", render(named))
+    unread = {param.name for param in plan.params if not re.search(rf"\bp\.{param.name}\b", code)}
+    assert unread <= (set() if plan.persistent else THE_GRID)
+
+
+@every_bsr_spec
+def test_a_definition_is_referred_to(named: NamedSpec) -> None:
+    code = CODE.sub("", render(named))
+    names = re.findall(
+        r"^(?:constexpr \w+|using|struct(?: alignas\(64\))?|__device__ __forceinline__ [\w:<>*& ]+?[ *&]) ?(\w+)",
+        code,
+        re.M,
+    )
+    assert len(names) > 10
+    assert not [name for name in names if len(re.findall(rf"\b{name}\b", code)) < 2]
+
+
+@every_bsr_spec
+def test_arguments_of_device_functions_are_read(named: NamedSpec) -> None:
+    """No function takes what only its namesake in other kernels needs."""
+    code = CODE.sub("", render(named))
+    functions = re.findall(r"^__device__ [^(;]*?(\w+)\(([^{;]*?)\) \{([^\n]*\}$|\n.*?^\})", code, re.M | re.S)
+    assert functions
+    for name, given, body in functions:
+        for argument in re.sub(r"\[[^\]]*\]", "", given).split(","):
+            found = re.findall(r"\w+", argument)
+            assert not found or re.search(rf"\b{found[-1]}\b", body), (name, found[-1])
+
+
+@every_bsr_spec
+def test_descriptors_are_prefetched(named: NamedSpec) -> None:
+    """All tensor maps that a persistent kernel copies by, those of c and of what a prologue reads aside."""
+    plan, code = plan_for(named), CODE.sub("", render(named))
+    maps = set(plan.tensor_maps) - {"c_in_map", "b_columns_map"}
+    assert set(re.findall(r"prefetch_tensormap\(&p\.(\w+)\)", code)) == maps

@@ -7,7 +7,6 @@ which order it meets the columns of A, is worked out once for a matrix (:mod:`ru
 from __future__ import annotations
 
 from codegen.arch import ARCHS
-from codegen.select.default_tables import GATHERED_ROWS
 from codegen.dtypes import DTYPES
 from codegen.flags import Flags
 from codegen.plan import (
@@ -27,6 +26,7 @@ from codegen.plan import (
 from codegen.plans.bsr_parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.preparation import RECORD_WORDS, ROUND_COLUMNS, GatheredLayout, round_columns
+from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import BsrSpmmSpec
 
 BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for

@@ -11,6 +11,7 @@ from functools import cache
 import jinja2
 from jinja2.bccache import Bucket
 
+from codegen.layout import lay_out, mark
 from codegen.library import TEMPLATES, NamedSpec, taken
 from codegen.plan import Plan
 from codegen.plans import plan_for
@@ -69,6 +70,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=mark,
     )
 
 
@@ -111,7 +113,7 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     """Render a plan; ``origin`` is the spec's file as the banner names it."""
     env = environment()
     body = env.get_template(plan.template).render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named())
-    body = prune(body)
+    body = prune(lay_out(body))
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)

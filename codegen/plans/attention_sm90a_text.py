@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionSm90aFlags
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, TensorMap, i32, pointer, tensor_map
 from codegen.plans.attention_kv_splits import computing, partial_constants, what_sub_tiles_are
@@ -250,34 +249,6 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
         "v_map": kv_map,
         "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
     }
-
-
-def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:
-    """Return what the templates ask."""
-    spec, rows, block = sizes.spec, sizes.rows, sizes.block
-    return AttentionSm90aFlags(
-        consumers=sizes.consumers,
-        uses_setmaxnreg=uses_setmaxnreg,
-        ping_pong=spec.schedule == "ping_pong",
-        sub_tiles=sizes.sub_tiles,
-        prefetch_q_early=sizes.sub_tiles == 1,
-        orders_first_step=spec.schedule == "ping_pong" and sizes.sub_tiles == 1,
-        packed_rows=rows.packed,
-        pack_gqa="kPackGqa" if rows.asks_heads else rows.heads,
-        partial=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
-        tile_stages=at.tile_stages,
-        o_aliases_q=at.o_aliases_q,
-        q_in_registers=at.q_in_registers,
-        q_slices=at.q_slices,
-        block_steps=sizes.block_steps,
-        step_blocks=sizes.step_blocks,
-        stream_k=spec.stream_k_tail,
-        kv_splits=spec.kv_splits,
-        partial_range=spec.stream_k_tail or spec.kv_splits > 1,
-        skip_masked=sizes.skip_masked,
-        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
-        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-    )
 
 
 def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:

@@ -21,6 +21,39 @@ class Flags:
 
 
 @dataclass(frozen=True)
+class ListWords(Flags):
+    """What the templates of lists of key blocks insert: a step is a listed block, a part of one, or several.
+
+    Attributes:
+        list_piece: the template of the iterator over a list.
+        list_length: how many entries a list has, in words.
+        list_queries: queries that have one list.
+        list_entries: entries of a list.
+        row_entries: entries of the list of a row, which there may not be.
+        steps_of_entries: steps of so many entries.
+        times_step_blocks: from steps to loads: nothing where that is the same.
+        over_block_steps: from loads to entries.
+        lane_steps: loads of 32 entries.
+        and_part: from the block of an entry to the load.
+        last_has_fewer: what the last step has, where steps have several entries.
+        range_units: what ``restrict_to`` counts.
+    """
+
+    list_piece: str
+    list_length: str
+    list_queries: str
+    list_entries: str
+    row_entries: str
+    steps_of_entries: str
+    times_step_blocks: str
+    over_block_steps: str
+    lane_steps: str
+    and_part: str
+    last_has_fewer: str
+    range_units: str
+
+
+@dataclass(frozen=True)
 class AttentionFlags(Flags):
     """What the templates of patterns ask, which all attention kernels include.
 
@@ -28,17 +61,15 @@ class AttentionFlags(Flags):
         pattern_template: the pattern's template.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
-        partial: whether a tile has a part of a query block only.
-        block_steps: steps in a listed block.
-        step_blocks: listed blocks of a step.
+        step_is: a step, in words.
+        lists: what the templates of lists insert.
     """
 
     pattern_template: str
     partial_range: bool
     skip_masked: bool
-    partial: bool
-    block_steps: int
-    step_blocks: int
+    step_is: str
+    lists: ListWords
 
 
 @dataclass(frozen=True)
@@ -127,7 +158,6 @@ class AttentionSm90aWords(Flags):
 
     keys_of_pattern: str
     formula: str
-    step_is: str
     unit: str
     barrier_owner: str
     store_rank: int
@@ -162,6 +192,11 @@ class AttentionSm90aWords(Flags):
     first_producer: str
     range_owner: str
     range_parameter: str
+    work_parameter: str
+    work_argument: str
+    of_sub_tile: str
+    sub_tile_parameter: str
+    steps_word: str
     range_argument: str
     as_listed: str
     masked_if: str
@@ -185,7 +220,6 @@ class AttentionSm90aFlags(AttentionFlags):
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
         surplus_first: whether surplus rows of a head's tiles lie before query 0.
         o_aliases_q: whether O is staged where Q was.
-        stream_k: whether tiles are divided between thread blocks.
         softmax_scale: factor of the logits, in C++.
         pieces: files of the kernel's pieces.
         words: what differs in text that kernels share.
@@ -194,7 +228,6 @@ class AttentionSm90aFlags(AttentionFlags):
     uses_setmaxnreg: bool
     surplus_first: bool
     o_aliases_q: bool
-    stream_k: bool
     softmax_scale: str
     pieces: AttentionSm90aPieces
     words: AttentionSm90aWords

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.flags import AttentionSm90aFlags, AttentionSm90aPieces, AttentionSm90aWords
+from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
 from codegen.spec import AttentionSpec
 
@@ -17,13 +18,17 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
-        partial=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
-        block_steps=sizes.block_steps,
-        step_blocks=sizes.step_blocks,
+        step_is=_step_is(sizes),
+        lists=list_words(
+            spec,
+            partial=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
+            several_lists=rows.sub_tiles > 1,
+            block_steps=sizes.block_steps,
+            step_blocks=sizes.step_blocks,
+        ),
         uses_setmaxnreg=uses_setmaxnreg,
         surplus_first=surplus_first(sizes),
         o_aliases_q=at.o_aliases_q,
-        stream_k=spec.stream_k_tail,
         softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         pieces=pieces(sizes, at),
         words=words(sizes, at),
@@ -37,7 +42,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         "grouping": GROUPINGS[spec.query_grouping],
         "kv_pipeline": "share_kv" if shared else "ring",
         "load_groups": "three" if sizes.sub_tiles == 3 else "two",
-        "loads": "several",
+        "loads": "several" if sizes.step_blocks > 1 else "one",
         "lockstep": "on" if spec.l2_lockstep else "off",
         "logits": "scaled" if spec.softcap is None else "capped",
         "mask": _mask(sizes),
@@ -48,7 +53,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         "q_stage": _q_stage(spec, at),
         "schedule": _schedule(sizes),
         "scheduler": _scheduler(spec),
-        "steps": "if_any",
+        "steps": "if_any" if may_be_empty(sizes) else "always",
         "sub_tiles": _sub_tiles(sizes),
         "tile_order": _tile_order(sizes),
         "finish": _finish(spec),
@@ -105,6 +110,15 @@ def _sub_tiles(sizes: Sizes) -> str:
     return "query_blocks" if sizes.sub_tiles > 1 else "one"
 
 
+def may_be_empty(sizes: Sizes) -> bool:
+    """Return whether a work tile, or a sub-tile of it, may have no step.
+
+    Each tile begins with a query, and every query of a dense matrix has keys, as many as of a list of fixed length.
+    """
+    pattern = sizes.spec.pattern
+    return sizes.sub_tiles > 1 or not pattern.never_empty
+
+
 def surplus_first(sizes: Sizes) -> bool:
     """Return whether surplus rows of a head's tiles lie before query 0."""
     return sizes.spec.pattern.surplus_first and not sizes.rows.packed
@@ -124,13 +138,15 @@ def _finish(spec: AttentionSpec) -> str:
 
 def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
     """Return the words that differ from kernel to kernel in text that they share."""
-    spec, rows, one = sizes.spec, sizes.rows, False
+    spec, rows, one = sizes.spec, sizes.rows, sizes.sub_tiles == 1
     pattern, listed, splits, stream_k = spec.pattern, sizes.block is not None, spec.kv_splits > 1, spec.stream_k_tail
-    masked = pattern.masks_pairs
+    masked, work_words = pattern.masks_pairs, 3 if stream_k else 1
+    asks_work = stream_k or pattern.serpentine
+    sub_tile_parameter = "" if one else ", int sub_tile"
+    meta = " * kStepBlocks" if sizes.step_blocks > 1 else ""
     return AttentionSm90aWords(
         keys_of_pattern="key blocks that the pattern lists" if listed else "keys that the pattern shows",
         formula=_formula(spec),
-        step_is=_step_is(sizes),
         unit="listed key block" if sizes.block_steps > 1 else "step",
         barrier_owner="the w-th 64 rows" if splits else "consumer warpgroup w",
         store_rank=5 if rows.packed else 4,
@@ -146,9 +162,9 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         tile_queries="kTileQueries" if rows.packed else "kTileM",
         warpgroup_queries="kWarpgroupQueries" if rows.packed else "kWarpgroupRows",
         queries_before_first="Queries before 0 see none." if pattern.surplus_first else "None is before query 0.",
-        entry_has=f"{'tile, work units' if stream_k else 'number of the tile'}, steps of its sub-tiles",
+        entry_has=f"{'tile, work units' if stream_k else 'number of the tile'}, {'its steps' if one else 'steps of its sub-tiles'}",
         entry_words="number, begin, end" if stream_k else "number",
-        work_words=3 if stream_k else 1,
+        work_words=work_words,
         entry_place="index" if at.tile_stages > 1 else "phase",
         entry_readers=f"kConsumerWarpgroups * kWarpsPerWarpgroup{'' if one else ' + kSubTiles - 1'}",
         entry_readers_are="consumers and other producer warps" if sizes.sub_tiles > 1 else "the consumers",
@@ -158,13 +174,18 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         ring_stages="kStages" if one else "kSubTiles * kStages",
         ring_warpgroups="kConsumerWarpgroups" if one else "kSubTileWarpgroups",
         plus_sub_tile_ring="" if one else " + sub_tile * kStages * kKvBytes",
-        plus_sub_tile_meta="" if one or spec.share_kv_loads else " + sub_tile * kStages * kStepBlocks",
+        plus_sub_tile_meta="" if one or spec.share_kv_loads else f" + sub_tile * kStages{meta}",
         barriers="base" if one or spec.share_kv_loads else "barriers",
         producer_is=_producer_is(sizes),
-        producer_parameter="" if one else ", int sub_tile",
+        producer_parameter=sub_tile_parameter,
         first_producer="" if one else "sub_tile == 0 && ",
-        range_owner="a query block" if spec.query_grouping == "search" else "one sub-tile",
-        range_parameter=", int first_query" if spec.query_grouping == "search" else ", int sub_tile",
+        range_owner=_range_owner(sizes),
+        range_parameter=", int first_query" if spec.query_grouping == "search" else sub_tile_parameter,
+        work_parameter="const WorkTile& work, " if asks_work else "",
+        work_argument="work, " if asks_work else "",
+        of_sub_tile="" if one else " of its sub-tile",
+        sub_tile_parameter=sub_tile_parameter,
+        steps_word=str(work_words) if one else f"{work_words} + sub_tile",
         range_argument="" if one else ", sub_tile",
         as_listed=", as an entry out of range does" if listed else "",
         masked_if="the pattern or the end of the keys hides some pair" if masked else "some key is past the last one",
@@ -200,11 +221,15 @@ def _step_is(sizes: Sizes) -> str:
 
 
 def _producer_warps(sizes: Sizes) -> str:
+    if sizes.sub_tiles == 1:
+        return "Warp 0 fills the rings by TMA, and loads Q."
     return "Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q."
 
 
 def _producer_is(sizes: Sizes) -> str:
-    return "Producer: one warp fills the rings, work tile after work tile. It publishes the work tiles too, one ahead."
+    if sizes.sub_tiles == 1:
+        return "Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been."
+    return "Producer: one warp fills the rings of one sub-tile. Warp 0 also publishes the work tiles, one ahead."
 
 
 def _consumers_own(sizes: Sizes) -> str:
@@ -217,6 +242,12 @@ def _consumers_run(sizes: Sizes) -> str:
     if sizes.spec.kv_splits > 1:
         return "the consumers run with no order between them, up to the end of a tile: see merge_partial"
     return "one consumer runs alone" if sizes.consumers == 1 else "the consumers run with no order between them"
+
+
+def _range_owner(sizes: Sizes) -> str:
+    if sizes.spec.query_grouping == "search":
+        return "a query block"
+    return "a work tile" if sizes.sub_tiles == 1 else "one sub-tile of a work tile"
 
 
 def _tile_is(sizes: Sizes) -> str:

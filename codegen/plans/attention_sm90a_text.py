@@ -157,21 +157,29 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         *q_slice_constants(spec, at.q_slices),
         *query_order_constants(spec, sizes.sub_tiles),
         *lockstep_constants(spec),
-        Constant("kSubTiles", sizes.sub_tiles, owner),
-        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a sub-tile"),
+        *([Constant("kSubTiles", sizes.sub_tiles, owner)] if sizes.sub_tiles > 1 else []),
+        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a {'sub-tile' if rows.sub_tiles > 1 else 'tile'}"),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
         *_sub_tile_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
         *setmaxnreg,
         *_group_constants(sizes, at),
-        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks, if it holds more than one"),
-        Constant("kLoadKeys", spec.tile.n // sizes.step_blocks, "keys of one load"),
+        *_load_constants(sizes),
         *_block_constants(sizes),
         *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
         *partial_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec),
     )
+
+
+def _load_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.step_blocks == 1:
+        return []
+    return [
+        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks"),
+        Constant("kLoadKeys", sizes.spec.tile.n // sizes.step_blocks, "keys of one load"),
+    ]
 
 
 def _row_constants(sizes: Sizes) -> list[Constant]:
@@ -187,7 +195,7 @@ def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
 
 
 def _sub_tile_constants(sizes: Sizes) -> list[Constant]:
-    if sizes.spec.share_kv_loads:
+    if sizes.spec.share_kv_loads or sizes.sub_tiles == 1:
         return []
     return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, SUB_TILE_SHARERS)]
 

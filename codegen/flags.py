@@ -28,14 +28,12 @@ class ListWords(Flags):
         list_piece: the template of the iterator over a list.
         list_length: how many entries a list has, in words.
         list_queries: queries that have one list.
-        list_entries: entries of a list.
-        row_entries: entries of the list of a row, which there may not be.
-        steps_of_entries: steps of so many entries.
+        list_entries: entries of a list, which may not be there.
+        steps_of_entries: steps of a list.
         times_step_blocks: from steps to loads: nothing where that is the same.
         over_block_steps: from loads to entries.
         lane_steps: loads of 32 entries.
         and_part: from the block of an entry to the load.
-        last_has_fewer: what the last step has, where steps have several entries.
         range_units: what ``restrict_to`` counts.
     """
 
@@ -43,13 +41,11 @@ class ListWords(Flags):
     list_length: str
     list_queries: str
     list_entries: str
-    row_entries: str
     steps_of_entries: str
     times_step_blocks: str
     over_block_steps: str
     lane_steps: str
     and_part: str
-    last_has_fewer: str
     range_units: str
 
 

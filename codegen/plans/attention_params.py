@@ -8,7 +8,6 @@ from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.spec import AttentionSpec
 
-
 WARPGROUP_ROWS = 64  # rows of one wgmma
 
 

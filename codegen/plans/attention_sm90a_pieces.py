@@ -141,6 +141,7 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
     spec, rows, one = sizes.spec, sizes.rows, sizes.sub_tiles == 1
     pattern, listed, splits, stream_k = spec.pattern, sizes.block is not None, spec.kv_splits > 1, spec.stream_k_tail
     masked, work_words = pattern.masks_pairs, 3 if stream_k else 1
+    what = "tile, work units" if stream_k else "number of the tile"
     asks_work = stream_k or pattern.serpentine
     sub_tile_parameter = "" if one else ", int sub_tile"
     meta = " * kStepBlocks" if sizes.step_blocks > 1 else ""
@@ -162,7 +163,7 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         tile_queries="kTileQueries" if rows.packed else "kTileM",
         warpgroup_queries="kWarpgroupQueries" if rows.packed else "kWarpgroupRows",
         queries_before_first="Queries before 0 see none." if pattern.surplus_first else "None is before query 0.",
-        entry_has=f"{'tile, work units' if stream_k else 'number of the tile'}, {'its steps' if one else 'steps of its sub-tiles'}",
+        entry_has=f"{what}, {'its steps' if one else 'steps of its sub-tiles'}",
         entry_words="number, begin, end" if stream_k else "number",
         work_words=work_words,
         entry_place="index" if at.tile_stages > 1 else "phase",

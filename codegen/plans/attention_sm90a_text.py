@@ -145,8 +145,7 @@ class Arrangement:
 
 def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -> tuple[Constant, ...]:
     """Return the constants at the top of the source; ``setmaxnreg`` are the registers that it is given."""
-    spec, rows = sizes.spec, sizes.rows
-    queries = "queries" if rows.packed else "query rows"
+    spec = sizes.spec
     owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
@@ -158,7 +157,7 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         *query_order_constants(spec, sizes.sub_tiles),
         *lockstep_constants(spec),
         *([Constant("kSubTiles", sizes.sub_tiles, owner)] if sizes.sub_tiles > 1 else []),
-        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a {'sub-tile' if rows.sub_tiles > 1 else 'tile'}"),
+        *_sub_tile_rows(sizes),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
         *_sub_tile_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
@@ -171,6 +170,14 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec),
     )
+
+
+def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
+    rows, block = sizes.rows, sizes.block
+    if not rows.packed and sizes.sub_tiles == 1 and block is not None and block.q > rows.sub_tile_queries:
+        return []  # what a list is for counts, kBlockQueries
+    doc = f"{'queries' if rows.packed else 'query rows'} of a {'sub-tile' if rows.sub_tiles > 1 else 'tile'}"
+    return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
 
 
 def _load_constants(sizes: Sizes) -> list[Constant]:

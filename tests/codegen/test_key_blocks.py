@@ -19,7 +19,7 @@ from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.render import environment, render_plan
+from codegen.render import render_plan, render_template
 from codegen.spec import AttentionSpec
 
 # (architecture, rows, keys, pack_gqa)
@@ -159,8 +159,7 @@ PLANS = [
 
 def kernel(index: int, plan: Plan) -> str:
     """One kernel's part of the host program."""
-    template = environment().get_template(str(plan.flags.pattern_template))
-    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
+    pattern = render_template(plan, str(plan.flags.pattern_template)).strip()
     assert pattern in render_plan(plan)
     masks = pattern_of(plan).masks_pairs
     return KERNEL % {

@@ -1,5 +1,5 @@
-"""Writes the tables of results (README.md, docs/results.md) from the receipts in generated/ and what
-benchmarks/attention.py, benchmarks/bsr.py and benchmarks/data.py wrote, and from nothing else.
+"""Writes the tables of results (README.md, docs/results.md, docs/measuring.md) from the receipts in generated/ and what
+benchmarks/attention.py, benchmarks/bsr.py, benchmarks/data.py and benchmarks/host.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import data_cells
+import host_page
 from records import (
     BACK_TO_BACK,
     DASH,
@@ -42,6 +43,7 @@ ATTENTION = MEASURED / "attention_h200.json"
 BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
+HOST = MEASURED / "host_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
 COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
@@ -500,6 +502,7 @@ def main() -> int:
     specs, attention = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
+    host = json.loads(HOST.read_text(encoding="utf-8")) if HOST.is_file() else None
     measured = data_cells.read(CELLS)
     docs = ROOT / "docs"
     pages = {
@@ -511,6 +514,7 @@ def main() -> int:
             **data_tables(measured),
             "results": table(specs, GENERATED, docs),
         },
+        docs / "measuring.md": {"host": host_page.table(host)},
     }
     return max([update(page, tables, check=check) for page, tables in pages.items()])
 

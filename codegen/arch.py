@@ -116,6 +116,7 @@ ARCHS = {
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "mma", "tma", "cooperative"),
+                Combination("bsr_spmm", "mma", "ld_global", "multistage"),
                 Combination("bsr_spmm", "wmma", "tma", "multistage"),
                 Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "wmma", "ld_global", "multistage"),

@@ -333,6 +333,19 @@ class SpmmMmaFlags(Flags):
 
 
 @dataclass(frozen=True)
+class SpmmFewColumnsFlags(Flags):
+    """What bsr_spmm/sm90a_few_columns.cu.j2 asks.
+
+    Attributes:
+        words: 32-bit words of a row of a step that a lane loads: 2 or 4.
+        block_steps: steps of a block of A.
+    """
+
+    words: int
+    block_steps: int
+
+
+@dataclass(frozen=True)
 class SpmmWmmaFlags(Flags):
     """What bsr_spmm/wmma.cu.j2 asks.
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
 // templates: bsr_spmm/sm90a_transposed.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d826fc7179870ee020d5b326eaefde0423ee255fd15c7e88a7edb42569483e73
+// seal: sha256 95754c427b749f61cd23615fbd038cadcd589db1972707660722fbf5896019c4
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -31,7 +31,6 @@
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
 //                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
 
-using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,

@@ -15,6 +15,7 @@ from codegen.plans import (
     bsr_sddmm_sm90a_swap_ab,
     bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
+    bsr_spmm_few_columns,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
     bsr_spmm_sm90a_gathered,
@@ -77,7 +78,8 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
         f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
     )
     if spec.mma != "wgmma":
-        return bsr_spmm_mma.plan(spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
+        by_mma = {"cp_async": bsr_spmm_mma.plan, "ld_global": bsr_spmm_few_columns.plan}
+        return by_mma[spec.copy_](spec, stem) if spec.mma == "mma" else bsr_spmm_wmma.plan(spec, stem)
     if spec.transpose_a:
         return bsr_spmm_sm90a_transposed.plan(spec, stem)
     pairs = (spec.block.rows, spec.tile.m) == (64, bsr_spmm_sm90a_pairs.ROWS)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":1,"tile":{"m":64,"n":128}}
 // spec hash: 7aa45b6496714e72922c852ee7052e3d2433827c7fddc8501f87c734cf83acfd
 // templates: common/declarations.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 4a893059768301347d507f1e314366225a52fb607784e91a4a79492b47f2c16d
+// seal: sha256 775ebabc6b123e89e3583520cb268cdf0fce028d8d7d8d3a7906ce1f5feacbb9
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -19,7 +19,6 @@
 //   chunk  16 bytes, kCopy elements, which one thread moves at a time
 
 using int64 = long long;
-using uint32 = unsigned int;
 
 constexpr int kTileM = 64;  // rows of a tile
 constexpr int kTileN = 128;  // columns of a tile

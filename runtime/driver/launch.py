@@ -47,6 +47,28 @@ class ParameterLayout:
         return bytes(block)
 
 
+@dataclass(slots=True)
+class MapPlace:
+    """The 128 bytes of a tensor map in a parameter block, which stay while the tensor's address does.
+
+    Attributes:
+        name: of the tensor.
+        encoder: makes the tensor map of an address.
+        place: the bytes.
+        address: whose tensor map they hold; None: of none.
+    """
+
+    name: str
+    encoder: MapEncoder
+    place: memoryview
+    address: int | None = None
+
+    def write(self, address: int) -> None:
+        """Write the tensor map of a tensor at ``address``."""
+        self.place[:] = self.encoder.at(address)
+        self.address = address
+
+
 @dataclass(frozen=True)
 class Signature:
     """A checked call: everything about it but the addresses.
@@ -56,21 +78,27 @@ class Signature:
         block: parameter block, used by every call of this signature: its numbers stay, its addresses and tensor maps
             are written before each launch.
         pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
-        maps: (tensor name, its 128 bytes of the block, encoder) of each tensor map.
+        maps: of each tensor map.
         grid: thread blocks.
-        prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+        dims: grid, block and dynamic shared memory, in the order of cuLaunchKernel's arguments.
         extra: what the operator wants to find again at the next call of this signature.
         arguments: the driver's list of kernel arguments: the block's address.
+        list_address: the address of that list.
+        lock: what a launch holds, as ``_lock_of`` describes it.
+        prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
         config: how the driver launches a kernel that may overlap with the one before it; the stream is each launch's.
     """
 
     device: int
     block: ctypes.Array[ctypes.c_char]
     pointers: tuple[tuple[str, ctypes.c_uint64], ...]
-    maps: tuple[tuple[str, memoryview, MapEncoder], ...]
+    maps: tuple[MapPlace, ...]
     grid: int
+    dims: tuple[int, int, int, int, int, int, int]
     extra: Any
     arguments: ctypes.Array[ctypes.c_void_p]
+    list_address: int
+    lock: threading.Lock
     prologue_grid: int = 0
     config: Any = None
 
@@ -93,6 +121,7 @@ class LoadedKernel:
         self._launch = cuda.cuLaunchKernel
         self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}
+        self._slots: dict[int, int] = {}  # of kernels with clusters
 
     def _find(self, symbol: str) -> Any:
         """Return a kernel of the library, whose parameters are as this side lays them out."""
@@ -118,8 +147,27 @@ class LoadedKernel:
         return self._sm_counts[device]
 
     def slots(self, device: int) -> int:
-        """Return how many thread blocks run at once."""
-        return self.sm_count(device) * self.plan.ctas_per_sm
+        """Return how many thread blocks run at once; of clusters, those that the device places: not on all SMs."""
+        if self.plan.cluster == 1:
+            return self.sm_count(device) * self.plan.ctas_per_sm
+        if device not in self._slots:
+            self._slots[device] = self._active_clusters(device) * self.plan.cluster
+        return self._slots[device]
+
+    def _active_clusters(self, device: int) -> int:
+        cuda = driver()
+        self.sm_count(device)  # prepares the kernel
+        make_context_current(device)
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = self.plan.cluster, 1, 1
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.plan.cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
+        config.sharedMemBytes = self.plan.shared_bytes
+        config.attrs, config.numAttrs = [attribute], 1
+        return int(call(cuda.cuOccupancyMaxActiveClusters, self._function, config))
 
     def signature(
         self,
@@ -149,8 +197,9 @@ class LoadedKernel:
         for name, how in self.plan.tensor_maps.items():
             shape, strides = tensors[name.removesuffix("_map")]
             encoder = MapEncoder(self.plan.spec.dtype, tuple(reversed(shape)), tuple(reversed(strides[:-1])), how)
-            maps.append((name.removesuffix("_map"), view[offsets[name] : offsets[name] + 128], encoder))
+            maps.append(MapPlace(name.removesuffix("_map"), encoder, view[offsets[name] : offsets[name] + 128]))
         grid = self.plan.thread_blocks(tiles, slots)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
         return Signature(
             device=device,
             block=block,
@@ -161,8 +210,11 @@ class LoadedKernel:
             ),
             maps=tuple(maps),
             grid=grid,
+            dims=(grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes),
             extra=extra,
-            arguments=(ctypes.c_void_p * 1)(ctypes.addressof(block)),
+            arguments=arguments,
+            list_address=ctypes.addressof(arguments),
+            lock=_lock_of(device),
             prologue_grid=prologue_grid,
             config=self._overlapping(grid) if self.plan.prologue is not None and self.plan.prologue.overlaps else None,
         )
@@ -191,23 +243,23 @@ class LoadedKernel:
             prologue: whether the plan's prologue goes before, if it has one.
         """
         make_context_current(signature.device)
-        with _lock_of(signature.device):
-            for name, place, encoder in signature.maps:
-                place[:] = encoder.at(addresses[name])
+        arguments = signature.list_address
+        with signature.lock:
+            for tensor_map in signature.maps:
+                address = addresses[tensor_map.name]
+                if address != tensor_map.address:
+                    tensor_map.write(address)
             for name, pointer in signature.pointers:
                 pointer.value = addresses[name]
-            arguments = ctypes.addressof(signature.arguments)
             if prologue and self.plan.prologue is not None:
                 self._launch_prologue(self.plan.prologue, signature.prologue_grid, arguments, stream)
             if signature.config is not None:
                 signature.config.hStream = stream
                 (status,) = self._launch_by(signature.config, self._function, arguments, 0)
             else:
-                (status,) = self._launch(
-                    self._function, signature.grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes, stream,
-                    arguments, 0,
-                )  # fmt: skip
-        _check_launch(self.plan.stem, status)
+                (status,) = self._launch(self._function, *signature.dims, stream, arguments, 0)
+        if status != 0:
+            raise _launch_error(self.plan.stem, status)
 
     def launch_prologue(self, device: int, grid: int, addresses: Mapping[str, int], stream: int) -> None:
         """Launch the plan's prologue by itself, one that reads nothing but pointers of its parameters.
@@ -232,7 +284,8 @@ class LoadedKernel:
         (status,) = self._launch(
             self._prologue, grid, 1, 1, prologue.threads, 1, 1, prologue.shared_bytes, stream, arguments, 0
         )
-        _check_launch(prologue.symbol, status)
+        if status != 0:
+            raise _launch_error(prologue.symbol, status)
 
 
 def _lock_of(device: int) -> threading.Lock:
@@ -244,7 +297,6 @@ def _lock_of(device: int) -> threading.Lock:
     return _launching.get(device) or _launching.setdefault(device, threading.Lock())
 
 
-def _check_launch(symbol: str, status: Any) -> None:
-    """Raise a DeviceError unless the driver took the launch."""
-    if int(status) != 0:
-        raise DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}")
+def _launch_error(symbol: str, status: Any) -> DeviceError:
+    """Return the error of a launch that the driver did not take."""
+    return DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -50,22 +53,61 @@ def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
     return found
 
 
-def reserve(device: torch.device, stream: int, args: LaunchArgs) -> tuple[dict[str, int], list[torch.Tensor]]:
+class Memory(NamedTuple):
+    """The device memory that the launches of a signature need beside their arguments.
+
+    Attributes:
+        counters: how many, in all.
+        scratch: bytes, in all.
+        counter_places: (pointer parameter, bytes before its first counter) of each.
+        scratch_places: (pointer parameter, bytes before its own) of each.
+        unused: pointer parameters of a kind of which nothing is wanted, all 0.
+    """
+
+    counters: int
+    scratch: int
+    counter_places: tuple[tuple[str, int], ...]
+    scratch_places: tuple[tuple[str, int], ...]
+    unused: dict[str, int]
+
+    @classmethod
+    def of(cls, args: LaunchArgs) -> Memory:
+        """Lay out what a launch asks for."""
+        counters, scratch = sum(args.counters.values()), sum(args.scratch.values())
+        return cls(
+            counters,
+            scratch,
+            _places(args.counters, COUNTER_BYTES) if counters else (),
+            _places(args.scratch, 1) if scratch else (),
+            dict.fromkeys((*(args.counters if not counters else ()), *(args.scratch if not scratch else ())), 0),
+        )
+
+
+NO_MEMORY = Memory(0, 0, (), (), {})
+
+
+def _places(wanted: Mapping[str, int], unit: int) -> tuple[tuple[str, int], ...]:
+    """Return where each part of an allocation begins."""
+    ends = accumulate(count * unit for count in wanted.values())
+    return tuple(zip(wanted, (0, *ends), strict=False))
+
+
+def reserve(device: torch.device, stream: int, memory: Memory) -> tuple[dict[str, int], list[torch.Tensor]]:
     """Return the addresses of a launch's counters and of its scratch memory by parameter, and the tensors they are in.
 
     These must be held until the launch is enqueued: freed memory could be allocated again, in a capture at once.
     Where nothing is wanted of a kind, its addresses are 0.
     """
-    addresses: dict[str, int] = {}
+    addresses = memory.unused.copy()
     held: list[torch.Tensor] = []
-    if not args.counters and not args.scratch:
-        return addresses, held
-    for wanted, unit, allocate in ((args.counters, COUNTER_BYTES, counters), (args.scratch, 1, scratch)):
-        number, place = sum(wanted.values()), 0
-        if number:
-            held.append(allocate(device, stream, number))
-            place = held[-1].data_ptr()
-        for name, count in wanted.items():
-            addresses[name] = place
-            place += count * unit
+    if memory.counters:
+        held.append(counters(device, stream, memory.counters))
+        first = held[-1].data_ptr()
+        for name, offset in memory.counter_places:
+            addresses[name] = first + offset
+    if memory.scratch:
+        held.append(scratch(device, stream, memory.scratch))
+        first = held[-1].data_ptr()
+        for name, offset in memory.scratch_places:
+            addresses[name] = first + offset
     return addresses, held

@@ -14,9 +14,30 @@ from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
+SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 _MAX_FLOAT = 3.4028234e38
 _MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
+
+
+def call_key(*tensors: torch.Tensor | None) -> Any:
+    """Return all that the checks of a call look at, less the addresses; None if an argument is no dense tensor."""
+    key: list[Any] = []
+    grad = torch.is_grad_enabled()
+    try:
+        for t in tensors:
+            key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
+    except (AttributeError, RuntimeError):
+        return None
+    return tuple(key)
+
+
+def remember(signatures: dict[Any, Any], key: Any, found: Any) -> Any:
+    """Keep what the checks of a call found, with that of few other calls, and return it."""
+    if len(signatures) >= SIGNATURES_KEPT:
+        signatures.clear()
+    signatures[key] = found
+    return found
 
 
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:

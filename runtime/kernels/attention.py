@@ -9,14 +9,17 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.patterns import IndexTensor
-from codegen.problem import AttentionShape, LaunchArgs
+from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
-from runtime.driver.workspace import reserve
+from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    TMA_ALIGNMENT,
     TORCH_DTYPES,
+    call_key,
     check_address,
     check_extent,
     check_output,
@@ -26,13 +29,13 @@ from runtime.kernels.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
+    remember,
     shape_words,
     used_strides,
 )
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
-_SIGNATURES_KEPT = 64
 _LOG2_E = math.log2(math.e)
 
 
@@ -54,13 +57,13 @@ class _Outputs(NamedTuple):
 
     Attributes:
         keeps_layout: whether a new ``out`` is allocated like q.
-        lse_shape: shape of the LSE.
-        args: what the launch needs of counters and scratch memory.
+        lse_layout: shape and strides of the LSE.
+        memory: what the launch needs beside its arguments.
     """
 
     keeps_layout: bool
-    lse_shape: tuple[int, ...]
-    args: LaunchArgs
+    lse_layout: tuple[tuple[int, ...], tuple[int, ...]]
+    memory: Memory
 
 
 class AttentionKernel:
@@ -137,35 +140,33 @@ class AttentionKernel:
         """
         given = self._gather(indices, named_indices) if named_indices else indices
         tensors = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
-        key = self._key((q, k, v, out, sink, *tensors), scale)
+        if scale is not None:
+            check_scale(scale)  # also so that it can be a part of a key
+        key = (scale, call_key(q, k, v, out, sink, *tensors))
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
-            if len(self._signatures) >= _SIGNATURES_KEPT:
-                self._signatures.clear()
-            self._signatures[key] = signature
+            checked = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
+            signature = remember(self._signatures, key, checked)
         if validate:
             self._check_values(q, k, tensors)
             check_sink_values(sink)
+        outputs: _Outputs = signature.extra
+        device = q.device
         if out is None:
-            out = torch.empty_like(q) if signature.extra.keeps_layout else q.new_empty(q.shape)
-        addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": out.data_ptr()}
-        for name, address in addresses.items():
-            if address % 16:
-                check_address("out" if name == "o" else name, address)
-        for name, tensor in zip_longest(self._index_names, tensors):
-            addresses[name] = 0 if tensor is None else tensor.data_ptr()
-        addresses["sink"] = 0 if sink is None else sink.data_ptr()
+            out = torch.empty_like(q) if outputs.keeps_layout else q.new_empty(q.shape)
+        at_q, at_k, at_v, at_out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        if (at_q | at_k | at_v | at_out) % TMA_ALIGNMENT:
+            for name, address in (("q", at_q), ("k", at_k), ("v", at_v), ("out", at_out)):
+                check_address(name, address)
+        addresses = {"q": at_q, "k": at_k, "v": at_v, "o": at_out, "sink": 0 if sink is None else sink.data_ptr()}
+        if self._index_names:
+            for name, tensor in zip_longest(self._index_names, tensors):
+                addresses[name] = 0 if tensor is None else tensor.data_ptr()
         lse = None
         if self._returns_lse:
-            lse = q.new_empty(signature.extra.lse_shape, dtype=torch.float32)
+            lse = torch.empty_strided(*outputs.lse_layout, dtype=torch.float32, device=device)
             addresses["lse"] = lse.data_ptr()
-        device = q.device
-        if device.index == torch.cuda.current_device():
-            self._launch(signature, addresses, device)
-        else:
-            with torch.cuda.device(device):
-                self._launch(signature, addresses, device)
+        enqueue(self._loaded, signature, addresses, device, outputs.memory)
         return AttentionResult(out, lse)
 
     def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
@@ -211,29 +212,6 @@ class AttentionKernel:
         if rest and rest[0] is not None:
             raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
         return (lists.kv_indices, lists.query_order, *rest[1:])
-
-    def _launch(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
-        """Launch on torch's current stream of the current device."""
-        # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        more, held = reserve(device, stream, signature.extra.args)
-        addresses |= more
-        self._loaded.launch(signature, addresses, stream)
-        del held  # not before: freed memory could be allocated again
-
-    @staticmethod
-    def _key(tensors: tuple[Any, ...], scale: Any) -> Any:
-        """Return everything about a call that its checks depend on; None if that fails: they will say why."""
-        grad = torch.is_grad_enabled()
-        if scale is not None:
-            check_scale(scale)  # also so that it can be a part of a key
-        key = [scale]
-        try:
-            for t in tensors:
-                key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
-            return tuple(key)
-        except (AttributeError, RuntimeError):
-            return None
 
     def _gather(self, indices: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the index tensors in their order, whichever way they were passed."""
@@ -302,7 +280,7 @@ class AttentionKernel:
             args.tiles,
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
-            extra=_Outputs(keeps_layout, tuple(q.shape[:3]), args),
+            extra=_Outputs(keeps_layout, ((batch, heads, q_len), (heads * q_len, q_len, 1)), Memory.of(args)),
             prologue_grid=args.prologue_grid,
         )
 

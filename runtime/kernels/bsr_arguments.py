@@ -12,7 +12,6 @@ from runtime.kernels.arguments import check_output, check_shape, check_size, che
 
 INDEX_WORDS = {torch.int32: 1, torch.int64: 2}
 STORE = 8  # columns of one 16-byte store, the least that the kernels write
-SIGNATURES_KEPT = 64
 
 
 def check_layout(name: str, matrix: Any) -> None:
@@ -24,17 +23,6 @@ def check_layout(name: str, matrix: Any) -> None:
     if not isinstance(matrix, torch.Tensor) or matrix.layout != torch.sparse_bsr:
         what = matrix.layout if isinstance(matrix, torch.Tensor) else type(matrix).__name__
         raise ArgumentError(name, f"is {what}, expected a torch.sparse_bsr tensor ({name}.to_sparse_bsr(block))")
-
-
-def call_key(*tensors: torch.Tensor | None) -> Any:
-    """Return all that the checks of a call look at, less the addresses; None if an argument is no dense tensor."""
-    try:
-        return (
-            torch.is_grad_enabled(),
-            *(None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
-        )
-    except (AttributeError, RuntimeError):
-        return None
 
 
 def check_structure(name: str, matrix: torch.Tensor, block: BlockShape, device: torch.device) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -12,7 +13,7 @@ from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_grou
 from codegen.spec import BsrSpmmSpec
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, check_address, check_shape, check_tensor
+from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor, remember
 from runtime.kernels.bsr_arguments import (
     check_indices,
     check_layout,
@@ -31,6 +32,70 @@ OTHER_KERNEL = "is prepared for another kernel"
 CHANGED = "is not what prepare(a) returns: a has other indices now"
 
 
+@dataclass(slots=True, eq=False)
+class Operand:
+    """The sparse operand of a call: its tensors, each fetched once, as torch makes new ones whenever it is asked.
+
+    Attributes:
+        matrix: layout torch.sparse_bsr.
+        row_order: of its ``PreparedBsr``.
+        packed: of its ``PreparedBsr``.
+        values: of the matrix, as the next two.
+        crow: row pointers.
+        col: column numbers.
+        addresses: of all that the kernel reads of them and of what was prepared, by parameter.
+        key: all that the checks of a call look at, less the addresses.
+        values_shape: of the values, when they were fetched.
+    """
+
+    matrix: torch.Tensor
+    row_order: RowOrder | None
+    packed: torch.Tensor | None
+    values: torch.Tensor
+    crow: torch.Tensor
+    col: torch.Tensor
+    addresses: dict[str, int]
+    key: Any
+    values_shape: torch.Size
+
+    @classmethod
+    def of(
+        cls,
+        matrix: torch.Tensor,
+        row_order: RowOrder | None = None,
+        index: TransposedIndex | None = None,
+        packed: torch.Tensor | None = None,
+    ) -> Operand:
+        """Fetch the tensors of a matrix of layout torch.sparse_bsr and of what was prepared of it."""
+        values, crow, col = matrix.values(), matrix.crow_indices(), matrix.col_indices()
+        addresses = {"a": values.data_ptr(), "crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        key = (matrix.shape, call_key(values, crow, col), None)
+        operand = cls(matrix, None, packed, values, crow, col, addresses, key, values.shape)
+        if row_order is not None or index is not None:
+            operand.add(row_order, index)
+        return operand
+
+    def add(self, row_order: RowOrder | None = None, index: TransposedIndex | None = None) -> None:
+        """Add what was prepared of the matrix."""
+        self.row_order = row_order
+        self.addresses |= {name: part.data_ptr() for name, part in _parts(row_order, index).items()}
+        self.key = (*self.key[:2], extent(row_order))
+
+    def may_be_kept(self) -> bool:
+        """Return whether a later call may use this: with a gradient the checks of each must tell."""
+        return not (self.matrix.requires_grad and torch.is_grad_enabled())
+
+    def is_current(self) -> bool:
+        """Return whether the matrix still has the tensors that it had.
+
+        They may have been written since, which changes nothing here; but ``resize_as_sparse_`` makes others of them.
+        """
+        values, shape = self.matrix.values(), self.values_shape
+        address = values.data_ptr()
+        same = address != 0 and address == self.addresses["a"] and values.shape == shape
+        return same and self.matrix.shape == self.key[0] and self.may_be_kept()
+
+
 class BsrPreparation:
     """Prepares the matrices of one kernel, checks prepared ones, and says what a launch is given of them."""
 
@@ -42,7 +107,9 @@ class BsrPreparation:
         self._gathered = plan.gathered
         self._cluster = plan.cluster
         self._cutting = plan.row_cutting
-        self._clusters: RowClusters | None = None  # the last that were checked
+        self._structures: dict[Any, None] = {}  # those of matrices that were checked
+        self._operands: WeakKeyDictionary[PreparedBsr, Operand] = WeakKeyDictionary()
+        self._is_prepared = plan.spec.is_dynamic or plan.spec.transpose_a  # by each call, if the caller has not
         self._takes: type = type(None)  # of the order of block rows
         if plan.gathered is not None:
             self._takes = RowClusters
@@ -70,10 +137,10 @@ class BsrPreparation:
             prepared = PreparedBsr(a, self._find_order(a, columns, effort), index)
         return replace(prepared, packed=self._pack(prepared)) if pack else prepared
 
-    def take(self, a: Any, b: Any, validate: bool) -> PreparedBsr:
-        """Return the operand ``a`` of a call, prepared: checked if it is, or prepared now where that is quick."""
+    def take(self, a: Any, b: Any, validate: bool) -> Operand:
+        """Return the operand ``a`` of a call: checked if it is prepared, or prepared now where that is quick."""
         if isinstance(a, PreparedBsr):
-            return self._check(a, validate)
+            return self._take_prepared(a, validate)
         check_layout("a", a)
         if self._gathered is not None:
             raise ArgumentError(
@@ -81,37 +148,39 @@ class BsrPreparation:
                 f"is not prepared: {self._stem} takes what its prepare(a, columns) returns, which takes too long to be "
                 "found anew by each call",
             )
-        if not self._spec.is_dynamic and not self._spec.transpose_a:
-            return PreparedBsr(a)
-        check_structure("a", a, self._spec.block, a.device)
+        operand = Operand.of(a)
+        if not self._is_prepared:
+            return operand
+        if operand.key not in self._structures:
+            check_structure("a", a, self._spec.block, a.device)
+            remember(self._structures, operand.key, None)
         if self._spec.transpose_a:
             if validate:  # before its row pointers say how much is written where
                 check_row_pointers("a", a)
-            return PreparedBsr(a, index=transposed_index(a))
-        # What is wrong with b is told when it is checked.
-        given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
-        return PreparedBsr(a, self._find_order(a, b.shape[-1] if given else None, "fast"))
+            operand.add(index=transposed_index(a))
+        else:
+            # What is wrong with b is told when it is checked.
+            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
+            operand.add(self._find_order(a, b.shape[-1] if given else None, "fast"))
+        return operand
 
-    def packets(self, a: PreparedBsr) -> torch.Tensor | None:
+    def _take_prepared(self, a: PreparedBsr, validate: bool) -> Operand:
+        """Return the operand of a prepared matrix, checked now unless an earlier call has done it."""
+        kept = self._operands.get(a)
+        if kept is not None and not validate and kept.is_current():
+            return kept
+        self._check(a, validate)
+        operand = Operand.of(a.matrix, a.row_order, a.index, a.packed)
+        if operand.may_be_kept():
+            self._operands[a] = operand
+        return operand
+
+    def packets(self, a: Operand) -> torch.Tensor | None:
         """Allocate what A is packed to, if it is: memory of this call, which no other may pack to in between."""
         if self._gathered is None or not isinstance(a.row_order, RowClusters) or a.packed is not None:
             return a.packed
         size = _packed_bytes(a.row_order, self._gathered)
         return torch.empty(size, dtype=torch.uint8, device=a.matrix.device)
-
-    @staticmethod
-    def addresses(a: PreparedBsr) -> dict[str, int]:
-        """Return what the kernel reads of what was prepared."""
-        order = a.row_order
-        parts: dict[str, torch.Tensor] = {} if a.index is None else a.index._asdict()
-        if isinstance(order, RowClusters):
-            parts |= {"rounds": order.rounds, "entries": order.entries}
-            parts |= {"round_starts": order.starts, "slot_rows": order.rows}
-        elif isinstance(order, RowSplit):
-            parts |= {"chunks": order.chunks, "chunk_count": order.total}
-        elif order is not None:
-            parts["row_order"] = order
-        return {name: part.data_ptr() for name, part in parts.items()}
 
     def _find_order(self, a: torch.Tensor, columns: int | None, effort: Effort) -> RowOrder | None:
         """Return the order of the block rows of a matrix; None for kernels that take none."""
@@ -211,9 +280,7 @@ class BsrPreparation:
     def _check_clusters(self, a: torch.Tensor, clusters: RowClusters, validate: bool) -> None:
         """Check block rows in clusters."""
         assert self._gathered is not None
-        if clusters is not self._clusters:
-            _check_parts(clusters, self._gathered)
-            self._clusters = clusters
+        _check_parts(clusters, self._gathered)
         if clusters.rounds.device != a.device:
             raise ArgumentError("a.row_order", f"is on {clusters.rounds.device}, a is on {a.device}")
         given = (clusters.block_rows, clusters.block_columns, clusters.blocks)
@@ -263,6 +330,19 @@ class BsrPreparation:
 
     def _block_columns(self, a: torch.Tensor) -> int:
         return int(a.shape[1]) // self._spec.block.cols
+
+
+def _parts(row_order: RowOrder | None, index: TransposedIndex | None) -> dict[str, torch.Tensor]:
+    """Return what a kernel reads of what was prepared, by parameter."""
+    parts: dict[str, torch.Tensor] = {} if index is None else index._asdict()
+    if isinstance(row_order, RowClusters):
+        parts |= {"rounds": row_order.rounds, "entries": row_order.entries}
+        parts |= {"round_starts": row_order.starts, "slot_rows": row_order.rows}
+    elif isinstance(row_order, RowSplit):
+        parts |= {"chunks": row_order.chunks, "chunk_count": row_order.total}
+    elif row_order is not None:
+        parts["row_order"] = row_order
+    return parts
 
 
 def _check_parts(clusters: RowClusters, layout: GatheredLayout) -> None:

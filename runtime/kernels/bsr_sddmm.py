@@ -9,12 +9,19 @@ import torch
 from codegen.problem import SddmmShape
 from codegen.spec import BsrSddmmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
-from runtime.kernels.arguments import TORCH_DTYPES, check_address, check_shape, check_strides, check_tensor
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    call_key,
+    check_address,
+    check_shape,
+    check_strides,
+    check_tensor,
+    remember,
+)
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
-    SIGNATURES_KEPT,
-    call_key,
     check_indices,
     check_layout,
     check_out_values,
@@ -73,10 +80,7 @@ class BsrSddmmKernel:
         key = (pattern.shape, call_key(values, crow, col, a, b, out))
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(a, b, pattern, out)
-            if len(self._signatures) >= SIGNATURES_KEPT:
-                self._signatures.clear()
-            self._signatures[key] = signature
+            signature = remember(self._signatures, key, self._check(a, b, pattern, out))
         if validate:
             check_indices("pattern", pattern)
         if out is None:
@@ -86,8 +90,7 @@ class BsrSddmmKernel:
             for name, address in addresses.items():
                 check_address({"c": "out"}.get(name, name), address)
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
-            with torch.cuda.device(a.device):
-                self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+            enqueue(self._loaded, signature, addresses, a.device)
         return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, check_invariants=False)
 
     def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any) -> Signature:

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 
-from codegen.problem import LaunchArgs, SpgemmShape
+from codegen.problem import SpgemmShape
 from codegen.spec import BsrSpgemmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
-from runtime.driver.workspace import reserve
+from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, check_address, check_shape
+from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, remember
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
-    SIGNATURES_KEPT,
-    call_key,
     check_indices,
     check_layout,
     check_on_gpu,
@@ -43,7 +42,7 @@ class BsrSpgemmKernel:
         self.spec: BsrSpgemmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
+        self._signatures: dict[Any, tuple[Signature, Memory]] = {}
 
     def __repr__(self) -> str:
         arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
@@ -91,11 +90,8 @@ class BsrSpgemmKernel:
         key = (shapes, call_key(*values.values(), *indices.values(), out))
         found = self._signatures.get(key)
         if found is None:
-            found = self._check(a, b, pattern, out)
-            if len(self._signatures) >= SIGNATURES_KEPT:
-                self._signatures.clear()
-            self._signatures[key] = found
-        signature, args = found
+            found = remember(self._signatures, key, self._check(a, b, pattern, out))
+        signature, memory = found
         if validate:
             check_indices("a", a)
             check_indices("b", b, rising=True)
@@ -111,12 +107,7 @@ class BsrSpgemmKernel:
             for name, address in addresses.items():
                 check_address({"a": "a.values()", "b": "b.values()", "c": "out"}[name], address)
             addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
-            with torch.cuda.device(out.device):
-                stream = torch.cuda.current_stream().cuda_stream
-                more, held = reserve(out.device, stream, args)
-                addresses |= more
-                self._loaded.launch(signature, addresses, stream)
-                del held  # not before: freed memory could be allocated again
+            enqueue(self._loaded, signature, addresses, out.device, memory)
         if pattern is None:
             return out
         return torch.sparse_bsr_tensor(
@@ -136,7 +127,7 @@ class BsrSpgemmKernel:
 
     def _check(
         self, a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | None, out: Any
-    ) -> tuple[Signature, LaunchArgs]:
+    ) -> tuple[Signature, Memory]:
         """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
         block = self.spec.block
         check_on_gpu("a", a)
@@ -174,7 +165,7 @@ class BsrSpgemmKernel:
             "c": c,
         }
         numbers = {**args.numbers, **plan.own(known)}
-        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors), args
+        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors), Memory.of(args)
 
     def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Check a dense result; return its shape and strides."""

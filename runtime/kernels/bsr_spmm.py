@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.problem import LaunchArgs, SpmmShape
+from codegen.problem import SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
-from runtime.driver.workspace import reserve
+from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    TMA_ALIGNMENT,
     TORCH_DTYPES,
+    call_key,
     check_address,
     check_number,
     check_output,
@@ -23,19 +26,18 @@ from runtime.kernels.arguments import (
     check_shape,
     check_strides,
     check_tensor,
+    remember,
     used_strides,
 )
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
-    SIGNATURES_KEPT,
     STORE,
-    call_key,
     check_indices,
     check_out,
     check_structure,
     check_values,
 )
-from runtime.kernels.bsr_preparation import BsrPreparation, extent
+from runtime.kernels.bsr_preparation import BsrPreparation, Operand
 from runtime.prepare.prepared import Effort, PreparedBsr
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
@@ -49,17 +51,20 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """What each activation of an epilogue is in torch."""
 
 
-class _Options(NamedTuple):
-    """What a call is given beside B, as ``BsrSpmmKernel.__call__`` describes it."""
+class _Checked(NamedTuple):
+    """What the checks of a call found.
 
-    a: PreparedBsr
-    c: torch.Tensor | None
-    beta: float
-    bias: torch.Tensor | None
-    packets: torch.Tensor | None  # what A is packed to, or was; None: each launch has memory of its own for that
-    prologue: bool  # whether the kernel that goes before is launched, if there is one
-    out: torch.Tensor | None
-    validate: bool
+    Attributes:
+        signature: of the call.
+        memory: what the launch needs beside its arguments.
+        shape: of C.
+        copy_stride: elements from one row to the next of the copy of B that is made by rows; None without one.
+    """
+
+    signature: Signature
+    memory: Memory
+    shape: tuple[int, int]
+    copy_stride: int | None
 
 
 def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
@@ -97,7 +102,7 @@ class BsrSpmmKernel:
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._preparation = BsrPreparation(compiled.plan, loaded)
-        self._signatures: dict[Any, tuple[Signature, LaunchArgs]] = {}
+        self._signatures: dict[Any, _Checked] = {}
 
     def __repr__(self) -> str:
         return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
@@ -147,11 +152,21 @@ class BsrSpmmKernel:
             ArgumentError: naming the argument, before anything is launched.
         """
         beta = check_number("beta", beta)
-        prepared = self._preparation.take(a, b, validate)
-        options = _Options(prepared, c, beta, bias, prepared.packed, prepared.packed is None, out, validate)
+        operand = self._preparation.take(a, b, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
-            return self._each(b, options)
-        return self._one(b, options)
+            return self._each(operand, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
+        packets = operand.packed
+        return self._one(
+            operand,
+            b,
+            c=c,
+            beta=beta,
+            bias=bias,
+            out=out,
+            validate=validate,
+            packets=packets,
+            prologue=packets is None,
+        )
 
     def prepare(
         self,
@@ -189,80 +204,105 @@ class BsrSpmmKernel:
         """
         return self._preparation.prepare(a, columns, pack, effort)
 
-    def _rows(self, a: torch.Tensor) -> int:
-        """Return the rows of C."""
-        return a.shape[1] if self.spec.transpose_a else a.shape[0]
+    def _one(
+        self,
+        a: Operand,
+        b: torch.Tensor,
+        *,
+        c: torch.Tensor | None,
+        beta: float,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        validate: bool,
+        packets: torch.Tensor | None,
+        prologue: bool,
+        own_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply with one matrix.
 
-    def _one(self, b: torch.Tensor, options: _Options, own_out: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply with one matrix; ``own_out`` is what ``_empty`` returned, to be written if there is no ``out``."""
-        a, row_order, packets = options.a.matrix, options.a.row_order, options.packets
-        c, beta, bias, out = options.c, options.beta, options.bias, options.out
-        values, crow, col = a.values(), a.crow_indices(), a.col_indices()
-        key = (a.shape, call_key(values, crow, col, b, c, bias, out), beta, extent(row_order))
+        Args:
+            a: the sparse operand.
+            b: as ``__call__`` describes it, as the next five.
+            c: see there.
+            beta: see there.
+            bias: see there.
+            out: see there.
+            validate: see there.
+            packets: what A is packed to, or was; None: this launch has memory of its own for that.
+            prologue: whether the kernel that goes before is launched, if there is one.
+            own_out: what ``_empty`` returned, to be written if there is no ``out``.
+        """
+        key = (a.key, beta, call_key(b, c, bias, out))
         found = self._signatures.get(key)
         if found is None:
-            found = self._check(a, b, c=c, beta=beta, bias=bias, out=out, row_order=row_order)
-            if len(self._signatures) >= SIGNATURES_KEPT:
-                self._signatures.clear()
-            self._signatures[key] = found
-        signature, args = found
-        if options.validate:
-            check_indices("a", a)
+            checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, row_order=a.row_order)
+            found = remember(self._signatures, key, checked)
+        if validate:
+            check_indices("a", a.matrix)
         if out is None:
-            out = self._empty(self._rows(a), b) if own_out is None else own_out
-        addresses = {"a": values.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
+            out = self._empty(found.shape, b) if own_out is None else own_out
+        at_a, at_b, at_out, at_c = a.addresses["a"], b.data_ptr(), out.data_ptr(), 0
         if c is not None:
             check_overlap("c", c, "out", out)
-            addresses["c_in"] = c.data_ptr()
-        for name, address in addresses.items():
-            check_address({"a": "a.values()", "c": "out", "c_in": "c"}.get(name, name), address)
-        if values.shape[0] == 0:
+            at_c = c.data_ptr()
+        if (at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
+            for name, address in (("a.values()", at_a), ("b", at_b), ("out", at_out), ("c", at_c)):
+                check_address(name, address)
+        if a.values_shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
-        by_rows = b  # what the product reads
-        if args.copy_stride is not None:
-            by_rows = torch.empty((b.shape[0], args.copy_stride), dtype=b.dtype, device=b.device)
-        addresses |= {"b": by_rows.data_ptr(), "b_groups": by_rows.data_ptr(), "b_columns": b.data_ptr()}
-        addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+        by_rows, at_rows = None, at_b  # what the product reads
+        if found.copy_stride is not None:
+            by_rows = torch.empty((b.shape[0], found.copy_stride), dtype=b.dtype, device=b.device)
+            at_rows = by_rows.data_ptr()
+        places = {"b": at_rows, "b_groups": at_rows, "b_columns": at_b, "c": at_out, "c_in": at_c}
+        addresses = a.addresses | places
         if bias is not None:
             addresses["bias"] = bias.data_ptr()
-        with torch.cuda.device(b.device):
-            stream = torch.cuda.current_stream().cuda_stream
-            addresses |= self._preparation.addresses(options.a)
-            if packets is None:
-                packets = self._preparation.packets(options.a)
-            if packets is not None:
-                addresses["packets"] = packets.data_ptr()
-            more, held = reserve(b.device, stream, args)
-            addresses |= more
-            self._loaded.launch(signature, addresses, stream, prologue=options.prologue)
-            del held  # not before: freed memory could be allocated again
+        if packets is None:
+            packets = self._preparation.packets(a)
+        if packets is not None:
+            addresses["packets"] = packets.data_ptr()
+        enqueue(self._loaded, found.signature, addresses, b.device, found.memory, prologue=prologue)
         return out
 
-    def _each(self, b: torch.Tensor, options: _Options) -> torch.Tensor:
+    def _each(
+        self,
+        a: Operand,
+        b: torch.Tensor,
+        *,
+        c: torch.Tensor | None,
+        beta: float,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        validate: bool,
+    ) -> torch.Tensor:
         """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
-        _check_batch(b, options.c, options.out)
-        batch, rows, c, out = b.shape[0], self._rows(options.a.matrix), options.c, options.out
-        written = out
+        _check_batch(b, c, out)
+        batch, rows, written = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], out
         if written is None:
-            written = self._empty(batch * rows, b[0]).unflatten(0, (batch, rows))
-        packets = options.packets  # the first matrix' launch packs A for all
-        if packets is None:
-            packets = self._preparation.packets(options.a)
+            written = self._empty((batch * rows, b.shape[2]), b).unflatten(0, (batch, rows))
+        packets = self._preparation.packets(a)  # the first matrix' launch packs A for all
         for i in range(batch):
-            one = options._replace(
-                packets=packets,
-                prologue=options.prologue and (packets is None or i == 0),
+            self._one(
+                a,
+                b[i],
                 c=None if c is None else c[i],
+                beta=beta,
+                bias=bias,
                 out=None if out is None else out[i],
-                validate=options.validate and i == 0,
+                validate=validate and i == 0,
+                packets=packets,
+                prologue=a.packed is None and (packets is None or i == 0),
+                own_out=written[i],
             )
-            self._one(b[i], one, written[i])
         return written
 
     @staticmethod
-    def _empty(rows: int, b: torch.Tensor) -> torch.Tensor:
+    def _empty(shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
         """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
-        columns = b.shape[1]
+        rows, columns = shape
+        if columns % STORE == 0:
+            return b.new_empty_strided(shape, (columns, 1))
         padded = -(-columns // STORE) * STORE
         return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
 
@@ -328,14 +368,17 @@ class BsrSpmmKernel:
 
     def _check(
         self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, row_order: Any = None
-    ) -> tuple[Signature, LaunchArgs]:
-        """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
+    ) -> _Checked:
+        """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
         check_values("a", a, self._dtype)
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
+        if self._plan.depth is not None and depth > self._plan.depth:
+            what = f"{self.compiled.named.stem} has room for {self._plan.depth}"
+            raise ArgumentError("b", f"has {depth} rows, {what}: use a spec with a lower tile.n, or another kernel")
         by_columns = self.spec.b_layout == "column_major"
         self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)
@@ -350,7 +393,8 @@ class BsrSpmmKernel:
             shape = replace(shape, chunk_blocks=row_order.limit)
         elif isinstance(row_order, RowClusters):
             shape = replace(shape, groups=row_order.rows.shape[0], rounds=row_order.rounds.shape[0])
-        args = self._plan.problem(shape)
+        slots = self._loaded.slots(b.device.index) if self._plan.depth is not None else 0
+        args = self._plan.problem(shape, slots)
         if args.tiles // self._plan.cluster >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {
@@ -370,7 +414,7 @@ class BsrSpmmKernel:
         signature = self._loaded.signature(
             b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid
         )
-        return signature, args
+        return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 
     def _b_tensors(
         self, b: torch.Tensor, copy_stride: int | None

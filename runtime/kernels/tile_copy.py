@@ -9,18 +9,20 @@ import torch
 from codegen.problem import CopyShape
 from codegen.spec import TileCopySpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
+    call_key,
     check_address,
     check_output,
     check_shape,
     check_strides,
     check_tensor,
+    remember,
     used_strides,
 )
-from runtime.kernels.bsr_arguments import SIGNATURES_KEPT, call_key
 
 CHUNK = 8  # columns of one 16-byte load or store
 MOST_TILES = 2**30  # the kernel counts a few rounds of thread blocks past the last tile
@@ -62,17 +64,13 @@ class TileCopyKernel:
         key = call_key(x, out)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._check(x, out)
-            if len(self._signatures) >= SIGNATURES_KEPT:
-                self._signatures.clear()
-            self._signatures[key] = signature
+            signature = remember(self._signatures, key, self._check(x, out))
         if out is None:
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}
         for name, address in addresses.items():
             check_address({"in": "x"}.get(name, name), address)
-        with torch.cuda.device(x.device):
-            self._loaded.launch(signature, addresses, torch.cuda.current_stream().cuda_stream)
+        enqueue(self._loaded, signature, addresses, x.device)
         return out
 
     def _check(self, x: Any, out: Any) -> Signature:

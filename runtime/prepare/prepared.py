@@ -21,7 +21,8 @@ class PreparedBsr:
     """A BSR matrix that a kernel has prepared: calls of that kernel take it in place of the matrix.
 
     What is prepared follows from the places of the blocks, ``packed`` from their values too. Both are trusted: a call
-    with ``validate`` finds out whether the matrix has changed since.
+    with ``validate`` finds out whether the matrix has changed since. Between calls a kernel keeps the tensors of the
+    matrix, and what it checked of them, as long as this object is there.
 
     Attributes:
         matrix: the matrix itself, layout torch.sparse_bsr.

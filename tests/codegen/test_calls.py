@@ -8,8 +8,8 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels import attention  # noqa: E402
+from runtime.kernels import arguments, attention  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
 
 
@@ -59,7 +59,7 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of the CPU
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(launch, "make_context_current", lambda device: None)
@@ -251,7 +251,7 @@ def test_tensor_maps_have_the_strides_of_views(kernel: Any) -> None:
     k = torch.zeros(2, 400, 2, 256).half()[..., :128].transpose(1, 2)
     call(q, k, k[:, :1].expand(-1, 2, -1, -1), torch.zeros(2, 4, 5, 32, dtype=torch.int32))
     (signature,) = call._signatures.values()
-    (of_q, of_k, of_v) = (next(each for name, _, each in signature.maps if name == letter) for letter in "qkv")
+    (of_q, of_k, of_v) = (next(each.encoder for each in signature.maps if each.name == letter) for letter in "qkv")
     assert (of_q.dims, of_q.how.box) == ((128, 320, 4, 2), (64, 64, 1, 1))
     assert (of_k.dims, of_k.how.box) == ((128, 400, 2, 2), (64, 64, 1, 1)) == (of_v.dims, of_v.how.box)
     assert of_k.strides == (512, 256, 204800)  # keys, heads, batches
@@ -386,9 +386,15 @@ def shifted(t: Any) -> Any:
         ("mask", lambda _: None, r"mask: is not an argument of l4_topk32; allowed: kv_indices, scale, out, sink"),
     ],
 )
-def test_what_is_wrong_with_an_argument(kernel: Any, name: str, spoil: Callable[[Any], Any], message: str) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_wrong_with_an_argument(
+    kernel: Any, is_first: bool, name: str, spoil: Callable[[Any], Any], message: str
+) -> None:
     call, driver = kernel("l4_topk32")
     arguments = listed()
+    if not is_first:
+        call(**arguments, validate=True)
+        driver.launches.clear()
     arguments[name] = spoil(arguments.get(name))
     with pytest.raises(ArgumentError, match=message):
         call(**arguments, validate=True)
@@ -495,7 +501,7 @@ def test_a_new_output_lies_as_the_kernel_writes_it(kernel: Any, name: str) -> No
             found = tuple(field(call, block, f"o_{axis}_stride")[0] for axis in ("batch", "head", "row"))
             assert found == (0, *strides[1:3])  # one batch
         else:
-            (encoder,) = (each for which, _, each in list(call._signatures.values())[-1].maps if which == "o")
+            (encoder,) = (each.encoder for each in list(call._signatures.values())[-1].maps if each.name == "o")
             assert encoder.strides == tuple(reversed(strides[:3]))
 
 
@@ -519,7 +525,7 @@ def test_a_gradient_is_checked_after_calls_that_need_none(kernel: Any) -> None:
 
 
 def test_a_call_is_checked_once_and_few_are_remembered(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_SIGNATURES_KEPT", 2)
+    monkeypatch.setattr(arguments, "SIGNATURES_KEPT", 2)
     call, _ = kernel("h100_dense")
     checked, check = [], call._check
     call._check = lambda *given, **more: checked.append(given) or check(*given, **more)
@@ -538,6 +544,26 @@ def test_maps_of_one_address_are_made_once_and_few_are_kept(monkeypatch: pytest.
         encoder.at(address)
         assert len(encoder.known) <= 2
     assert made == [16, 32, 48]
+
+
+def test_a_map_that_cannot_be_made_is_not_taken_for_another(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, driver = kernel("h100_dense")
+    first, second = qkv(), qkv()
+
+    def refuse(self: Any, address: int) -> bytes:
+        if address == second[1].data_ptr():
+            raise launch.DeviceError("no map")
+        return struct.pack("<Q", address) * 16
+
+    call(*first)
+    with monkeypatch.context() as context:
+        context.setattr(tensor_map.MapEncoder, "_encode", refuse)
+        with pytest.raises(launch.DeviceError, match="no map"):
+            call(*second)
+        call(*first)
+    call(*second)
+    found = [tuple(field(call, block, f"{letter}_map")[0] for letter in "qkv") for *_, block in driver.launches]
+    assert found == [tuple(t.data_ptr() for t in three) for three in (first, first, second)]
 
 
 def test_more_tiles_than_can_be_numbered(kernel: Any) -> None:
@@ -670,13 +696,27 @@ def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None
 
 
 def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[Any] = [None]  # the index of the CPU
     entered: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+
+    @contextmanager
+    def device(of: Any) -> Iterator[None]:
+        entered.append(of)
+        current.append(of.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1], raising=False)
     call, driver = kernel("h100_dense")
+    launch_it = call._loaded.launch
+    call._loaded.launch = lambda *given, **more: (launch_it(*given, **more), seen.append(current[-1]))
+    seen: list[Any] = []
     call(*qkv())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    current.append(1)
     call(*qkv())
-    assert entered == [torch.device("cpu")] and len(driver.launches) == 2
+    assert entered == [torch.device("cpu")] and seen == [None, None] and current == [None, 1]
+    assert len(driver.launches) == 2
 
 
 def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:
@@ -706,7 +746,10 @@ def test_memory_of_a_launch_is_held_until_it_is_enqueued(
     call, _ = kernel(name)
     alive: list[bool] = []
     launch_it = call._loaded.launch
-    call._loaded.launch = lambda *given: (alive.extend(each() is not None for each in made), launch_it(*given))
+    call._loaded.launch = lambda *given, **more: (
+        alive.extend(each() is not None for each in made),
+        launch_it(*given, **more),
+    )
     q, k, v = qkv(length=128)
     lists = [torch.zeros(1, 1, 128 // call.spec.pattern.fixed_block.q, 32).int()] if "topk" in name else []
     call(q, k, v, *lists)

@@ -16,7 +16,7 @@ from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SCHEDULER_COUNTERS, LaunchArgs  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
-from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.driver.enqueue import enqueue  # noqa: E402
 
 LONG = "h100_topk32_long"
 
@@ -59,11 +59,10 @@ def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest
     kept = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: kept[:number])
     monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    named = find_spec(LONG)
-    loaded = SimpleNamespace(launch=lambda signature, addresses, stream: given.update(addresses))
-    kernel = AttentionKernel(SimpleNamespace(named=named, plan=plan_for(named)), loaded)  # type: ignore[arg-type]
+    loaded = SimpleNamespace(launch=lambda signature, addresses, stream, prologue: given.update(addresses))
     args = LaunchArgs({}, 1, counters={"progress": SCHEDULER_COUNTERS, "units_done": 16}, scratch={"partials": 4})
-    kernel._launch(SimpleNamespace(extra=SimpleNamespace(args=args)), {}, torch.device("cuda", 0))  # type: ignore[arg-type]
+    enqueue(loaded, None, {}, torch.device("cuda", 0), workspace.Memory.of(args))  # type: ignore[arg-type]
     assert given["progress"] == kept.data_ptr()
     assert given["units_done"] == given["progress"] + 4 * SCHEDULER_COUNTERS

@@ -391,6 +391,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
     assert checked == [
         ("README.md", ["results"], True),
         ("docs/results.md", sorted([*PAGE, "results"]), True),
+        ("docs/measuring.md", ["host"], True),
     ]
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -510,3 +511,24 @@ def test_groups_are_planned_a_few_at_a_time_with_the_same_result(monkeypatch: py
     found = matrix.order()
     assert planned == [(group, group + 1) for group in range(matrix.groups)]
     assert all(torch.equal(*parts) for parts in zip(found[:4], together[:4], strict=True))
+
+
+def test_the_search_has_one_thread_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    before, form = torch.get_num_threads(), row_clusters._form_groups
+    crow, col = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+
+    def fail(*given: Any) -> Any:
+        raise MemoryError
+
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr(row_clusters, "_form_groups", lambda *a: seen.append(torch.get_num_threads()) or form(*a))
+        cluster_rows(crow, col, 2, slots=2, groups=1, ring_columns=3)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+        monkeypatch.setattr(row_clusters, "_form_groups", fail)
+        with pytest.raises(MemoryError):
+            cluster_rows(crow, col, 2, slots=2, groups=1, ring_columns=3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -93,6 +94,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
     monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
@@ -1180,8 +1183,7 @@ def test_c_beside_out_in_matrices_that_are_no_whole_rows_apart(make: Make) -> No
 
 @pytest.mark.parametrize("op", ["bsr_spmm", "bsr_sddmm", "bsr_spgemm"])
 def test_few_signatures_are_kept(make: Make, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    module = {"bsr_spmm": bsr_spmm, "bsr_sddmm": bsr_sddmm, "bsr_spgemm": bsr_spgemm}[op]
-    monkeypatch.setattr(module, "SIGNATURES_KEPT", 2)
+    monkeypatch.setattr(arguments, "SIGNATURES_KEPT", 2)
     kernel = make(op=op)
     for columns in (8, 16, 24, 24):
         a, b = (dense(192, columns), dense(192, columns)) if op == "bsr_sddmm" else (A, dense(192, columns))
@@ -1253,3 +1255,133 @@ def test_matrices_are_prepared_that_the_kernel_takes(make: Make) -> None:
     wrong = replace(prepared, row_order=prepared.row_order._replace(rounds=torch.tensor(3).int()))
     with pytest.raises(ArgumentError, match=r"row_order\.rounds: is tensor\(3.*, expected a tensor with dimensions"):
         kernel(wrong, dense(48, 128))
+
+
+def misaligned(t: Any) -> Any:
+    """Return a tensor like another that begins one element behind a place where copies may begin."""
+    return torch.zeros(t.numel() + 8, dtype=t.dtype)[1 : t.numel() + 1].view(t.shape)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("b", misaligned, "b: starts at address 0x"),
+        ("out", misaligned, "out: starts at address 0x"),
+        ("b", lambda t: t.float(), "b: dtype or rank"),
+        ("b", lambda t: t.to("meta"), "a: is on cpu, the other arguments are on meta"),
+        ("b", lambda t: t.mT.contiguous().mT, r"b: has strides \(1, 192\): it is column_major"),
+        ("b", lambda t: t[:128], r"b: has shape \(128, 128\), expected \(K 192, N\)"),
+        ("b", lambda t: 3, "b: dtype or rank|b: is int"),
+        ("out", lambda t: t[:, :64], r"out: has shape \(192, 64\), expected \(M 192, N 128\)"),
+        ("bias", lambda t: torch.zeros(192).half(), "bias: is not an argument of"),
+        ("c", lambda t: dense(192, 128), "c: is not an argument of"),
+        ("beta", lambda t: True, "beta: is bool, expected a number"),
+    ],
+)
+def test_a_second_call_refuses_what_a_first_one_does(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_prepared: bool, name: str, spoil: Any, message: str
+) -> None:
+    kernel = make()
+    if name == "b":
+        monkeypatch.setattr(bsr_spmm, "check_tensor", unplaced)
+    call = {"a": kernel.prepare(A) if is_prepared else A, "b": dense(192, 128), "out": dense(192, 128)}
+    wrong = call | {name: spoil(call.get(name))}
+    for launches in range(3):
+        assert len(kernel._loaded.launches) == launches
+        with pytest.raises(ArgumentError, match=message):
+            kernel(**wrong)
+        kernel(**call)
+
+
+def unplaced(name: str, tensor: Any, dtype: Any, rank: int, device: Any = None) -> None:
+    """Check what arguments.check_tensor does, less the device."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tensor.dim() != rank:
+        raise ArgumentError(name, "dtype or rank")
+
+
+@pytest.mark.parametrize("scheduler", ["static", "dynamic"])
+def test_a_prepared_matrix_is_checked_once(make: Make, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
+    kernel = make(scheduler=scheduler)
+    prepared, checked = kernel.prepare(A), []
+    check = kernel._preparation._check
+    monkeypatch.setattr(kernel._preparation, "_check", lambda *given: checked.append(given) or check(*given))
+    for columns in (128, 128, 256):
+        kernel(prepared, dense(192, columns))
+    assert checked == [(prepared, False)]
+    kernel(prepared, dense(192, 128), validate=True)
+    kernel(kernel.prepare(A), dense(192, 128))
+    assert [validate for _, validate in checked] == [False, True, False]
+    assert {launch["a"] for launch in kernel._loaded.launches} == {A.values().data_ptr()}
+
+
+def test_a_prepared_matrix_belongs_to_its_kernel_after_calls_too(make: Make) -> None:
+    kernel, other = make(scheduler="dynamic"), make(transpose_a=True)
+    prepared = kernel.prepare(A)
+    for _ in range(2):
+        kernel(prepared, dense(192, 128))
+        with pytest.raises(ArgumentError, match="a: is prepared for another kernel: it has block rows by length"):
+            other(prepared, dense(192, 128))
+    assert len(kernel._loaded.launches) == 2 and not other._loaded.launches
+
+
+def test_a_gradient_of_a_prepared_matrix_is_refused_unless_it_is_off(make: Make) -> None:
+    kernel, a = make(), A.detach().requires_grad_()
+    prepared, b = kernel.prepare(a), dense(192, 128)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="a: requires a gradient"):
+            kernel(prepared, b)
+        with torch.no_grad():
+            kernel(prepared, b)
+    a.requires_grad_(False)
+    kernel(prepared, b)
+    a.requires_grad_()
+    with pytest.raises(ArgumentError, match="a: requires a gradient"):
+        kernel(prepared, b)
+    assert len(kernel._loaded.launches) == 3
+
+
+def test_a_prepared_matrix_may_get_other_tensors(make: Make) -> None:
+    kernel, a, b = make(), matrix([0, 1, 1, 3], [2, 0, 1]), dense(192, 128)
+    prepared, larger = kernel.prepare(a), matrix([0, 3, 3, 6], [0, 1, 2, 0, 1, 2])
+    kernel(prepared, b)
+    a.values().fill_(2.0)
+    kernel(prepared, b)
+    a.resize_as_sparse_(larger).copy_(larger)
+    kernel(prepared, b)
+    first, second, third = kernel._loaded.launches
+    assert first["a"] == second["a"] != third["a"] == a.values().data_ptr()
+    assert third["col_indices"] == a.col_indices().data_ptr() != first["col_indices"]
+    a.resize_as_sparse_(matrix([0, 1, 1, 3], [2, 0, 1], size=32))  # the values stay where they are
+    assert a.values().data_ptr() == third["a"]
+    with pytest.raises(ArgumentError, match=r"a: has blocks of \(32, 32\), this kernel takes \(64, 64\)"):
+        kernel(prepared, b)
+
+
+def test_a_prepared_matrix_is_freed_with_its_last_name(make: Make) -> None:
+    kernel = make(scheduler="dynamic")
+    prepared = kernel.prepare(matrix([0, 1, 1, 3], [2, 0, 1]))
+    kernel(prepared, dense(192, 128))
+    alive = weakref.ref(prepared.row_order)
+    del prepared
+    assert alive() is None and not kernel._preparation._operands
+
+
+@pytest.mark.parametrize("fields", [{"scheduler": "dynamic"}, {"transpose_a": True}])
+def test_structures_that_each_call_prepares_are_checked_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(arguments, "SIGNATURES_KEPT", 2)
+    kernel, b, checked = make(**fields), dense(192, 128), []
+    check = bsr_preparation.check_structure
+    monkeypatch.setattr(bsr_preparation, "check_structure", lambda *given: checked.append(given) or check(*given))
+    crow, col, values = A.crow_indices(), A.col_indices(), A.values()
+    for _ in range(2):
+        kernel(A, b)
+        for parts in ((crow, col.int(), values), (crow, col, values[:, :32]), (crow[:-1], col, values)):
+            with pytest.raises(ArgumentError, match=r"^a(\.c\w+_indices\(\))?: (is|has)"):
+                kernel(torch.sparse_bsr_tensor(*parts, size=A.shape, check_invariants=False), b)
+    assert len(checked) == 1 + 2 * 3 and len(kernel._loaded.launches) == 2
+    for blocks in (1, 2, 3):
+        kernel(matrix([0, 0, 0, blocks], list(range(blocks))), b)
+        assert len(kernel._preparation._structures) <= 2

@@ -300,6 +300,27 @@ def test_copies_of_b_by_rows_belong_to_their_launch() -> None:
     assert all(torch.equal(*pair) for pair in zip((captured, *outs), expected, strict=True))
 
 
+def test_a_prepared_matrix_is_read_where_it_is(spmm: Any) -> None:
+    a, other = bsr(256, 384, 128), bsr(256, 384, 128)
+    b = torch.randn(384, 256, device="cuda", dtype=torch.float16)
+    prepared, expected = (spmm.prepare(a), spmm.prepare(other)), (spmm(a, b), spmm(other, b))
+    for _ in range(2):
+        assert all(torch.equal(spmm(one, b), out) for one, out in zip(prepared, expected, strict=True))
+    out = torch.empty_like(expected[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        spmm(prepared[0], b, out=out)
+    a.values().neg_()
+    graph.replay()
+    assert torch.equal(out, -expected[0]) and torch.equal(spmm(prepared[0], b), out)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        beside = spmm(prepared[1], b)
+    torch.cuda.synchronize()
+    assert torch.equal(beside, expected[1])
+
+
 @HOPPER
 @pytest.mark.parametrize("block", [16, 32])
 def test_few_block_rows_are_cut_for_the_columns_of_b(block: int) -> None:

@@ -1,0 +1,271 @@
+"""Times what a call costs the host, beside SDPA and torch.mm, in one run.
+
+    python benchmarks/host.py --json benchmarks/results/host_h100.json
+    python benchmarks/host.py --from benchmarks/results/host_h100.json     # no GPU: prints an earlier run
+    python benchmarks/results_table.py                                     # writes its table into docs/measuring.md
+
+Three times of each call, medians, in microseconds:
+
+- host: from its begin to its return. AHEAD calls follow a synchronisation, and the clock stops before the GPU has done
+  them: it is never waited for.
+- in a loop: LOOP calls back to back and a synchronisation, by the clock of the host; the longer of the host's time and
+  the GPU's.
+- in a graph: AHEAD calls captured in a CUDA graph, by CUDA events; the GPU's time and what lies between two kernels.
+
+Calls have been seen before, with the same shapes. Calls of a row take turns. Results are not compared here:
+benchmarks/attention.py and benchmarks/bsr.py do that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+import host_page
+import torch
+from harness import OURS, Fields, environment, free_memory, reason
+from host_page import GRAPH, HOST, LOOP
+from rich.console import Console
+from rich.table import Table
+
+from runtime import load_kernel
+from runtime.bench.measurement import random_lists
+from runtime.bench.timing import Call, median
+
+PACKAGES = ("torch", "cuda-bindings")
+AHEAD = 20  # calls; a stream takes about a thousand launches before the host must wait
+REPEATS = 200  # of AHEAD calls
+LOOP_CALLS = 200
+ROUNDS = 7  # of a loop, and of a graph
+SDPA, MM = "SDPA", "torch.mm, dense A"
+SIZE, BLOCK, DENSITY = 4096, 64, 0.3  # of sparse matrices
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload.
+
+    Attributes:
+        name: what --rows takes, and the table shows.
+        make: returns its calls by label.
+        peer: the label of the one that host times are compared with.
+    """
+
+    name: str
+    make: Callable[[], dict[str, Call]]
+    peer: str
+
+
+def attention(kernel: str, length: int, head_dim: int, lists: int = 0) -> Callable[[], dict[str, Call]]:
+    """Return what makes a row of attention: 8 heads, with so many key blocks of 128 for each query block, if any."""
+
+    def make() -> dict[str, Call]:
+        q, k, v = (torch.randn(1, 8, length, head_dim, device="cuda").half() for _ in range(3))
+        call, blocks = load_kernel(kernel), length // 128
+        indices: list[torch.Tensor] = []
+        if lists:
+            kv_indices = random_lists(8, blocks, blocks, lists)
+            counts = torch.full((1, 8, blocks), lists, dtype=torch.int32, device="cuda")
+            indices = [counts, kv_indices] if "block_lists" in kernel else [kv_indices]
+        causal = "causal" in kernel
+        return {
+            OURS: lambda: call(q, k, v, *indices),
+            SDPA: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal),
+        }
+
+    return make
+
+
+def sparse() -> torch.Tensor:
+    """Return a BSR matrix with DENSITY of its blocks, as many in each block row."""
+    blocks = SIZE // BLOCK
+    length = round(DENSITY * blocks)
+    col = random_lists(1, blocks, blocks, length)[0, 0].sort(-1).values.flatten()
+    crow = torch.arange(0, blocks + 1, dtype=torch.int32, device="cuda") * length
+    values = torch.randn(col.numel(), BLOCK, BLOCK, device="cuda").half()
+    return torch.sparse_bsr_tensor(crow, col, values, size=(SIZE, SIZE), check_invariants=False)
+
+
+def spmm(kernel: str, columns: int) -> Callable[[], dict[str, Call]]:
+    """Return what makes a row of BSR x dense, also with rows in order of their length, raw and prepared."""
+
+    def make() -> dict[str, Call]:
+        a, b = sparse(), torch.randn(SIZE, columns, device="cuda").half()
+        dense = torch.randn(SIZE, SIZE, device="cuda").half()
+        plain, balanced = load_kernel(kernel), load_kernel("h100_bsr_spmm_b64_balanced")
+        prepared, ordered = plain.prepare(a, columns), balanced.prepare(a, columns)  # type: ignore[union-attr]
+        return {
+            OURS: lambda: plain(a, b),
+            f"{OURS}, prepared": lambda: plain(prepared, b),
+            f"{OURS}, balanced": lambda: balanced(a, b),
+            f"{OURS}, balanced, prepared": lambda: balanced(ordered, b),
+            MM: lambda: torch.mm(dense, b),
+        }
+
+    return make
+
+
+def sddmm() -> dict[str, Call]:
+    """Return the calls of a sampled product."""
+    pattern, kernel = sparse(), load_kernel("h100_bsr_sddmm_b64")
+    a, b = (torch.randn(SIZE, 256, device="cuda").half() for _ in range(2))
+    return {OURS: lambda: kernel(a, b, pattern), MM: lambda: torch.mm(a, b.mT)}
+
+
+def spgemm() -> dict[str, Call]:
+    """Return the calls of a product of two sparse matrices."""
+    a, b, kernel = sparse(), sparse(), load_kernel("h100_bsr_spgemm_b64")
+    left, right = (torch.randn(SIZE, SIZE, device="cuda").half() for _ in range(2))
+    return {OURS: lambda: kernel(a, b), MM: lambda: torch.mm(left, right)}
+
+
+ROWS = (
+    Row("dense, S1024 H8 d128", attention("h100_dense_few_tiles", 1024, 128), SDPA),
+    Row("causal, S1024 H8 d64", attention("h100_causal_d64_few_tiles", 1024, 64), SDPA),
+    Row("topk32, S4096 H8 d128", attention("h100_topk32", 4096, 128, 32), SDPA),
+    Row("block_lists, S4096 H8 d128", attention("h100_block_lists", 4096, 128, 8), SDPA),
+    Row("bsr_spmm, N16", spmm("h100_bsr_spmm_b64_few_columns", 16), MM),
+    Row("bsr_spmm, N128", spmm("h100_bsr_spmm_b64_few_columns", 128), MM),
+    Row("bsr_spmm, N1024", spmm("h100_bsr_spmm_b64", 1024), MM),
+    Row("bsr_sddmm, K256", sddmm, MM),
+    Row("bsr_spgemm, N4096", spgemm, MM),
+)
+
+
+def host_microseconds(call: Call) -> float:
+    """Return the host's time of a call, the mean of AHEAD that the GPU has not done when the clock stops."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(AHEAD):
+        call()
+    return 1e6 * (time.perf_counter() - began) / AHEAD
+
+
+def loop_microseconds(call: Call) -> float:
+    """Return the wall time of a call among LOOP_CALLS back to back."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(LOOP_CALLS):
+        call()
+    torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - began) / LOOP_CALLS
+
+
+def captured(call: Call) -> Call:
+    """Return what replays AHEAD calls that a CUDA graph holds."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(AHEAD):
+            call()
+    return graph.replay
+
+
+def graph_microseconds(replay: Call) -> float:
+    """Return the GPU's time of a call of a replayed graph."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    replay()
+    stop.record()
+    stop.synchronize()
+    return 1e3 * start.elapsed_time(stop) / AHEAD
+
+
+def times_of(calls: dict[str, Call]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Return the three times of each call by label, and why others have none, or none in a graph."""
+    results: dict[str, dict[str, float]] = {}
+    failed: dict[str, str] = {}
+    right: dict[str, Call] = {}
+    replays: dict[str, Call] = {}
+    for label, call in calls.items():
+        try:
+            for _ in range(AHEAD):
+                call()
+            torch.cuda.synchronize()
+            right[label] = call
+            replays[label] = captured(call)
+            replays[label]()
+        except Exception as error:
+            failed[label] = reason(error)
+    for key, timed, repeats, clock in (
+        (HOST, right, REPEATS, host_microseconds),
+        (LOOP, right, ROUNDS, loop_microseconds),
+        (GRAPH, replays, ROUNDS, graph_microseconds),
+    ):
+        found: dict[str, list[float]] = {label: [] for label in timed}
+        for _ in range(repeats):
+            for label, call in timed.items():
+                found[label].append(clock(call))
+        for label, values in found.items():
+            results.setdefault(label, {})[key] = round(median(values), 2)
+    torch.cuda.synchronize()
+    return results, failed
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+
+
+@torch.no_grad()
+def measure(rows: list[Row], path: Path | None) -> Fields:
+    """Run rows; the JSON is written after each, so that a crash costs no finished one."""
+    report: Fields = environment(PACKAGES)
+    report["versions"]["python"] = platform.python_version()
+    report |= {"processor": processor(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
+    for row in rows:
+        torch.manual_seed(0)
+        results, failed = times_of(row.make())
+        report["rows"].append({"name": row.name, "peer": row.peer, "results": results, "failed": failed})
+        if path:
+            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        free_memory()
+    return report
+
+
+def show(report: Fields) -> None:
+    """Print the table, and below it what failed."""
+    printed = Table(title=host_page.machine(report))
+    for heading, alignment in zip(host_page.HEADINGS, host_page.ALIGNMENT, strict=True):
+        printed.add_column(heading, justify="right" if alignment.endswith(":") else "left")
+    for cells in host_page.rows(report):
+        printed.add_row(*cells)
+    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    console.print(printed)
+    for (label, why), names in harness.failures(report).items():
+        console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
+
+
+def parse(arguments: list[str] | None = None) -> Any:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {'; '.join(names)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
+    parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    if options.earlier:
+        show(json.loads(options.earlier.read_text(encoding="utf-8")))
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
+    report = measure([row for row in ROWS if not options.rows or row.name in options.rows], options.json)
+    show(report)
+    harness.check_own(report)
+
+
+if __name__ == "__main__":
+    main()

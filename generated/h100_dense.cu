@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 176ac892f26b4df965498cf142c9defa1fc59ca0beb786f7a4dfa308e3ebf809
 // templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 907867d66a2c08fc250d208a3e0ab2303499393e2646e70753212f245609f4b8
+// seal: sha256 79a2120739a3a2c8990a624ef079408c463ec035a037eeb9b2406efe8c727755
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -455,7 +455,8 @@ __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, in
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
-// Parts of split tiles come first. Whole tiles are all equally long: each thread block has every gridDim.x-th one.
+// Parts of split tiles come first.
+// Whole tiles are all equally long: each thread block has every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: efef71e3bcea86169cb8a3ea4a67ae79ad531c68b6d1a231360c0bd95d4702ad
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/sink.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 88447dd4b0831f6be8e3d457d1d7c40cfe9881cafc9da55f125a76c79c849685
+// seal: sha256 7e91372a753a2296780f6cbe165262201e541e916589f0eba9fe730b3ab8ebf8
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V, where exp(sink of its head) joins each row's sum
@@ -482,7 +482,8 @@ __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, in
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
-// Parts of split tiles come first. Tiles are taken as equally long, though early ones are shorter: each thread block has every gridDim.x-th one.
+// Parts of split tiles come first.
+// Tiles are taken as equally long, though early ones are shorter: each thread block has every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
 // templates: attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e3263b9648bcb126f8dff6e2ea23e3f69a578d5f9848233d132b80dde0f7e346
+// seal: sha256 030161b5a6948ff6d2ae5e3d0591ae3b4493cfa0519ef19796810bbae7d3cc25
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -461,7 +461,8 @@ __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, in
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
-// Parts of split tiles come first. Tiles are taken as equally long, though early ones are shorter: each thread block has every gridDim.x-th one.
+// Parts of split tiles come first.
+// Tiles are taken as equally long, though early ones are shorter: each thread block has every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
@@ -916,7 +917,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (newest_visible < range.unmasked_from) {
         mask_left(s, p, tile.batch, newest_visible, tile.first_query + first_row);
       }
-
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
@@ -938,7 +938,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (block < range.unmasked_from) {
           mask_left(s, p, tile.batch, block, tile.first_query + first_row);
         }
-
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds_threshold(step_max, row_max);

@@ -38,11 +38,14 @@ def list_words(
     steps = f"{entries} * kBlockSteps" if block_steps > 1 else entries
     if step_blocks > 1:
         steps = f"({entries} + kStepBlocks - 1) / kStepBlocks"
+    listed = "entries" if piece == "taken" else length
+    if several_lists:
+        listed = f"row < p.query_blocks ? {length} : 0"
     return ListWords(
         list_piece=f"{PIECES}/{piece}.cuh.j2",
         list_length=length,
         list_queries="kBlockQueries" if partial else "kSubTileRows",
-        list_entries=f"row < p.query_blocks ? {length} : 0" if several_lists else length,
+        list_entries=listed,
         steps_of_entries=steps,
         times_step_blocks=" * kStepBlocks" if step_blocks > 1 else "",
         over_block_steps=" / kBlockSteps" if block_steps > 1 else "",

@@ -174,8 +174,10 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
 
 def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
     rows, block = sizes.rows, sizes.block
-    if not rows.packed and sizes.sub_tiles == 1 and block is not None and block.q > rows.sub_tile_queries:
-        return []  # what a list is for counts, kBlockQueries
+    every_key = block is None and not sizes.spec.pattern.masks_pairs
+    in_part = block is not None and block.q > rows.sub_tile_queries
+    if not rows.packed and sizes.sub_tiles == 1 and (every_key or in_part):
+        return []  # no key depends on the query, or kBlockQueries is what counts
     doc = f"{'queries' if rows.packed else 'query rows'} of a {'sub-tile' if rows.sub_tiles > 1 else 'tile'}"
     return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
 

@@ -68,6 +68,8 @@ KvBlockIterator kv_blocks_of(const Params& p, const Tile& tile) {
   return blocks;
 }
 
+KvBlockIterator kv_blocks_of(const Params& p, int, const Tile& tile) { return kv_blocks_of(p, tile); }
+
 // For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then one
 // for each of its rows: the first key that is left of each block, the last one, and how many.
 int main(int words, char** word) {

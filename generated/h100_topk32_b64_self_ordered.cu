@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
 // templates: attention/lists/shared.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/searched.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles_searched.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/share_kv/query_order.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dc1ef4bd04ce7bc98adfb94673599504b82b5101ac1dc4300eeea0852b69c4d5
+// seal: sha256 a7068a388b2700b09ae18eaaeea7fbab17a1df3f6dddcf707c941e6bc9166844
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -21,7 +21,7 @@
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
 //   q_full[w]                      Q of warpgroup w
-//   order_full[i], order_empty[i]  place i of the ring of orders: query blocks and loads of a tile, the steps of each warpgroup
+//   order_full[i], order_empty[i]  place i of the ring of orders: query blocks and loads of a tile, steps of warpgroups
 //   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
 //   v_full[u][j], v_empty[i]       the same of the V ring
 //   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those

@@ -272,5 +272,5 @@ def _row_without_keys(spec: AttentionSpec) -> str:
 
 def _order_has(spec: AttentionSpec) -> str:
     if spec.query_grouping == "search":
-        return "query blocks and loads of a tile, the steps of each warpgroup"
+        return "query blocks and loads of a tile, steps of warpgroups"
     return "the loads of a tile, the steps of each warpgroup"

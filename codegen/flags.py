@@ -169,14 +169,22 @@ class AttentionSm90aWords(Flags):
     tile_queries: str
     warpgroup_queries: str
     queries_before_first: str
-    entry_has: str
-    entry_words: str
+    as_listed: str
+    masked_if: str
+    full_or: str
+    steps_of_tile: str
+    q_operands: str
+    row_without_keys: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aRingWords(Flags):
+    """What they insert for the rings: of each sub-tile, where there are several."""
+
     work_words: int
-    entry_place: str
     entry_readers: str
     entry_readers_are: str
     less_warp_0: str
-    and_units: str
     and_metadata: str
     ring_stages: str
     ring_warpgroups: str
@@ -186,20 +194,24 @@ class AttentionSm90aWords(Flags):
     producer_is: str
     producer_parameter: str
     first_producer: str
-    range_owner: str
-    range_parameter: str
-    work_parameter: str
-    work_argument: str
     of_sub_tile: str
     sub_tile_parameter: str
     steps_word: str
     range_argument: str
-    as_listed: str
-    masked_if: str
-    full_or: str
-    steps_of_tile: str
-    q_operands: str
-    row_without_keys: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aListWords(Flags):
+    """What they insert for work tiles, their key blocks, and lists that share loads."""
+
+    entry_has: str
+    entry_words: str
+    entry_place: str
+    and_units: str
+    range_owner: str
+    range_parameter: str
+    work_parameter: str
+    work_argument: str
     q_place: str
     order_has: str
     or_two: str
@@ -219,6 +231,8 @@ class AttentionSm90aFlags(AttentionFlags):
         softmax_scale: factor of the logits, in C++.
         pieces: files of the kernel's pieces.
         words: what differs in text that kernels share.
+        ring_words: of the rings.
+        list_words: of key blocks of a work tile.
     """
 
     uses_setmaxnreg: bool
@@ -227,6 +241,8 @@ class AttentionSm90aFlags(AttentionFlags):
     softmax_scale: str
     pieces: AttentionSm90aPieces
     words: AttentionSm90aWords
+    ring_words: AttentionSm90aRingWords
+    list_words: AttentionSm90aListWords
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from codegen.flags import AttentionSm90aFlags, AttentionSm90aPieces, AttentionSm90aWords
+from codegen.flags import (
+    AttentionSm90aFlags,
+    AttentionSm90aListWords,
+    AttentionSm90aPieces,
+    AttentionSm90aRingWords,
+    AttentionSm90aWords,
+)
 from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
 from codegen.spec import AttentionSpec
@@ -32,6 +38,8 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         pieces=pieces(sizes, at),
         words=words(sizes, at),
+        ring_words=ring_words(sizes, at),
+        list_words=key_words(sizes, at),
     )
 
 
@@ -138,13 +146,8 @@ def _finish(spec: AttentionSpec) -> str:
 
 def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
     """Return the words that differ from kernel to kernel in text that they share."""
-    spec, rows, one = sizes.spec, sizes.rows, sizes.sub_tiles == 1
-    pattern, listed, splits, stream_k = spec.pattern, sizes.block is not None, spec.kv_splits > 1, spec.stream_k_tail
-    masked, work_words = pattern.masks_pairs, 3 if stream_k else 1
-    what = "tile, work units" if stream_k else "number of the tile"
-    asks_work = stream_k or pattern.serpentine
-    sub_tile_parameter = "" if one else ", int sub_tile"
-    meta = " * kStepBlocks" if sizes.step_blocks > 1 else ""
+    spec, rows, pattern = sizes.spec, sizes.rows, sizes.spec.pattern
+    listed, splits, masked = sizes.block is not None, spec.kv_splits > 1, pattern.masks_pairs
     return AttentionSm90aWords(
         keys_of_pattern="key blocks that the pattern lists" if listed else "keys that the pattern shows",
         formula=_formula(spec),
@@ -163,43 +166,65 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         tile_queries="kTileQueries" if rows.packed else "kTileM",
         warpgroup_queries="kWarpgroupQueries" if rows.packed else "kWarpgroupRows",
         queries_before_first="Queries before 0 see none." if pattern.surplus_first else "None is before query 0.",
-        entry_has=f"{what}, {'its steps' if one else 'steps of its sub-tiles'}",
-        entry_words="number, begin, end" if stream_k else "number",
-        work_words=work_words,
-        entry_place="index" if at.tile_stages > 1 else "phase",
-        entry_readers=f"kConsumerWarpgroups * kWarpsPerWarpgroup{'' if one else ' + kSubTiles - 1'}",
-        entry_readers_are="consumers and other producer warps" if sizes.sub_tiles > 1 else "the consumers",
-        less_warp_0=", less warp 0, which writes the entries" if sizes.sub_tiles > 1 else "",
-        and_units=", its work units" if stream_k else "",
-        and_metadata="" if sizes.skip_masked else ", and the metadata of its loads",
-        ring_stages="kStages" if one else "kSubTiles * kStages",
-        ring_warpgroups="kConsumerWarpgroups" if one else "kSubTileWarpgroups",
-        plus_sub_tile_ring="" if one else " + sub_tile * kStages * kKvBytes",
-        plus_sub_tile_meta="" if one or spec.share_kv_loads else f" + sub_tile * kStages{meta}",
-        barriers="base" if one or spec.share_kv_loads else "barriers",
-        producer_is=_producer_is(sizes),
-        producer_parameter=sub_tile_parameter,
-        first_producer="" if one else "sub_tile == 0 && ",
-        range_owner=_range_owner(sizes),
-        range_parameter=", int first_query" if spec.query_grouping == "search" else sub_tile_parameter,
-        work_parameter="const WorkTile& work, " if asks_work else "",
-        work_argument="work, " if asks_work else "",
-        of_sub_tile="" if one else " of its sub-tile",
-        sub_tile_parameter=sub_tile_parameter,
-        steps_word=str(work_words) if one else f"{work_words} + sub_tile",
-        range_argument="" if one else ", sub_tile",
         as_listed=", as an entry out of range does" if listed else "",
         masked_if="the pattern or the end of the keys hides some pair" if masked else "some key is past the last one",
         full_or="(number % 2 == 0) | " if listed else "",
         steps_of_tile="kTopK" if spec.share_kv_loads else "count" if sizes.skip_masked else "info.count",
         q_operands=("q, q_descriptor" if at.q_slices else "q_descriptor") if not at.q_in_registers else "q",
         row_without_keys=_row_without_keys(spec),
+    )
+
+
+def ring_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aRingWords:
+    """Return the same for the rings: of each sub-tile, where there are several."""
+    one, stream_k = sizes.sub_tiles == 1, sizes.spec.stream_k_tail
+    one_ring = one or sizes.spec.share_kv_loads
+    meta = " * kStepBlocks" if sizes.step_blocks > 1 else ""
+    work_words = 3 if stream_k else 1
+    sub_tile_parameter = "" if one else ", int sub_tile"
+    return AttentionSm90aRingWords(
+        work_words=work_words,
+        entry_readers=f"kConsumerWarpgroups * kWarpsPerWarpgroup{'' if one else ' + kSubTiles - 1'}",
+        entry_readers_are="consumers and other producer warps" if sizes.sub_tiles > 1 else "the consumers",
+        less_warp_0=", less warp 0, which writes the entries" if sizes.sub_tiles > 1 else "",
+        and_metadata="" if sizes.skip_masked else ", and the metadata of its loads",
+        ring_stages="kStages" if one else "kSubTiles * kStages",
+        ring_warpgroups="kConsumerWarpgroups" if one else "kSubTileWarpgroups",
+        plus_sub_tile_ring="" if one else " + sub_tile * kStages * kKvBytes",
+        plus_sub_tile_meta="" if one_ring else f" + sub_tile * kStages{meta}",
+        barriers="base" if one_ring else "barriers",
+        producer_is=_producer_is(sizes),
+        producer_parameter=sub_tile_parameter,
+        first_producer="" if one else "sub_tile == 0 && ",
+        of_sub_tile="" if one else " of its sub-tile",
+        sub_tile_parameter=sub_tile_parameter,
+        steps_word=str(work_words) if one else f"{work_words} + sub_tile",
+        range_argument="" if one else ", sub_tile",
+    )
+
+
+def key_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aListWords:
+    """Return the same for the key blocks of a work tile, and for lists that share loads."""
+    spec, three = sizes.spec, sizes.sub_tiles == 3
+    asks_work = spec.stream_k_tail or spec.pattern.serpentine
+    sub_tile_parameter = "" if sizes.sub_tiles == 1 else ", int sub_tile"
+    stream_k = spec.stream_k_tail
+    what = "tile, work units" if stream_k else "number of the tile"
+    return AttentionSm90aListWords(
+        entry_has=f"{what}, {'its steps' if sizes.sub_tiles == 1 else 'steps of its sub-tiles'}",
+        entry_words="number, begin, end" if stream_k else "number",
+        entry_place="index" if at.tile_stages > 1 else "phase",
+        and_units=", its work units" if stream_k else "",
+        range_owner=_range_owner(sizes),
+        range_parameter=", int first_query" if spec.query_grouping == "search" else sub_tile_parameter,
+        work_parameter="const WorkTile& work, " if asks_work else "",
+        work_argument="work, " if asks_work else "",
         q_place="0" if at.q_in_registers else "q_place",
         order_has=_order_has(spec),
-        or_two=", or two" if sizes.sub_tiles == 3 else "",
-        load_group_kinds="2 + kSubTiles" if sizes.sub_tiles == 3 else "2",
+        or_two=", or two" if three else "",
+        load_group_kinds="2 + kSubTiles" if three else "2",
         with_fewer="at the end of the queries, or by query_order," if spec.query_grouping == "given" else _AT_END,
-        all_taken="two" if sizes.sub_tiles == 3 else "both",
+        all_taken="two" if three else "both",
     )
 
 

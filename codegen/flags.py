@@ -21,6 +21,35 @@ class Flags:
 
 
 @dataclass(frozen=True)
+class ListWords(Flags):
+    """What the templates of lists of key blocks insert: a step is a listed block, a part of one, or several.
+
+    Attributes:
+        list_piece: the template of the iterator over a list.
+        list_length: how many entries a list has, in words.
+        list_queries: queries that have one list.
+        list_entries: entries of a list, which may not be there.
+        steps_of_entries: steps of a list.
+        times_step_blocks: from steps to loads: nothing where that is the same.
+        over_block_steps: from loads to entries.
+        lane_steps: loads of 32 entries.
+        and_part: from the block of an entry to the load.
+        range_units: what ``restrict_to`` counts.
+    """
+
+    list_piece: str
+    list_length: str
+    list_queries: str
+    list_entries: str
+    steps_of_entries: str
+    times_step_blocks: str
+    over_block_steps: str
+    lane_steps: str
+    and_part: str
+    range_units: str
+
+
+@dataclass(frozen=True)
 class AttentionFlags(Flags):
     """What the templates of patterns ask, which all attention kernels include.
 
@@ -28,17 +57,15 @@ class AttentionFlags(Flags):
         pattern_template: the pattern's template.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
-        partial: whether a tile has a part of a query block only.
-        block_steps: steps in a listed block.
-        step_blocks: listed blocks of a step.
+        step_is: a step, in words.
+        lists: what the templates of lists insert.
     """
 
     pattern_template: str
     partial_range: bool
     skip_masked: bool
-    partial: bool
-    block_steps: int
-    step_blocks: int
+    step_is: str
+    lists: ListWords
 
 
 @dataclass(frozen=True)
@@ -67,44 +94,155 @@ class AttentionMmaSyncFlags(AttentionFlags):
 
 
 @dataclass(frozen=True)
-class AttentionSm90aFlags(AttentionFlags):
-    """What attention/sm90a.cu.j2 and sm90a_shared.cu.j2 ask.
+class AttentionSm90aPieces(Flags):
+    """Files of templates/attention/sm90a that a kernel is made of: one of each folder, which have the same macros.
 
     Attributes:
-        consumers: warpgroups that compute.
-        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
-        ping_pong: whether the warp scheduler barrier orders the matrix products of the warpgroups.
-        sub_tiles: sub-tiles of a tile, with key blocks of their own.
-        prefetch_q_early: whether Q of the next tile is loaded before this one's K and V. Not with several sub-tiles:
-            their producer warps would wait for the work tile that the first one publishes.
-        orders_first_step: whether the warp scheduler barrier orders the first step too. One of several sub-tiles may
-            have no step: its warpgroups would have to arrive at the barrier without a product.
-        packed_rows: whether rows are anything but consecutive queries of one head.
-        pack_gqa: query heads in the rows of a query, in C++.
-        tile_stages: stages of Q.
-        o_aliases_q: whether O is staged where Q was.
-        q_in_registers: whether all of Q is kept in registers.
-        q_slices: slices of 16 columns of Q that are.
-        stream_k: whether tiles are divided between thread blocks.
-        kv_splits: KV splits of a tile.
-        softmax_scale: factor of the logits, in C++.
+        grouping_piece: which query blocks form a tile.
+        kv_pipeline_piece: how consumers wait for K and V and release them.
+        load_groups_piece: groups of shared loads.
+        loads_piece: loads of a step.
+        lockstep_piece: whether thread blocks wait for each other.
+        logits_piece: what becomes of scores before the mask.
+        mask_piece: how pairs are hidden.
+        roles_piece: what the warps of the producer warpgroup do.
+        row_sum_piece: what is in the sum of a row.
+        rows_piece: whose queries the rows are.
+        q_operand_piece: where the products read Q.
+        q_stage_piece: when the place of Q is free.
+        schedule_piece: order of the consumers' products.
+        scheduler_piece: which thread block has which tile.
+        steps_piece: whether a tile may be without steps.
+        sub_tiles_piece: parts of a tile with key blocks of their own.
+        tile_order_piece: order of the tiles.
+        finish_piece: what becomes of O at the end of a work tile.
+        info_piece: what consumers read of a work tile.
+        producer_piece: the producer warps.
+        consumer_piece: the consumer warpgroups.
+        order_tiles_piece: the warp that orders shared loads.
+        key_range_piece: the piece that says which key blocks a work tile has.
     """
 
-    consumers: int
+    grouping_piece: str
+    kv_pipeline_piece: str
+    load_groups_piece: str
+    loads_piece: str
+    lockstep_piece: str
+    logits_piece: str
+    mask_piece: str
+    roles_piece: str
+    row_sum_piece: str
+    rows_piece: str
+    q_operand_piece: str
+    q_stage_piece: str
+    schedule_piece: str
+    scheduler_piece: str
+    steps_piece: str
+    sub_tiles_piece: str
+    tile_order_piece: str
+    finish_piece: str
+    info_piece: str
+    producer_piece: str
+    consumer_piece: str
+    order_tiles_piece: str
+    key_range_piece: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aWords(Flags):
+    """Words and expressions that the templates of attention/sm90a.cu.j2 insert: the plan says what they are."""
+
+    keys_of_pattern: str
+    formula: str
+    unit: str
+    barrier_owner: str
+    store_rank: int
+    producer_warps: str
+    consumer_warpgroups: str
+    consumers_own: str
+    consumers_run: str
+    consumer_number: str
+    consumer_works_on: str
+    packed_heads: str
+    tile_is: str
+    tiles_are_long: str
+    tile_queries: str
+    warpgroup_queries: str
+    queries_before_first: str
+    as_listed: str
+    masked_if: str
+    full_or: str
+    steps_of_tile: str
+    q_operands: str
+    row_without_keys: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aRingWords(Flags):
+    """What they insert for the rings: of each sub-tile, where there are several."""
+
+    work_words: int
+    entry_readers: str
+    entry_readers_are: str
+    less_warp_0: str
+    and_metadata: str
+    ring_stages: str
+    ring_warpgroups: str
+    plus_sub_tile_ring: str
+    plus_sub_tile_meta: str
+    barriers: str
+    producer_is: str
+    producer_parameter: str
+    first_producer: str
+    of_sub_tile: str
+    sub_tile_parameter: str
+    steps_word: str
+    range_argument: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aListWords(Flags):
+    """What they insert for work tiles, their key blocks, and lists that share loads."""
+
+    entry_has: str
+    entry_words: str
+    entry_place: str
+    and_units: str
+    range_owner: str
+    range_parameter: str
+    work_parameter: str
+    work_argument: str
+    q_place: str
+    order_has: str
+    or_two: str
+    load_group_kinds: str
+    with_fewer: str
+    all_taken: str
+
+
+@dataclass(frozen=True)
+class AttentionSm90aFlags(AttentionFlags):
+    """What attention/sm90a.cu.j2 asks.
+
+    Attributes:
+        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
+        surplus_first: whether surplus rows of a head's tiles lie before query 0.
+        o_aliases_q: whether O is staged where Q was.
+        softmax_scale: factor of the logits, in C++.
+        pieces: files of the kernel's pieces.
+        words: what differs in text that kernels share.
+        ring_words: of the rings.
+        list_words: of key blocks of a work tile.
+    """
+
     uses_setmaxnreg: bool
-    ping_pong: bool
-    sub_tiles: int
-    prefetch_q_early: bool
-    orders_first_step: bool
-    packed_rows: bool
-    pack_gqa: int | str
-    tile_stages: int
+    surplus_first: bool
     o_aliases_q: bool
-    q_in_registers: bool
-    q_slices: int
-    stream_k: bool
-    kv_splits: int
     softmax_scale: str
+    pieces: AttentionSm90aPieces
+    words: AttentionSm90aWords
+    ring_words: AttentionSm90aRingWords
+    list_words: AttentionSm90aListWords
 
 
 @dataclass(frozen=True)

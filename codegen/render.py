@@ -11,6 +11,7 @@ from functools import cache
 import jinja2
 from jinja2.bccache import Bucket
 
+from codegen.layout import lay_out, mark
 from codegen.library import TEMPLATES, NamedSpec, taken
 from codegen.plan import Plan
 from codegen.plans import plan_for
@@ -69,6 +70,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=mark,
     )
 
 
@@ -110,8 +112,7 @@ def render(named: NamedSpec) -> str:
 def render_plan(plan: Plan, origin: str = "") -> str:
     """Render a plan; ``origin`` is the spec's file as the banner names it."""
     env = environment()
-    body = env.get_template(plan.template).render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named())
-    body = prune(body)
+    body = prune(render_template(plan, plan.template, env))
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)
@@ -123,6 +124,12 @@ def render_plan(plan: Plan, origin: str = "") -> str:
         templates=", ".join(sorted(env.loader.used)),
     )
     return seal(banner + "\n" + body)
+
+
+def render_template(plan: Plan, name: str, env: jinja2.Environment | None = None) -> str:
+    """Render one of a plan's templates; ``env`` notes which ones that takes."""
+    template = (env or environment()).get_template(name)
+    return lay_out(template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()))
 
 
 def spec_json_of(source: str) -> str | None:

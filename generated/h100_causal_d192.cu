@@ -3,22 +3,24 @@
 //     codegen render specs/h100_causal_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f6709631b292c831804368202a9cf2243bdcdf02dbbd3d6cd1e12a8af1efa014
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5a19fccc752e056af8555e8bd50b9d47af1493b81c07c3571f921a14211882de
+// templates: attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 7915ad20f1564837ab6269db6bc389899f6da92e417dc75361dfd04819c2def2
 
-// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Attention forward for sm_90a over the keys that the pattern shows:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
-//   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
-//   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   The tile is one sub-tile: its consumers share its key blocks and its rings.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
+//   warpgroups 1..   consumers. Each owns 64 query rows:
+//                    S = Q K^T, online softmax, O += P V, all in registers.
+//   The consumers of a tile share its key blocks and its rings.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
 // for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
 // warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, steps of its sub-tiles, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the metadata of its loads
-//   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, its steps, its Q
+//   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
+//   v_full[i], v_empty[i]        stage i of the V ring
 //   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
@@ -51,10 +53,8 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 1;  // places for the Q of a tile; entries have two
-constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 128;  // query rows of a sub-tile
+constexpr int kSubTileRows = 128;  // query rows of a tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -65,8 +65,6 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 24576;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
 
 // Dynamic shared memory: 196712 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 128 rows in column groups of 64
@@ -80,11 +78,10 @@ constexpr int kBlockMetaOffset = 196704;  // 8 bytes: metadata of the loads in t
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
-constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
-// Q has one place, but entries have two: PipelineState::phase says which.
-constexpr int kWorkTileWords = 1 + kSubTiles;  // words of an entry of the ring of tiles: number, numbers of steps
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
+constexpr int kWorkTileWords = 2;  // words of an entry of the ring: number, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -440,18 +437,18 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// The key blocks of one sub-tile of a work tile.
-__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
-    int sub_tile) {
-  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
+// The key blocks of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(
+    const Params& p, const Tile& tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   return blocks;
 }
 
-// Metadata of a load of kLoadKeys keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
+// Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
 // Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
 __device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
   const int slot = block * 2 + masked;
-  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+  return masked || (block + 1) * kTileN > p.kv_len ? ~slot : slot;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -466,8 +463,8 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 }
 
 // Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
-// its number and the steps of its sub-tiles, and loads Q. Past the last tile the number is
-// all that is written. One thread.
+// its number and its steps, and loads Q. Past the last tile the number is all that is written. One
+// thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -479,10 +476,7 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
     return;
   }
   const Tile tile(p, work.index);
-#pragma unroll
-  for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
-  }
+  info[1] = kv_blocks_of(p, tile).count;
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -491,28 +485,22 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
-    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+// Copies one step of K or V to shared memory.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
   }
 }
 
-// Producer: one warp fills the rings, work tile after work tile. It also publishes the work tiles, one ahead; the first
-// one has been published.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
+// Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
-  const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
-  const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
-  const uint32 barriers = base + 8 * sub_tile * kStages;
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
+  const uint32 k_ring = base + kKOffset;
+  const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these numbers.
   uint32 work_tiles = 0, steps = 0;
 
@@ -523,34 +511,27 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
+    KvBlockIterator blocks = kv_blocks_of(p, tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
-    int loads[kStepBlocks] = {}, previous[kStepBlocks];
+    int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
-#pragma unroll
-      for (int load = 0; load < kStepBlocks; ++load) {
-        previous[load] = loads[load];
-        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
-      }
+      previous = block;
+      if (i < blocks.count) block = blocks.at(i);
       if (leader && i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
-        const uint32 full = barriers + kKFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
-#pragma unroll
-        for (int load = 0; load < kStepBlocks; ++load) {
-          const bool masked = blocks.masked(i * kStepBlocks + load, loads[load]);
-          block_meta[stage * kStepBlocks + load] = pack_block_meta(p, loads[load], masked);
-        }
+        const uint32 full = base + kKFullBarrier + 8 * stage;
+        mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
+        block_meta[stage] = pack_block_meta(p, block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
       if (leader && i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
-        const uint32 full = barriers + kVFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, phase ^ 1);
+        const uint32 full = base + kVFullBarrier + 8 * stage;
+        mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
@@ -558,10 +539,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
-    if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
+    if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
-  if (sub_tile == 0 && leader) release_scheduler(p);
+  if (leader) release_scheduler(p);
 }
 
 // Loads this warp's 16 rows of Q as A operands of 16 columns each.
@@ -604,45 +585,33 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
-// back, reads them; for the others they are 0.
+// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
+// it; for the others it is 0.
 struct BlockMeta {
-  int word[kStepBlocks];
+  int word;
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
-    }
-  }
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
+      : word(warp_leader ? block_meta[stage] : 0) {}
   // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
-  }
+  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
     int batch, int query) {
+  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
+  const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
-    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool keep = column < keys;
-      const int my_query = query + j / 2 % 2 * 8;
-      // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
-      // constants then.
-      const bool in_pattern = visible(p, batch, my_query - first_key, column);
-      keep &= in_pattern;
-      if (!keep) s[i] = kMinusInfinity;
-    }
+  for (int j = 0; j < kTileN / 2; ++j) {
+    const int i = j, column = j / 4 * 8 + j % 2;
+    bool keep = column < keys;
+    const int my_query = query + j / 2 % 2 * 8;
+    // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
+    // constants then.
+    const bool in_pattern = visible(p, batch, my_query - first_key, column);
+    keep &= in_pattern;
+    if (!keep) s[i] = kMinusInfinity;
   }
 }
 
@@ -716,23 +685,6 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
-struct WorkTileInfo {
-  WorkTile work;
-  int count;
-};
-
-__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
-    const PipelineState<kTileStages>& state, int sub_tile) {
-  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.phase * kWorkTileWords;
-  const int* counts = words + kWorkTileWords - kSubTiles;
-  WorkTileInfo info;
-  info.work = read_work_tile(words);
-  info.count = read_by_leader(counts + sub_tile);
-  return info;
-}
-
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const int query = first_query + row;
@@ -742,10 +694,9 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
 // Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
-__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   if (first_query < 0) return;
   float sums[2], inverse[2];
 #pragma unroll
@@ -784,20 +735,31 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Consumer: one warpgroup works on its 64 rows, tile after tile.
+// What a consumer knows of a work tile: the number of its tile, and the steps.
+struct WorkTileInfo {
+  WorkTile work;
+  int count;
+};
+
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.phase * kWorkTileWords;
+  return {read_work_tile(words), read_by_leader(words + 1)};
+}
+
+// Consumer: one warpgroup works on its 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int sub_tile = warpgroup / kSubTileWarpgroups;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
-  const uint32 barriers = base + 8 * sub_tile * kStages;
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 k_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + sub_tile * kStages * kKvBytes, 0), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + sub_tile * kStages * kKvBytes, kKvGroupBytes), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
@@ -808,7 +770,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
-    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
+    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
     if (info.work.index >= p.tiles) break;
     const Tile tile(p, info.work.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
@@ -822,7 +784,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
     if (info.count > 0) {
       // First step: scores and softmax.
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
       BlockMeta step(block_meta, k_state.index, warp_leader);
       // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
       // tiles begin out of step.
@@ -832,25 +794,25 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       warpgroup_fence_operand(s);
       if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
       fresh = false;
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
-      if (info.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i together with the output of step i - 1.
       for (int i = 1; i < info.count; ++i) {
         step = BlockMeta(block_meta, k_state.index, warp_leader);
         bar_sync(my_barrier, kWarpSchedulerThreads);
         issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
-        mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+        mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
         bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
         warpgroup_fence_operand(s);
-        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+        if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
         k_state.advance();
         if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
         // Under P V: the step's maximum, and row_max if that raises it.
@@ -858,25 +820,25 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < info.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go.
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
-        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+        if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
         v_state.advance();
         if (raises) rescale_rows(o, row_sum, rescale);
         scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       }
 
       // Output of the last step.
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
       issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
-    store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     tile_state.advance();
   }
   if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
@@ -892,18 +854,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. A full barrier counts one arrival, an empty one that of each warp that reads what
-  // it guards.
+  // One thread prepares the barriers.
   if (threadIdx.x == 0) {
+    // A full barrier counts one arrival, an empty one that of each warp that reads what it
+    // guards.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kSubTiles * kStages; ++i) {
+    for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
@@ -917,7 +880,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp < kSubTiles) produce(p, shared, base, warp);
+    if (warp == 0) produce(p, shared, base);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

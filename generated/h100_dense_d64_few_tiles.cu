@@ -3,15 +3,16 @@
 //     codegen render specs/h100_dense_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/dense.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5b3abc8b819de952c0c26c2d37cd9ea986b89c359a7d04e7951c56f4740c04c8
+// templates: attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/merge.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/kv_splits.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 fe57b7f1fedfc7e19f2f6bdf69badb828d721625a75ab93009c070640992d8cb
 
-// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Attention forward for sm_90a over the keys that the pattern shows:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
-//   warpgroups 1..   consumers. Each has 64 query rows and a part of their keys: S = Q K^T, online softmax, O += P V,
-//                    all in registers.
+//   warpgroups 1..   consumers. Each has 64 query rows and a part of their keys:
+//                    S = Q K^T, online softmax, O += P V, all in registers.
 //   A sub-tile is one of two parts of the tile's keys, with rings of its own. Each row has a warpgroup in both; that of
 //   sub-tile 0 puts the parts together.
 //
@@ -28,8 +29,7 @@
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Cooperative: the consumers run side by side. Only at the end of a tile does a warpgroup of sub-tile 0 wait for what
-// that of sub-tile 1 leaves, and that one for its place to be free again.
+// Cooperative: the consumers run with no order between them, up to the end of a tile: see merge_partial.
 //
 // Symbols
 //   step        kTileN keys: a key block; they are numbered from the first key on
@@ -55,7 +55,7 @@ constexpr int kTileN = 64;  // keys of one step
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 64;  // query rows of a sub-tile
+constexpr int kSubTileRows = 64;  // query rows of a tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
@@ -68,8 +68,6 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 8192;  // bytes of a Q tile
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial
 
 // Dynamic shared memory: 174440 bytes. Byte offsets:
@@ -88,10 +86,10 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kWorkTileWords = 1 + kSubTiles;  // words of an entry of the ring: number, numbers of steps
 constexpr int kPartialFullBarrier = kVEmptyBarrier + 8 * kSubTiles * kStages;
 constexpr int kPartialEmptyBarrier = kPartialFullBarrier + 8 * kSubTileWarpgroups;
-static_assert(kSubTileRows == kTileM, "both sub_tiles are for all rows of the tile");
-constexpr int kWorkTileWords = 1 + kSubTiles;  // words of an entry of the ring of tiles: number, numbers of steps
+static_assert(kSubTileRows == kTileM, "both sub-tiles are for all rows of the tile");
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -398,19 +396,18 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of one sub-tile of a work tile.
-__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
-    int sub_tile) {
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(
+    const Params& p, const Tile& tile, int sub_tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   const int steps = (blocks.count + kSubTiles - 1) / kSubTiles;  // of a sub-tile, at most
   blocks.restrict_to(sub_tile * steps, steps);
   return blocks;
 }
 
-// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
-// this kernel. Complemented, so negative, if the load reaches past the last key.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
+// the last key.
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
+  return (block + 1) * kTileN > p.kv_len ? ~block : block;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -425,8 +422,8 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 }
 
 // Publishes a work tile: waits until consumers and other producer warps have left its entry of the ring, then writes
-// its number and the steps of its sub-tiles, and loads Q. Past the last tile the number is
-// all that is written. One thread.
+// its number and its steps, and loads Q. Past the last tile the number is all that is written. One
+// thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -440,7 +437,7 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   const Tile tile(p, work.index);
 #pragma unroll
   for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
+    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, tile, sub_tile).count;
   }
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
@@ -450,25 +447,20 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
-    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+// Copies one step of K or V to shared memory.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
   }
 }
 
-// Producer: one warp fills the rings of one sub-tile, work tile after work tile. Warp 0 also publishes the work tiles,
-// one ahead.
+// Producer: one warp fills the rings of one sub-tile. Warp 0 also publishes the work tiles, one ahead.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
@@ -486,28 +478,22 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
+    KvBlockIterator blocks = kv_blocks_of(p, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
-    int loads[kStepBlocks] = {}, previous[kStepBlocks];
+    int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
-#pragma unroll
-      for (int load = 0; load < kStepBlocks; ++load) {
-        previous[load] = loads[load];
-        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
-      }
+      previous = block;
+      if (i < blocks.count) block = blocks.at(i);
       if (leader && i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
-#pragma unroll
-        for (int load = 0; load < kStepBlocks; ++load) {
-          block_meta[stage * kStepBlocks + load] = pack_block_meta(p, loads[load], false);
-        }
+        block_meta[stage] = pack_block_meta(p, block);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
       if (leader && i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
@@ -565,39 +551,26 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
-// back, reads them; for the others they are 0.
+// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
+// it; for the others it is 0.
 struct BlockMeta {
-  int word[kStepBlocks];
+  int word;
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
-    }
-  }
-  // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
-  }
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
+      : word(warp_leader ? block_meta[stage] : 0) {}
+  // Whether some key is past the last one: the same in all lanes.
+  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
 // Hides the keys of a step that are past the last one.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
-    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool keep = column < keys;
-      if (!keep) s[i] = kMinusInfinity;
-    }
+  for (int j = 0; j < kTileN / 2; ++j) {
+    const int i = j, column = j / 4 * 8 + j % 2;
+    if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
@@ -671,21 +644,39 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
-struct WorkTileInfo {
-  WorkTile work;
-  int count;
-};
+// Stores what a warpgroup of sub-tile 1 has of its rows for that of sub-tile 0: four floats of each thread at a time,
+// first of o, then its row_max and row_sum.
+__device__ __forceinline__ void store_partial(float4* place, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+    const float (&row_sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
+  }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+}
 
-__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
-    const PipelineState<kTileStages>& state, int sub_tile) {
-  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.index * kWorkTileWords;
-  const int* counts = words + kWorkTileWords - kSubTiles;
-  WorkTileInfo info;
-  info.work = read_work_tile(words);
-  info.count = read_by_leader(counts + sub_tile);
-  return info;
+// Merges what the warpgroup of sub-tile 1 has stored of the same rows: both become relative to the larger row_max.
+__device__ __forceinline__ void merge_partial(const float4* place, float (&o)[kHeadDim / 2], float (&row_max)[2],
+    float (&row_sum)[2]) {
+  const float4 state = place[kHeadDim / 8 * kWarpgroupThreads];
+  const float other_max[2] = {state.x, state.y}, other_sum[2] = {state.z, state.w};
+  float mine[2], other[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float larger = fmaxf(row_max[row], other_max[row]);
+    mine[row] = ex2(row_max[row] - larger);
+    other[row] = ex2(other_max[row] - larger);
+    row_max[row] = larger;
+    row_sum[row] = row_sum[row] * mine[row] + other_sum[row] * other[row];
+  }
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    const float4 theirs = place[i * kWarpgroupThreads];
+    o[i * 4] = o[i * 4] * mine[0] + theirs.x * other[0];
+    o[i * 4 + 1] = o[i * 4 + 1] * mine[0] + theirs.y * other[0];
+    o[i * 4 + 2] = o[i * 4 + 2] * mine[1] + theirs.z * other[1];
+    o[i * 4 + 3] = o[i * 4 + 3] * mine[1] + theirs.w * other[1];
+  }
 }
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
@@ -697,10 +688,9 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
 // Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
-__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -738,48 +728,25 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Stores what a warpgroup of sub-tile 1 has of its rows for that of sub-tile 0: four floats of each thread at a time,
-// first of o, then its row_max and row_sum.
-__device__ __forceinline__ void store_partial(float4* place, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
-    const float (&row_sum)[2]) {
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 8; ++i) {
-    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
-  }
-  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
+struct WorkTileInfo {
+  WorkTile work;
+  int count;
+};
+
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, int sub_tile) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.index * kWorkTileWords;
+  return {read_work_tile(words), read_by_leader(words + 1 + sub_tile)};
 }
 
-// Merges what the warpgroup of sub-tile 1 has stored of the same rows: both become relative to the larger row_max.
-__device__ __forceinline__ void merge_partial(const float4* place, float (&o)[kHeadDim / 2], float (&row_max)[2],
-    float (&row_sum)[2]) {
-  const float4 state = place[kHeadDim / 8 * kWarpgroupThreads];
-  const float other_max[2] = {state.x, state.y}, other_sum[2] = {state.z, state.w};
-  float mine[2], other[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float larger = fmaxf(row_max[row], other_max[row]);
-    mine[row] = ex2(row_max[row] - larger);
-    other[row] = ex2(other_max[row] - larger);
-    row_max[row] = larger;
-    row_sum[row] = row_sum[row] * mine[row] + other_sum[row] * other[row];
-  }
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 8; ++i) {
-    const float4 theirs = place[i * kWarpgroupThreads];
-    o[i * 4] = o[i * 4] * mine[0] + theirs.x * other[0];
-    o[i * 4 + 1] = o[i * 4 + 1] * mine[0] + theirs.y * other[0];
-    o[i * 4 + 2] = o[i * 4 + 2] * mine[1] + theirs.z * other[1];
-    o[i * 4 + 3] = o[i * 4 + 3] * mine[1] + theirs.w * other[1];
-  }
-}
-
-// Consumer: one warpgroup works on its part of the keys of 64 rows, tile after tile. `consumer` counts all of them,
-// `warpgroup` those of a sub-tile: it is the number of the 64 rows in the tile.
+// Consumer: one warpgroup works on its part of the keys of 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int consumer) {
   const int sub_tile = consumer / kSubTileWarpgroups, warpgroup = consumer % kSubTileWarpgroups;
   const bool warp_leader = threadIdx.x % 32 == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
   const uint32 barriers = base + 8 * sub_tile * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 k_descriptors =
@@ -865,7 +832,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       mbarrier_wait(partial_full, partial_phase);
       merge_partial(place, o, row_max, row_sum);
       mbarrier_arrive(partial_empty);
-      store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+      store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     }
     partial_phase ^= 1;
     tile_state.advance();
@@ -882,9 +849,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. A full barrier counts one arrival, an empty one that of each warp that reads what
-  // it guards, less warp 0, which writes the entries. Those of parts count every thread of a warpgroup.
+  // One thread prepares the barriers.
   if (threadIdx.x == 0) {
+    // A full barrier counts one arrival, an empty one that of each warp that reads what it
+    // guards, less warp 0, which writes the entries.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);

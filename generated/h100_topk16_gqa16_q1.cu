@@ -3,14 +3,16 @@
 //     codegen render specs/h100_topk16_gqa16_q1.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 8d55b8901da37cc187724ebcb999cdc182e040e8bd3fa8ef072a88b4021acfd2
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 53955abb65c5b67c8141dbda727b28a839ed59a28d9feb37cae909cba485320c
+// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/turns.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/packed.cuh.j2, attention/sm90a/schedule/ping_pong_lists.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/query_blocks.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 cd3e140d67f3f0b51bbbd7d1a25b3f35886ac97875ddfb8607cab771e4d2de0a
 
-// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_90a over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
-//   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
+//   warpgroups 1..   consumers. Each owns 64 query rows:
+//                    S = Q K^T, online softmax, O += P V, all in registers.
 //   A sub-tile is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
 //   kPackGqa query heads of one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and strides from head to head of
@@ -77,10 +79,7 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 64;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
 constexpr int kTopK = 16;  // key blocks listed for each query block
 
@@ -382,7 +381,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them
@@ -396,29 +396,27 @@ struct KvBlockIterator {
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0, row < p.query_blocks ? kTopK : 0);
-  }
-  __device__ __forceinline__ void take(int first, int number) {
-    list += first;
-    entries = number;
-    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+    entries = row < p.query_blocks ? kTopK : 0;
+    count = entries;
     lane_entries = 0;
   }
   // Restricts these queries to `number` work units from `first` on.
   __device__ __forceinline__ void restrict_to(int first, int number) {
-    const int begin = min(first * kStepBlocks, entries);
-    take(begin, min(number * kStepBlocks, entries - begin));
+    const int begin = min(first, entries);
+    list += begin;
+    entries = min(number, entries - begin);
+    count = entries;
   }
   // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
-    if (i % (32 * kBlockSteps) == 0 && mine < entries) {
+    const int entry = i, mine = entry + threadIdx.x % 32;
+    if (i % 32 == 0 && mine < entries) {
       lane_entries = __ldg(list + (backwards ? entries - 1 - mine : mine));
     }
     const int block = __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
-    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
+    return (known ? block : key_blocks);
   }
 };
 
@@ -476,7 +474,8 @@ __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, in
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
-// Parts of split tiles come first. The whole tiles are all equally long: each thread block has every gridDim.x-th one.
+// Parts of split tiles come first.
+// Whole tiles are all equally long: each thread block has every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
@@ -491,21 +490,20 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of one sub-tile of a work tile.
-__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
-    int sub_tile) {
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(
+    const Params& p, const WorkTile& work, const Tile& tile, int sub_tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
   if (work.end > 0) blocks.restrict_to(work.begin, work.end - work.begin);
-  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
-  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks work through their lists in step, forwards in one tile and backwards in the next. Sorted lists then
+  // begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
   blocks.backwards = work.end == 0 && (work.index - p.stream_k_tiles) / gridDim.x % 2 == 1;
   return blocks;
 }
 
-// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
-// this kernel. Complemented, so negative, if the load reaches past the last key, as an entry out of range does.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
+// the last key, as an entry out of range does.
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
+  return (block + 1) * kTileN > p.kv_len ? ~block : block;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -520,8 +518,8 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 }
 
 // Publishes a work tile: waits until consumers and other producer warps have left its entry of the ring, then writes
-// its number, its range of work units and the steps of its sub-tiles, and loads Q. Past the last tile the number is
-// all that is written. One thread.
+// its number, its work units and its steps, and loads Q. Past the last tile the number is all that is written. One
+// thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -549,25 +547,20 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
-    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+// Copies one step of K or V to shared memory.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
   }
 }
 
-// Producer: one warp fills the rings of one sub-tile, work tile after work tile. Warp 0 also publishes the work tiles,
-// one ahead.
+// Producer: one warp fills the rings of one sub-tile. Warp 0 also publishes the work tiles, one ahead.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
@@ -588,25 +581,19 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
-    int loads[kStepBlocks] = {}, previous[kStepBlocks];
+    int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
-#pragma unroll
-      for (int load = 0; load < kStepBlocks; ++load) {
-        previous[load] = loads[load];
-        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
-      }
+      previous = block;
+      if (i < blocks.count) block = blocks.at(i);
       if (leader && i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
-#pragma unroll
-        for (int load = 0; load < kStepBlocks; ++load) {
-          block_meta[stage * kStepBlocks + load] = pack_block_meta(p, loads[load], false);
-        }
+        block_meta[stage] = pack_block_meta(p, block);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
       if (leader && i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
@@ -664,39 +651,26 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
-// back, reads them; for the others they are 0.
+// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
+// it; for the others it is 0.
 struct BlockMeta {
-  int word[kStepBlocks];
+  int word;
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
-    }
-  }
-  // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
-  }
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
+      : word(warp_leader ? block_meta[stage] : 0) {}
+  // Whether some key is past the last one: the same in all lanes.
+  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
 // Hides the keys of a step that are past the last one.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
-    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool keep = column < keys;
-      if (!keep) s[i] = kMinusInfinity;
-    }
+  for (int j = 0; j < kTileN / 2; ++j) {
+    const int i = j, column = j / 4 * 8 + j % 2;
+    if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
@@ -770,28 +744,6 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a work tile: the number of its tile, the steps of its sub-tile, and the most that one has.
-struct WorkTileInfo {
-  WorkTile work;
-  int count, barrier_steps;
-};
-
-__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
-    const PipelineState<kTileStages>& state, int sub_tile) {
-  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.index * kWorkTileWords;
-  const int* counts = words + kWorkTileWords - kSubTiles;
-  WorkTileInfo info;
-  info.work = read_work_tile(words);
-  info.count = read_by_leader(counts + sub_tile);
-  info.barrier_steps = info.count;
-#pragma unroll
-  for (int other = 0; other < kSubTiles; ++other) {
-    info.barrier_steps = max(info.barrier_steps, read_by_leader(counts + other));
-  }
-  return info;
-}
-
 // Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
 // thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
 __device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
@@ -863,10 +815,9 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
 // Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
-__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  const int first_query = tile.first_query + warpgroup * kWarpgroupQueries;
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -905,12 +856,34 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Consumer: one warpgroup works on its 64 rows, tile after tile.
+// What a consumer knows of a work tile: the number of its tile, the steps of its sub-tile, and the most that one has.
+struct WorkTileInfo {
+  WorkTile work;
+  int count, barrier_steps;
+};
+
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, int sub_tile) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.index * kWorkTileWords;
+  const int* counts = words + kWorkTileWords - kSubTiles;
+  WorkTileInfo info;
+  info.work = read_work_tile(words);
+  info.count = read_by_leader(counts + sub_tile);
+  info.barrier_steps = info.count;
+#pragma unroll
+  for (int other = 0; other < kSubTiles; ++other) {
+    info.barrier_steps = max(info.barrier_steps, read_by_leader(counts + other));
+  }
+  return info;
+}
+
+// Consumer: one warpgroup works on its 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const int sub_tile = warpgroup / kSubTileWarpgroups;
   const bool warp_leader = threadIdx.x % 32 == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
   const uint32 barriers = base + 8 * sub_tile * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 k_descriptors =
@@ -995,9 +968,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       bar_sync(my_barrier, kWarpSchedulerThreads);
       bar_arrive(next_barrier, kWarpSchedulerThreads);
     }
-    if (info.work.end == 0 ||
-        combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
-      store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+    if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
+      store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupQueries, staging, warpgroup, o, row_max, row_sum);
     }
     tile_state.advance();
   }
@@ -1014,9 +986,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. A full barrier counts one arrival, an empty one that of each warp that reads what
-  // it guards, less warp 0, which writes the entries.
+  // One thread prepares the barriers.
   if (threadIdx.x == 0) {
+    // A full barrier counts one arrival, an empty one that of each warp that reads what it
+    // guards, less warp 0, which writes the entries.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);

@@ -3,10 +3,11 @@
 //     codegen render specs/h100_topk32_b64_shared_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 7198cf4989da04ceb9b726f5e40e3f0681178b19cfcf2f1dddc36fab61517eb7
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/load_schedule.cuh.j2, attention/lockstep.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/share_kv_mainloop.cuh.j2, attention/share_kv_orders.cuh.j2, attention/share_kv_producer.cuh.j2, attention/share_kv_queries.cuh.j2, attention/sm90a.cu.j2, attention/sm90a_shared.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6354f60099dc1c4d605523e1ffa20b716c3635d3085525a3f5acbca56e7b02ac
+// templates: attention/lists/shared.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/listed.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/on.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b531050870b805251d7fee3dd3bc0a8b631659fdae3eee365f7f1dfbd2a5c750
 
-// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_90a over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load after load, and warp 1 the V ring. Warp 2 is a tile
@@ -15,7 +16,7 @@
 //                    online softmax, O += P V. It asks for its Q itself.
 //   A sub-tile is one of the tile's query blocks, with its list and its warpgroup.
 //
-// Thread blocks keep side by side, so that the keys that they ask for at a time fit the L2: CtaLockstep says how.
+// Thread blocks keep in lockstep, so that the keys that they ask for at a time fit the L2: CtaLockstep says how.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
 // w is warpgroup w + 1 of the thread block.
@@ -40,7 +41,7 @@
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
 // the matrix products of others.
-// Cooperative: the consumers run side by side, with no order between them.
+// Cooperative: the consumers run with no order between them.
 //
 // Symbols
 //   step        kTileN keys: one listed key block
@@ -83,10 +84,7 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 16384;  // bytes of a warpgroup's Q
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kBlockKeys = 64;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 232368 bytes. Byte offsets:
@@ -112,7 +110,7 @@ constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
 constexpr int kEntries = kSubTiles * kTopK;  // of the lists of a tile
-constexpr int kLoadGroupKinds = 2 + kSubTiles;    // of the turns in which a tile loads
+constexpr int kLoadGroupKinds = 2 + kSubTiles;  // of the turns in which a tile loads
 constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -402,13 +400,12 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
-  int count;        // steps of these queries
-  int entries;      // key blocks listed for them
+  int entries;      // key blocks listed for these queries: a step each
   const int* list;  // their numbers
   int key_blocks;   // key blocks there are
-  int lane_entries;  // 32 entries of the list, one a lane
   bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -416,13 +413,7 @@ struct KvBlockIterator {
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0, row < p.query_blocks ? kTopK : 0);
-  }
-  __device__ __forceinline__ void take(int first, int number) {
-    list += first;
-    entries = number;
-    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
-    lane_entries = 0;
+    entries = row < p.query_blocks ? kTopK : 0;
   }
   // The i-th entry of the list: a key block, or the one after the last for an entry out of range.
   __device__ __forceinline__ int entry(int i) const {
@@ -475,20 +466,19 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of one sub-tile of a work tile.
-__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
-    int sub_tile) {
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(
+    const Params& p, const WorkTile& work, const Tile& tile, int sub_tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
-  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
-  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks work through their lists in step, forwards in one tile and backwards in the next. Sorted lists then
+  // begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
   blocks.backwards = work.index / gridDim.x % 2 == 1;
   return blocks;
 }
 
-// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
-// this kernel. Complemented, so negative, if the load reaches past the last key, as an entry out of range does.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
+// the last key, as an entry out of range does.
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
+  return (block + 1) * kTileN > p.kv_len ? ~block : block;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -496,6 +486,37 @@ __device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool 
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
+
+// Keeps the thread blocks in lockstep. They walk through sorted lists, so the keys that they ask for at a time are
+// then few enough for the L2. Each marks where it begins a whole tile; one that is ahead of what all have marked, on
+// average, by more than a tile / kLockstepShare waits. No result depends on it, so a tile waits kLockstepTries times at
+// most: for thread blocks that do not run yet, it would be in vain.
+struct CtaLockstep {
+  int marks = 0;  // of this thread block
+  int all = 0;    // of all of them, when it made its last one
+
+  __device__ __forceinline__ void mark(const Params& p) {
+    ++marks;
+    all = atomicAdd(p.progress, 1) + 1;
+  }
+  __device__ __forceinline__ void wait(const Params& p) {
+    const int blocks = gridDim.x, enough = marks * blocks - blocks / kLockstepShare;
+    for (int tries = kLockstepTries; all < enough && tries > 0; --tries) {
+      __nanosleep(64);
+      all = *static_cast<volatile int*>(p.progress);
+    }
+  }
+  // Nobody waits for a thread block that has ended: it may have had a tile less, and marks it. The last one to end
+  // leaves the counters at 0 for the next launch.
+  __device__ __forceinline__ void end(const Params& p) {
+    atomicAdd(p.progress, 1);
+    __threadfence();
+    if (atomicAdd(p.progress + 1, 1) == gridDim.x - 1) {
+      p.progress[0] = 0;
+      p.progress[1] = 0;
+    }
+  }
+};
 
 using uint64 = unsigned long long;
 
@@ -712,49 +733,14 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
-    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+// Copies one step of K or V to shared memory.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
   }
 }
-
-// Keeps the thread blocks side by side. They walk through sorted lists, so the keys that they ask for at a time are
-// then few enough for the L2. Each marks where it begins a whole tile; one that is ahead of what all have marked, on
-// average, by more than a tile / kLockstepShare waits. No result depends on it, so a tile waits kLockstepTries times at
-// most: for thread blocks that do not run yet, it would be in vain.
-struct CtaLockstep {
-  int marks = 0;  // of this thread block
-  int all = 0;    // of all of them, when it made its last one
-
-  __device__ __forceinline__ void mark(const Params& p) {
-    ++marks;
-    all = atomicAdd(p.progress, 1) + 1;
-  }
-  __device__ __forceinline__ void wait(const Params& p) {
-    const int blocks = gridDim.x, enough = marks * blocks - blocks / kLockstepShare;
-    for (int tries = kLockstepTries; all < enough && tries > 0; --tries) {
-      __nanosleep(64);
-      all = *static_cast<volatile int*>(p.progress);
-    }
-  }
-  // Nobody waits for a thread block that has ended: it may have had a tile less, and marks it. The last one to end
-  // leaves the counters at 0 for the next launch.
-  __device__ __forceinline__ void end(const Params& p) {
-    atomicAdd(p.progress, 1);
-    __threadfence();
-    if (atomicAdd(p.progress + 1, 1) == gridDim.x - 1) {
-      p.progress[0] = 0;
-      p.progress[1] = 0;
-    }
-  }
-};
 
 // Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
 // one kStages before it, once all that use that one have left it.
@@ -784,9 +770,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       const int block = load / kBarrierRange;
       const uint32 full = full_barriers + 8 * (load % kBarrierRange);
       mbarrier_wait(empty_barriers + 8 * place.index, place.phase ^ 1);
-      if (is_k) block_meta[place.index] = pack_block_meta(p, block, false);
+      if (is_k) block_meta[place.index] = pack_block_meta(p, block);
       mbarrier_arrive_expect_tx(full, kKvBytes);
-      load_step(map, ring + place.index * kKvBytes, full, {block}, kv_head, tile.batch);
+      load_step(map, ring + place.index * kKvBytes, full, block, kv_head, tile.batch);
       place.advance();
     }
     mbarrier_arrive(base + kOrderEmptyBarrier + 8 * state.index);
@@ -839,39 +825,26 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
-// back, reads them; for the others they are 0.
+// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
+// it; for the others it is 0.
 struct BlockMeta {
-  int word[kStepBlocks];
+  int word;
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
-    }
-  }
-  // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
-  }
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
+      : word(warp_leader ? block_meta[stage] : 0) {}
+  // Whether some key is past the last one: the same in all lanes.
+  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
 // Hides the keys of a step that are past the last one.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
-    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool keep = column < keys;
-      if (!keep) s[i] = kMinusInfinity;
-    }
+  for (int j = 0; j < kTileN / 2; ++j) {
+    const int i = j, column = j / 4 * 8 + j % 2;
+    if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
@@ -945,42 +918,6 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// A load of K, and of V, as a warpgroup that uses it sees it.
-struct Load {
-  int stage;     // its place in the rings
-  int full;      // number of its full barrier in each ring
-  int phase;     // of the barrier
-  int arrivals;  // of a warp that leaves the place
-
-  // From the note on a step of a warpgroup.
-  __device__ __forceinline__ explicit Load(const uint32* step) {
-    const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
-    stage = note & 0xFF;
-    full = note >> 8 & 0xFF;
-    phase = note >> 16 & 1;
-    arrivals = note >> 17;
-  }
-};
-
-// Where a warpgroup's Q is, and its O leaves from.
-__device__ __forceinline__ int queries_offset(int place, int warpgroup) {
-  return kQOffset + (place * kSubTiles + warpgroup) * kQBytes;
-}
-
-// Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
-__device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
-    const WorkTile& work) {
-  if (work.index >= p.tiles) return;
-  const Tile tile(p, work.index);
-  const uint32 full = base + kQFullBarrier + 8 * warpgroup;
-  mbarrier_arrive_expect_tx(full, kQBytes);
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(base + queries_offset(place, warpgroup) + group * kQGroupBytes, &p.q_map, full,
-        group * kGroupColumns, tile.first_query + warpgroup * kWarpgroupRows, tile.head, tile.batch);
-  }
-}
-
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const int query = first_query + row;
@@ -990,10 +927,9 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
 // Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
-__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -1030,13 +966,50 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
+// A load of K, and of V, as a warpgroup that uses it sees it.
+struct Load {
+  int stage;     // its place in the rings
+  int full;      // number of its full barrier in each ring
+  int phase;     // of the barrier
+  int arrivals;  // of a warp that leaves the place
+
+  // From the note on a step of a warpgroup.
+  __device__ __forceinline__ explicit Load(const uint32* step) {
+    const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
+    stage = note & 0xFF;
+    full = note >> 8 & 0xFF;
+    phase = note >> 16 & 1;
+    arrivals = note >> 17;
+  }
+};
+
+// Where a warpgroup's Q is, and its O leaves from.
+__device__ __forceinline__ int queries_offset(int place, int warpgroup) {
+  return kQOffset + (place * kSubTiles + warpgroup) * kQBytes;
+}
+
+// Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
+__device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
+    const WorkTile& work) {
+  if (work.index >= p.tiles) return;
+  const Tile tile(p, work.index);
+  const uint32 full = base + kQFullBarrier + 8 * warpgroup;
+  mbarrier_arrive_expect_tx(full, kQBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(base + queries_offset(place, warpgroup) + group * kQGroupBytes, &p.q_map, full,
+        group * kGroupColumns, tile.first_query + warpgroup * kWarpgroupRows, tile.head, tile.batch);
+  }
+}
+
 // Consumer: one warpgroup works on its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
   const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
   // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
-  const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
+  const uint32 q_descriptors =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
   const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   PipelineState<kTileStages> state;
@@ -1109,7 +1082,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(o);
     if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * k.stage, k.arrivals);
-    store_tile(p, tile, base + queries_offset(q_place, warpgroup), warpgroup, o, row_max, row_sum);
+    const uint32 staging = base + queries_offset(q_place, warpgroup);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     state.advance();
     q_phase ^= 1;
   }
@@ -1125,9 +1099,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. Those of places of K and V count kArrivals arrivals for each of four warps (see
-  // Load), order_empty one of each warp of the consumers and one of each loader.
+  // One thread prepares the barriers.
   if (threadIdx.x == 0) {
+    // Those of places of K and V count kArrivals arrivals for each of four warps (see Load), order_empty one of
+    // each warp of the consumers and one of each loader.
     for (int i = 0; i < kSubTiles; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads

@@ -3,22 +3,24 @@
 //     codegen render specs/h100_topk32_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 02c7f8071b9ac3dbd92e762a5a17e2ff43a058c756ab0a1e38cccbfd16d995a8
-// templates: attention/epilogue.cuh.j2, attention/gemm.cuh.j2, attention/kv_blocks.cuh.j2, attention/mainloop.cuh.j2, attention/mask.cuh.j2, attention/patterns/topk.cuh.j2, attention/producer.cuh.j2, attention/publish_work_tile.cuh.j2, attention/sm90a.cu.j2, attention/softmax.cuh.j2, attention/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e5afee31a39db64b80a03ef08ac2b52c62bdaf5291edd1c8c7f982a6c8197aa6
+// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/logits/scaled.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 87d33e0761ad983eaf33b2cfca2b681d7268d180b8e8fd0a8196909b21793d43
 
-// Attention forward for sm_90a: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_90a over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
-//   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
-//   warpgroups 1..   consumers. Each owns 64 query rows: S = Q K^T, online softmax, O += P V, all in registers.
-//   The tile is one sub-tile: its consumers share its key blocks and its rings.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
+//   warpgroups 1..   consumers. Each owns 64 query rows:
+//                    S = Q K^T, online softmax, O += P V, all in registers.
+//   The consumers of a tile share its key blocks and its rings.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
 // for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
 // warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, steps of its sub-tiles, its Q
-//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the metadata of its loads
-//   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
+//   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
+//   v_full[i], v_empty[i]        stage i of the V ring
 //   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
@@ -55,10 +57,8 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTiles = 1;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
-constexpr int kSubTileRows = 128;  // query rows of a sub-tile
+constexpr int kSubTileRows = 128;  // query rows of a tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
@@ -69,10 +69,7 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 128;  // keys of one load
 constexpr int kBlockKeys = 128;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
@@ -89,10 +86,10 @@ constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's partial
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
 constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
-constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
-constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
-constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
-constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, begin, end, numbers of steps
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
+constexpr int kWorkTileWords = 4;  // words of an entry of the ring: number, begin, end, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -118,7 +115,6 @@ struct Params {
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
   float* partials;  // partials: unnormalised O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
@@ -371,7 +367,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them
@@ -385,29 +382,27 @@ struct KvBlockIterator {
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
-    take(0, row < p.query_blocks ? kTopK : 0);
-  }
-  __device__ __forceinline__ void take(int first, int number) {
-    list += first;
-    entries = number;
-    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+    entries = kTopK;
+    count = entries;
     lane_entries = 0;
   }
   // Restricts these queries to `number` work units from `first` on.
   __device__ __forceinline__ void restrict_to(int first, int number) {
-    const int begin = min(first * kStepBlocks, entries);
-    take(begin, min(number * kStepBlocks, entries - begin));
+    const int begin = min(first, entries);
+    list += begin;
+    entries = min(number, entries - begin);
+    count = entries;
   }
   // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
   // All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
-    if (i % (32 * kBlockSteps) == 0 && mine < entries) {
+    const int entry = i, mine = entry + threadIdx.x % 32;
+    if (i % 32 == 0 && mine < entries) {
       lane_entries = __ldg(list + (backwards ? entries - 1 - mine : mine));
     }
     const int block = __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
-    return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
+    return (known ? block : key_blocks);
   }
 };
 
@@ -465,7 +460,8 @@ __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, in
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
-// Parts of split tiles come first. The whole tiles are all equally long: each thread block has every gridDim.x-th one.
+// Parts of split tiles come first.
+// Whole tiles are all equally long: each thread block has every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
@@ -479,22 +475,21 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
   return next < end ? work_tile_from(p, next, end) : WorkTile{p.stream_k_tiles + block, 0, 0};
 }
 
-// The key blocks of one sub-tile of a work tile.
-__device__ __forceinline__ KvBlockIterator kv_blocks_of(const Params& p, const WorkTile& work, const Tile& tile,
-    int sub_tile) {
-  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
+// The key blocks of a work tile.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(
+    const Params& p, const WorkTile& work, const Tile& tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   if (work.end > 0) blocks.restrict_to(work.begin, work.end - work.begin);
-  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
-  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks work through their lists in step, forwards in one tile and backwards in the next. Sorted lists then
+  // begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
   blocks.backwards = work.end == 0 && (work.index - p.stream_k_tiles) / gridDim.x % 2 == 1;
   return blocks;
 }
 
-// Metadata of a load of kLoadKeys keys, in one word: twice its number; bit 0 is for patterns that hide pairs, and 0 in
-// this kernel. Complemented, so negative, if the load reaches past the last key, as an entry out of range does.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kLoadKeys > p.kv_len ? ~slot : slot;
+// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
+// the last key, as an entry out of range does.
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
+  return (block + 1) * kTileN > p.kv_len ? ~block : block;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -509,8 +504,8 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 }
 
 // Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
-// its number, its range of work units and the steps of its sub-tiles, and loads Q. Past the last tile the number is
-// all that is written. One thread.
+// its number, its work units and its steps, and loads Q. Past the last tile the number is all that is written. One
+// thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -524,10 +519,7 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   info[1] = work.begin;
   info[2] = work.end;
   const Tile tile(p, work.index);
-#pragma unroll
-  for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
-  }
+  info[3] = kv_blocks_of(p, work, tile).count;
   mbarrier_arrive_expect_tx(full, kQBytes);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -536,28 +528,22 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// Copies one step of K or V to shared memory: one load of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
-    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+// Copies one step of K or V to shared memory.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
   }
 }
 
-// Producer: one warp fills the rings, work tile after work tile. It also publishes the work tiles, one ahead; the first
-// one has been published.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
+// Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
-  const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
-  const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
-  const uint32 barriers = base + 8 * sub_tile * kStages;
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
+  const uint32 k_ring = base + kKOffset;
+  const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these numbers.
   uint32 work_tiles = 0, steps = 0;
 
@@ -568,33 +554,27 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
+    KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
-    int loads[kStepBlocks] = {}, previous[kStepBlocks];
+    int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
-#pragma unroll
-      for (int load = 0; load < kStepBlocks; ++load) {
-        previous[load] = loads[load];
-        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
-      }
+      previous = block;
+      if (i < blocks.count) block = blocks.at(i);
       if (leader && i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
-        const uint32 full = barriers + kKFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
-#pragma unroll
-        for (int load = 0; load < kStepBlocks; ++load) {
-          block_meta[stage * kStepBlocks + load] = pack_block_meta(p, loads[load], false);
-        }
+        const uint32 full = base + kKFullBarrier + 8 * stage;
+        mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
+        block_meta[stage] = pack_block_meta(p, block);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
       if (leader && i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
-        const uint32 full = barriers + kVFullBarrier + 8 * stage;
-        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, phase ^ 1);
+        const uint32 full = base + kVFullBarrier + 8 * stage;
+        mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
@@ -602,7 +582,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
-    if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
+    if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();
   }
 }
@@ -647,39 +627,26 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
-// back, reads them; for the others they are 0.
+// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
+// it; for the others it is 0.
 struct BlockMeta {
-  int word[kStepBlocks];
+  int word;
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
-    }
-  }
-  // Whether some key of the step is past the last one: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
-  }
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
+      : word(warp_leader ? block_meta[stage] : 0) {}
+  // Whether some key is past the last one: the same in all lanes.
+  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
 // Hides the keys of a step that are past the last one.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
-    const int first_key = number / 2 * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      bool keep = column < keys;
-      if (!keep) s[i] = kMinusInfinity;
-    }
+  for (int j = 0; j < kTileN / 2; ++j) {
+    const int i = j, column = j / 4 * 8 + j % 2;
+    if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
@@ -753,23 +720,6 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// What a consumer knows of a work tile: the number of its tile, and the steps of its sub-tile.
-struct WorkTileInfo {
-  WorkTile work;
-  int count;
-};
-
-__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
-    const PipelineState<kTileStages>& state, int sub_tile) {
-  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.index * kWorkTileWords;
-  const int* counts = words + kWorkTileWords - kSubTiles;
-  WorkTileInfo info;
-  info.work = read_work_tile(words);
-  info.count = read_by_leader(counts + sub_tile);
-  return info;
-}
-
 // Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
 // thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
 __device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
@@ -841,10 +791,9 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
 // Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
-__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, uint32 staging, int warpgroup,
-    const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  const int first_query = tile.first_query + warpgroup * kWarpgroupRows;
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -882,18 +831,29 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, ui
   }
 }
 
-// Consumer: one warpgroup works on its 64 rows, tile after tile.
+// What a consumer knows of a work tile: the number of its tile, and the steps.
+struct WorkTileInfo {
+  WorkTile work;
+  int count;
+};
+
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.index * kWorkTileWords;
+  return {read_work_tile(words), read_by_leader(words + 3)};
+}
+
+// Consumer: one warpgroup works on its 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
-  const int sub_tile = warpgroup / kSubTileWarpgroups;
   const bool warp_leader = threadIdx.x % 32 == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
-  const uint32 barriers = base + 8 * sub_tile * kStages;
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
   const uint32 k_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + sub_tile * kStages * kKvBytes, 0), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + sub_tile * kStages * kKvBytes, kKvGroupBytes), 0);
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
@@ -905,7 +865,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   bool fresh = true;  // whether this warpgroup has not had a step yet
 
   while (true) {
-    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
+    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
     if (info.work.index >= p.tiles) break;
     const Tile tile(p, info.work.index);
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
@@ -917,65 +877,62 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
-    if (info.count > 0) {
-      // First step: scores and softmax.
-      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
-      BlockMeta step(block_meta, k_state.index, warp_leader);
-      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
-      // tiles begin out of step.
-      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
+    // First step: scores and softmax.
+    mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+    BlockMeta step(block_meta, k_state.index, warp_leader);
+    // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
+    // tiles begin out of step.
+    if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
+    issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
+    wgmma_wait<0>();
+    warpgroup_fence_operand(s);
+    if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
+    fresh = false;
+    if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
+    k_state.advance();
+    if (step.needs_mask()) apply_mask(s, p, step);
+    take_step_max(step_max, s, p.scale_log2);
+    raise_row_max(row_max, rescale, step_max);
+    scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
+    if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+
+    // Scores of step i together with the output of step i - 1.
+    for (int i = 1; i < info.count; ++i) {
+      step = BlockMeta(block_meta, k_state.index, warp_leader);
+      bar_sync(my_barrier, kWarpSchedulerThreads);
       issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
-      wgmma_wait<0>();
+      mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
+      bar_arrive(next_barrier, kWarpSchedulerThreads);
+      wgmma_wait<1>();
       warpgroup_fence_operand(s);
-      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
-      fresh = false;
-      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step);
+      // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);
-      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
-      if (info.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
-
-      // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < info.count; ++i) {
-        step = BlockMeta(block_meta, k_state.index, warp_leader);
-        bar_sync(my_barrier, kWarpSchedulerThreads);
-        issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
-        mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
-        issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
-        bar_arrive(next_barrier, kWarpSchedulerThreads);
-        wgmma_wait<1>();
-        warpgroup_fence_operand(s);
-        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
-        k_state.advance();
-        if (step.needs_mask()) apply_mask(s, p, step);
-        // Under P V: the step's maximum, and row_max if that raises it.
-        take_step_max(step_max, s, p.scale_log2);
-        const bool raises = exceeds_threshold(step_max, row_max);
-        if (raises) raise_row_max(row_max, rescale, step_max);
-        // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < info.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
-        // P V still reads `p_frag`, where the new weights go.
-        wgmma_wait<0>();
-        warpgroup_fence_operand(o);
-        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
-        v_state.advance();
-        if (raises) rescale_rows(o, row_sum, rescale);
-        scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
-      }
-
-      // Output of the last step.
-      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
-      issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
+      const bool raises = exceeds_threshold(step_max, row_max);
+      if (raises) raise_row_max(row_max, rescale, step_max);
+      // The next K is waited for under P V, not between the weights and the products that they are for.
+      if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      // P V still reads `p_frag`, where the new weights go.
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
-      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
+      if (raises) rescale_rows(o, row_sum, rescale);
+      scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     }
-    if (info.work.end == 0 ||
-        combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
-      store_tile(p, tile, staging, warpgroup, o, row_max, row_sum);
+
+    // Output of the last step.
+    mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
+    issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
+    wgmma_wait<0>();
+    warpgroup_fence_operand(o);
+    if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
+    v_state.advance();
+    if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
+      store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     }
     tile_state.advance();
   }
@@ -992,18 +949,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers. A full barrier counts one arrival, an empty one that of each warp that reads what
-  // it guards.
+  // One thread prepares the barriers.
   if (threadIdx.x == 0) {
+    // A full barrier counts one arrival, an empty one that of each warp that reads what it
+    // guards.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
-    for (int i = 0; i < kSubTiles * kStages; ++i) {
+    for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kKEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kVEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
@@ -1017,7 +975,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp < kSubTiles) produce(p, shared, base, warp);
+    if (warp == 0) produce(p, shared, base);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
 // templates: attention/mma_sync.cu.j2, attention/patterns/block_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 25afaa3ffe188a5f7c267b4250d9cb3000d1239b83b37bd909702c688d8caa64
+// seal: sha256 1dcc0fd0628840d564dab74bc38523749aa8e54ea82c6d13e37844f0498663b3
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,7 +57,7 @@ constexpr int kGroupKeys = 16;  // keys whose weights are looked at together bef
 constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
-constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kBlockSteps = 2;  // steps in a listed block
 
 // Dynamic shared memory: 81920 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile
@@ -232,7 +232,7 @@ struct KvBlockIterator {
       }
     }
     entries = partial + full;
-    count = (entries * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+    count = entries * kBlockSteps;
     lane_entries = 0;
   }
   // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.

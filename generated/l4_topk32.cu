@@ -3,8 +3,8 @@
 //     codegen render specs/l4_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: ce958f431c9f641224021957d3be6eadd941a761542517db6343ac51850e1445
-// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fa222cb68f1e07c67e2fb1ce0190412796c4f3f9db63c8ad41158660ebe210a5
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 8e638430318273fb1c565e9b3607937d1816413713e5c52ab75b77dcbeb2a823
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,7 +57,6 @@ constexpr int kGroupKeys = 16;  // keys whose weights are looked at together bef
 constexpr int kHalfStep = 2;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
@@ -194,10 +193,11 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
-  // Steps of these queries; the last one may have fewer entries than the others.
-  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  // Steps of these queries.
+  static constexpr int count = kTopK;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
@@ -218,9 +218,9 @@ struct KvBlockIterator {
   }
   // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int entry = i / kBlockSteps;
-    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
-    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32) * kBlockSteps + i % kBlockSteps;
+    const int entry = i;
+    if (count > 32 && i > 0 && i % 32 == 0) take_entries(entry);
+    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
   }
 };
 

@@ -3,8 +3,8 @@
 //     codegen render specs/l4_topk32_b128.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 626af3455e7cf2fe3a443585df8d832a5cc9aa30166937e6e3fe1ca5c12e8b10
-// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ec1fc5a5926e2b0c2127d462f37ee7149e7c5ea9067984766876b93a8431f110
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 4cb4b598da37d16e4cb8ca35d6df7ee01c947a0aada54dcc071188732b9885d9
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,7 +57,7 @@ constexpr int kGroupKeys = 16;  // keys whose weights are looked at together bef
 constexpr int kHalfStep = 2;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 128;  // keys of a listed block
-constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kBlockSteps = 2;  // steps in a listed block
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 65536 bytes. Byte offsets:
@@ -194,10 +194,11 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
-  // Steps of these queries; the last one may have fewer entries than the others.
-  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  // Steps of these queries.
+  static constexpr int count = kTopK * kBlockSteps;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
@@ -219,7 +220,7 @@ struct KvBlockIterator {
   // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i / kBlockSteps;
-    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
+    if (count > (32 * kBlockSteps) && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
     return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32) * kBlockSteps + i % kBlockSteps;
   }
 };

@@ -3,8 +3,8 @@
 //     codegen render specs/l4_topk32_b32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":32,"q":32},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":32},"warp_rows":16}
 // spec hash: ac30ba8bf4ce03e70f4c0ef75b847177e6554977c1f7b485a727acf1447fbde3
-// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 27ceb02b83dce2b3f317d614e85ac1aac169cedd4ef17bef0ffae68daaf4d412
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 831887ac5ebb530a009c00f48dc011343191457778405c1198dde26c9db870f0
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -58,7 +58,6 @@ constexpr int kGroupKeys = 16;  // keys whose weights are looked at together bef
 constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 32;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 24576 bytes. Byte offsets:
@@ -188,10 +187,11 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
-  // Steps of these queries; the last one may have fewer entries than the others.
-  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  // Steps of these queries.
+  static constexpr int count = kTopK;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
@@ -212,9 +212,9 @@ struct KvBlockIterator {
   }
   // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int entry = i / kBlockSteps;
-    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
-    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32) * kBlockSteps + i % kBlockSteps;
+    const int entry = i;
+    if (count > 32 && i > 0 && i % 32 == 0) take_entries(entry);
+    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
   }
 };
 

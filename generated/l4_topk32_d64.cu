@@ -3,8 +3,8 @@
 //     codegen render specs/l4_topk32_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":6,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: 6661ba0dc2d98b0b306ed907e3a1341a4185c7b247b15cbe4464cdf58a3c08cd
-// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ea24cda08a9aa9a8791fe3525a86b085e3cb8d926407537c36b4156d354d3830
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 c57f5d6f68a8a57b48e67be5b7e0a63043723e054699aa2e722278442bb68495
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -57,7 +57,6 @@ constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kGroupKeys = 64;  // keys whose weights are looked at together before they are multiplied
 constexpr int kStepsAhead = 2;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
-constexpr int kBlockSteps = 1;  // steps in a listed block; 1 too where a step holds more than one
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
@@ -187,10 +186,11 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
-  // Steps of these queries; the last one may have fewer entries than the others.
-  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  // Steps of these queries.
+  static constexpr int count = kTopK;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
@@ -211,9 +211,9 @@ struct KvBlockIterator {
   }
   // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
-    const int entry = i / kBlockSteps;
-    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
-    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32) * kBlockSteps + i % kBlockSteps;
+    const int entry = i;
+    if (count > 32 && i > 0 && i % 32 == 0) take_entries(entry);
+    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
   }
 };
 

@@ -3,8 +3,8 @@
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: a52cb9f1ef2cd39fca55c39a7841fd84d8026c224f5aac704a7064831113c9d1
-// templates: attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c7de7c56e65fec6085d6fd2321d978e27c2ad5b130bb735150435449a8b85ac1
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 e9542053f8c461b7ec4c298a68e085e96c0915af1f0e9be22b5e3ff731092909
 
 // Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
 //
@@ -61,7 +61,7 @@ constexpr int kGroupKeys = 16;  // keys whose weights are looked at together bef
 constexpr int kHalfStep = 1;  // half a step, in groups
 constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
-constexpr int kBlockSteps = 2;  // steps in a listed block; 1 too where a step holds more than one
+constexpr int kBlockSteps = 2;  // steps in a listed block
 constexpr int kBlockQueries = 64;  // queries that share a list
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
@@ -193,10 +193,11 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order; a block counts as often as it is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
 struct KvBlockIterator {
-  // Steps of these queries; the last one may have fewer entries than the others.
-  static constexpr int count = (kTopK * kBlockSteps + kStepBlocks - 1) / kStepBlocks;
+  // Steps of these queries.
+  static constexpr int count = kTopK * kBlockSteps;
   const int* list;  // numbers of their key blocks
   int key_blocks;   // key blocks there are
   int lane_entries;  // 32 entries of the list, one a lane
@@ -218,7 +219,7 @@ struct KvBlockIterator {
   // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i / kBlockSteps;
-    if (count * kStepBlocks > 32 * kBlockSteps && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
+    if (count > (32 * kBlockSteps) && i > 0 && i % (32 * kBlockSteps) == 0) take_entries(entry);
     return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32) * kBlockSteps + i % kBlockSteps;
   }
 };

@@ -121,6 +121,11 @@ class PatternBase(SpecModel):
         return False
 
     @property
+    def never_empty(self) -> bool:
+        """Whether every query has a key block, whatever the lengths and the lists are."""
+        return False
+
+    @property
     def left_bounded(self) -> bool:
         """Whether late queries no longer see the first keys, where ``banded`` holds."""
         return False

@@ -14,6 +14,11 @@ class Dense(PatternBase):
     supports_kv_splits: ClassVar[bool] = True
     kind: Literal["dense"]
 
+    @property
+    def never_empty(self) -> bool:
+        """Every query has all key blocks, of which there is one at least."""
+        return True
+
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the number of steps."""
         del rows, listed

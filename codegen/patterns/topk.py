@@ -41,6 +41,11 @@ class TopK(PatternBase):
             ),
         )
 
+    @property
+    def never_empty(self) -> bool:
+        """A list of fixed length has an entry at least."""
+        return self.k is not None
+
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the number of listed blocks, or of steps where they hold more than one."""
         del kv_len, rows

@@ -15,6 +15,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_launch import arguments
+from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -158,11 +159,16 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
             partial_range=False,
             skip_masked=False,
-            partial=block is not None and block.q > tile_queries,
+            step_is=step_words(block_steps, n // load_keys),
+            lists=list_words(
+                spec,
+                partial=block is not None and block.q > tile_queries,
+                several_lists=False,
+                block_steps=block_steps,
+                step_blocks=n // load_keys,
+            ),
             pack_gqa=heads > 1,
             q_in_registers=q_in_registers,
-            block_steps=block_steps,
-            step_blocks=n // load_keys,
             paired=paired,
             overlaps=in_one_go > group_keys,
             q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,

@@ -8,6 +8,8 @@ from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.spec import AttentionSpec
 
+WARPGROUP_ROWS = 64  # rows of one wgmma
+
 
 def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
     """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
@@ -75,16 +77,21 @@ def index_params(spec: AttentionSpec) -> list[Param]:
 def needs_query_blocks(spec: AttentionSpec) -> bool:
     """Return whether the kernel needs the number of lists.
 
-    A tile for sm_90a may have several, the last of which are not there. A tile of the other kernels has one.
+    A tile for sm_90a may have several, the last of which are not there. A tile with one begins with a query, so its
+    list is there.
     """
-    return spec.pattern.fixed_block is not None and (spec.arch == "sm_90a" or spec.pattern.kind != "topk")
+    block = spec.pattern.fixed_block
+    if block is None:
+        return False
+    several = spec.arch == "sm_90a" and spec.tile.m > max(block.q * spec.pack_gqa, WARPGROUP_ROWS)
+    return several or spec.pattern.kind != "topk"
 
 
 def list_constants(block: Block, block_steps: int) -> list[Constant]:
     """Return what the index lists count in."""
     return [
         Constant("kBlockKeys", block.kv, "keys of a listed block"),
-        Constant("kBlockSteps", block_steps, "steps in a listed block; 1 too where a step holds more than one"),
+        *([Constant("kBlockSteps", block_steps, "steps in a listed block")] if block_steps > 1 else []),
     ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from codegen.arch import ARCHS, KIB
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
+from codegen.plans import attention_sm90a_pieces as pieces
 from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention_launch import arguments
@@ -75,7 +76,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template="attention/sm90a_shared.cu.j2" if spec.share_kv_loads else "attention/sm90a.cu.j2",
+        template="attention/sm90a.cu.j2",
         threads=WARPGROUP * (1 + consumers),
         ctas_per_sm=resident,
         persistent=True,
@@ -85,7 +86,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=text.params(sizes),
         tensor_maps=text.tensor_maps(sizes),
         constants=text.constants(sizes, at, setmaxnreg),
-        flags=text.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
+        flags=pieces.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=text.summary(sizes),
         stream_k=StreamK(consumers, 4 * consumers * sizes.partial_floats) if spec.stream_k_tail else None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionSm90aFlags
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, TensorMap, i32, pointer, tensor_map
 from codegen.plans.attention_kv_splits import computing, partial_constants, what_sub_tiles_are
@@ -146,8 +145,7 @@ class Arrangement:
 
 def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -> tuple[Constant, ...]:
     """Return the constants at the top of the source; ``setmaxnreg`` are the registers that it is given."""
-    spec, rows = sizes.spec, sizes.rows
-    queries = "queries" if rows.packed else "query rows"
+    spec = sizes.spec
     owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
@@ -158,21 +156,39 @@ def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -
         *q_slice_constants(spec, at.q_slices),
         *query_order_constants(spec, sizes.sub_tiles),
         *lockstep_constants(spec),
-        Constant("kSubTiles", sizes.sub_tiles, owner),
-        Constant("kSubTileRows", rows.sub_tile_queries, f"{queries} of a sub-tile"),
+        *([Constant("kSubTiles", sizes.sub_tiles, owner)] if sizes.sub_tiles > 1 else []),
+        *_sub_tile_rows(sizes),
         Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
         *_sub_tile_constants(sizes),
         Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
         *setmaxnreg,
         *_group_constants(sizes, at),
-        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks, if it holds more than one"),
-        Constant("kLoadKeys", spec.tile.n // sizes.step_blocks, "keys of one load"),
+        *_load_constants(sizes),
         *_block_constants(sizes),
         *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
         *partial_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec),
     )
+
+
+def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
+    rows, block = sizes.rows, sizes.block
+    every_key = block is None and not sizes.spec.pattern.masks_pairs
+    in_part = block is not None and block.q > rows.sub_tile_queries
+    if not rows.packed and sizes.sub_tiles == 1 and (every_key or in_part):
+        return []  # no key depends on the query, or kBlockQueries is what counts
+    doc = f"{'queries' if rows.packed else 'query rows'} of a {'sub-tile' if rows.sub_tiles > 1 else 'tile'}"
+    return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
+
+
+def _load_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.step_blocks == 1:
+        return []
+    return [
+        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks"),
+        Constant("kLoadKeys", sizes.spec.tile.n // sizes.step_blocks, "keys of one load"),
+    ]
 
 
 def _row_constants(sizes: Sizes) -> list[Constant]:
@@ -188,7 +204,7 @@ def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
 
 
 def _sub_tile_constants(sizes: Sizes) -> list[Constant]:
-    if sizes.spec.share_kv_loads:
+    if sizes.spec.share_kv_loads or sizes.sub_tiles == 1:
         return []
     return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, SUB_TILE_SHARERS)]
 
@@ -250,34 +266,6 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
         "v_map": kv_map,
         "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
     }
-
-
-def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:
-    """Return what the templates ask."""
-    spec, rows, block = sizes.spec, sizes.rows, sizes.block
-    return AttentionSm90aFlags(
-        consumers=sizes.consumers,
-        uses_setmaxnreg=uses_setmaxnreg,
-        ping_pong=spec.schedule == "ping_pong",
-        sub_tiles=sizes.sub_tiles,
-        prefetch_q_early=sizes.sub_tiles == 1,
-        orders_first_step=spec.schedule == "ping_pong" and sizes.sub_tiles == 1,
-        packed_rows=rows.packed,
-        pack_gqa="kPackGqa" if rows.asks_heads else rows.heads,
-        partial=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
-        tile_stages=at.tile_stages,
-        o_aliases_q=at.o_aliases_q,
-        q_in_registers=at.q_in_registers,
-        q_slices=at.q_slices,
-        block_steps=sizes.block_steps,
-        step_blocks=sizes.step_blocks,
-        stream_k=spec.stream_k_tail,
-        kv_splits=spec.kv_splits,
-        partial_range=spec.stream_k_tail or spec.kv_splits > 1,
-        skip_masked=sizes.skip_masked,
-        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
-        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-    )
 
 
 def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:

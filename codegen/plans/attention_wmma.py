@@ -15,6 +15,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_launch import arguments
+from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -92,6 +93,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers = Registers(accumulators=held, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
+    block_steps = 1 if block is None else max(1, block.kv // n)
     constants = (
         Constant("kHeadDim", d, "elements of a head"),
         Constant("kTileM", m, "queries of a thread block"),
@@ -142,9 +144,14 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
             partial_range=False,
             skip_masked=False,
-            partial=block is not None and block.q > m,
-            block_steps=1 if block is None else max(1, block.kv // n),
-            step_blocks=n // load_keys,
+            step_is=step_words(block_steps, n // load_keys),
+            lists=list_words(
+                spec,
+                partial=block is not None and block.q > m,
+                several_lists=False,
+                block_steps=block_steps,
+                step_blocks=n // load_keys,
+            ),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(

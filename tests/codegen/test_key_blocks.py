@@ -19,7 +19,7 @@ from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.render import environment, render_plan
+from codegen.render import render_plan, render_template
 from codegen.spec import AttentionSpec
 
 # (architecture, rows, keys, pack_gqa)
@@ -128,10 +128,17 @@ void list(const Params& p, int first, int begin, int number, std::vector<Step>& 
   }
 }
 bool is_visible(const Params& p, int query, int key) { return %(visible)s; }
-const Kernel kernel = {list, is_visible, kTileN, kSubTileRows, %(partial_range)s};
+const Kernel kernel = {list, is_visible, kTileN, %(sub_tile_rows)d, %(partial_range)s};
 }  // namespace kernel_%(index)d
 """
 WIDEST = 3  # work units of a part
+
+
+def sub_tile_rows(plan: Plan) -> int:
+    """Queries that have one range of key blocks."""
+    return (
+        plan.tile_queries // plan.sub_tiles if plan.sub_tiles > 1 and not plan.spec.kv_splits > 1 else plan.tile_queries
+    )
 
 
 def plan_of(pattern: dict[str, Any], arch: str, m: int, n: int, pack_gqa: int, kv_splits: int = 1) -> Plan:
@@ -159,12 +166,12 @@ PLANS = [
 
 def kernel(index: int, plan: Plan) -> str:
     """One kernel's part of the host program."""
-    template = environment().get_template(str(plan.flags.pattern_template))
-    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
+    pattern = render_template(plan, str(plan.flags.pattern_template)).strip()
     assert pattern in render_plan(plan)
     masks = pattern_of(plan).masks_pairs
     return KERNEL % {
         "index": index,
+        "sub_tile_rows": sub_tile_rows(plan),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "masked": "blocks.masked(i, block)" if masks else "false",
@@ -220,7 +227,7 @@ def test_key_blocks_are_those_of_the_definition(program: Path, index: int) -> No
     plan = PLANS[index]
     pattern = pattern_of(plan)
     values = {constant.name: int(constant.value) for constant in plan.constants}
-    tile_rows, tile_keys = values["kSubTileRows"], values["kTileN"]
+    tile_rows, tile_keys = sub_tile_rows(plan), values["kTileN"]
     words = [str(number) for problem in problems(pattern, LENGTHS) for number in problem]
     lines = iter(
         subprocess.run([program, str(index), *words], check=True, capture_output=True, text=True).stdout.splitlines()

@@ -87,9 +87,9 @@ struct Tile { int batch, head, first_query; };
 int main(int, char** words) {
   const Params p = params_of(std::atoi(words[1]), std::atoi(words[2]), std::atoi(words[3]));
   for (int first = 0; first < p.q_len; first += kTileM) {
-    std::printf("%%d", kv_blocks_of(p, {}, {kBatch, 0, first}, 0).count);
+    std::printf("%%d", kv_blocks_of(p, %(work)s{kBatch, 0, first}, 0).count);
     for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-      KvBlockIterator blocks = kv_blocks_of(p, {}, {kBatch, 0, first}, sub_tile);
+      KvBlockIterator blocks = kv_blocks_of(p, %(work)s{kBatch, 0, first}, sub_tile);
       for (int i = 0; i < blocks.count; ++i) std::printf(" %%d", blocks.at(i));
     }
     std::puts("");
@@ -123,6 +123,7 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) ->
         "declarations": declarations([named.spec.pattern]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
         "pattern": source[begin : source.index("// One tile of work", begin)],
+        "work": "{}, " if named.spec.pattern.serpentine else "",
         "kv_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],
     }
     (tmp_path / "main.cpp").write_text(program, encoding="utf-8")

@@ -163,7 +163,11 @@ def test_plan_values_are_single_lines(named: NamedSpec) -> None:
 
 def test_every_template_is_used() -> None:
     used = set()
-    unshipped = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
+    files = [Path(__file__).parents[1] / f"unshipped_{op}.json" for op in ("attention", "bsr")]
+    unshipped = [spec for file in files for spec in json.loads(file.read_text(encoding="utf-8"))]
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "share_kv_loads": True, "stages": 6}
+    pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}
+    unshipped.append({**fields, "pattern": pattern, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
     for named in (*shipped_specs(), *map(find_spec, unshipped)):
         line = re.search(r"^// templates: (.*)$", render(named), re.MULTILINE)
         assert line is not None

@@ -19,7 +19,7 @@ import pytest
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.render import environment
+from codegen.render import render_template
 
 KV_LEN, ROWS, LENGTH = 1000, 5, 71
 PATTERNS: list[dict[str, Any]] = [
@@ -91,7 +91,7 @@ void print_loads(const Params& p, int first, int begin, int units) {
   };
   threadIdx.x = 0;
   KvBlockIterator lanes[32] = {%(lanes)s}, &one = lanes[0];
-  for (int i = 0; i < one.count * kStepBlocks; ++i) {
+  for (int i = 0; i < one.count * %(step_blocks)s; ++i) {
     int block = 0;
     for (int round = 0; round < 2; ++round)
       for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) block = lanes[threadIdx.x].at(i);
@@ -168,12 +168,12 @@ BACKWARDS = [
 def program(case: Steps) -> str:
     plan = case.plan
     assert plan.spec.op == "attention"
-    template = environment().get_template(str(plan.flags.pattern_template))
     pattern = plan.spec.pattern
     return PROGRAM % {
         "name": case.name,
+        "step_blocks": max(1, case.shape[4] // case.shape[2]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
-        "pattern": template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()),
+        "pattern": render_template(plan, str(plan.flags.pattern_template)),
         "rows": ROWS,
         "behind": beyond(plan),
         "length": LENGTH,
@@ -189,7 +189,7 @@ def program(case: Steps) -> str:
 
 def beyond(plan: Plan) -> int:
     """Queries behind the last list: those of a tile of several lists, where the last of them are not there."""
-    return sub_tile_rows(plan) if plan.spec.arch == "sm_90a" else 0
+    return sub_tile_rows(plan) if any(param.name == "query_blocks" for param in plan.params) else 0
 
 
 def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwards: bool = False) -> list[str]:

@@ -159,7 +159,8 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
     values: dict[str, Any] = {"half": plan.spec.dtype == "fp16", "keys": KEYS, "read": READ}
     if kernel["arch"] == "sm_90a":
         softmax = (
-            r"// Online softmax with lazy rescaling.*?\n(?=// What a consumer knows of a work tile|// A load of K)"
+            r"// Online softmax with lazy rescaling.*?\n"
+            r"(?=// Stores the LSE|// Place of a warp|// Stores what a|// Fills a warp)"
         )
         functions = re.search(softmax, source, re.DOTALL)
         consume = source[source.index("consume(const Params") :]

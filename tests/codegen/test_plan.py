@@ -291,6 +291,11 @@ def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any])
         plan_of(attention)
 
 
+def q_operand(plan: Plan) -> str:
+    """Where the products of an sm_90a attention kernel read Q: the name of the piece."""
+    return Path(str(plan.flags.named()["q_operand_piece"])).name.removesuffix(".cuh.j2")
+
+
 @pytest.mark.parametrize(
     ("head_dim", "keys", "rows", "slices"),
     [
@@ -311,9 +316,8 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
     """Slices of 16 columns, None for all of Q."""
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "tile": {"m": rows, "n": keys}}
     plan = plan_of({**fields, "pattern": {"kind": "dense"}, "stages": 1 if keys > 144 else 2})
-    assert plan.flags.q_in_registers == (slices is None)
+    assert q_operand(plan) == ("registers" if slices is None else "slices" if slices else "shared")
     in_registers = head_dim // 16 if slices is None else slices
-    assert plan.flags.q_slices == in_registers
     assert constants_of(plan).get("kQSlices") == (slices or None)  # where it is neither none nor all of Q
     # Scores, their exponentials in 16 bits, O, and Q in 16 bits.
     assert plan.registers.accumulators == keys // 2 + keys // 4 + head_dim // 2 + 4 * in_registers
@@ -325,20 +329,20 @@ def test_as_much_of_q_is_in_registers_as_there_is_room_for(
 def test_short_tiles_of_parts_keep_q_in_shared_memory() -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "kv_splits": 2}
     plan = plan_of({**fields, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
-    assert not plan.flags.q_in_registers and plan.flags.q_slices == 0
+    assert q_operand(plan) == "shared"
 
 
 def test_q_stays_in_shared_memory_where_that_leaves_room_for_another_stage(attention: dict[str, Any]) -> None:
     attention["stages"] = 3
     plan = plan_of(attention)
-    assert not plan.flags.q_in_registers and plan.flags.o_aliases_q
+    assert q_operand(plan) != "registers" and plan.flags.o_aliases_q
 
 
 @pytest.mark.parametrize(("keys", "steps"), [(128, 1), (64, 2)])
 def test_a_listed_block_is_one_step_or_several(attention: dict[str, Any], keys: int, steps: int) -> None:
     attention["tile"]["n"] = keys
     plan = plan_of(attention)
-    assert constants_of(plan)["kBlockSteps"] == plan.flags.block_steps == steps
+    assert constants_of(plan).get("kBlockSteps", 1) == steps
 
 
 @pytest.mark.parametrize("pattern", [{"kind": "topk", "k": 9}, {"kind": "block_lists", "mask": "causal"}])
@@ -348,8 +352,12 @@ def test_a_step_may_hold_a_pair_of_listed_blocks(pattern: dict[str, Any]) -> Non
     pair = plan_of(fields | {"pattern": {**pattern, "block": {"q": 128, "kv": 64}}})
     for plan, loads, keys in ((one, 1, 128), (pair, 2, 64)):
         values = constants_of(plan)
-        assert (values["kStepBlocks"], values["kLoadKeys"], values["kBlockKeys"]) == (loads, keys, keys)
-        assert values["kBlockSteps"] == 1
+        assert (values.get("kStepBlocks", 1), values.get("kLoadKeys", values["kTileN"]), values["kBlockKeys"]) == (
+            loads,
+            keys,
+            keys,
+        )
+        assert "kBlockSteps" not in values
         assert plan.tensor_maps["k_map"].box == plan.tensor_maps["v_map"].box == (64, keys, 1, 1)
         assert {region.name: region.bytes for region in plan.shared}["BlockMeta"] == 4 * 2 * loads
         # The loads of a step fill a stage of the ring.
@@ -432,8 +440,9 @@ def test_sub_tiles_of_large_tiles(m: int, block_q: int, sub_tiles: int) -> None:
     fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "tile": {"m": m, "n": 64}}
     plan = plan_of(fields)
     values = constants_of(plan)
-    assert values["kSubTiles"] == sub_tiles
-    assert values["kSubTileWarpgroups"] * sub_tiles == values["kConsumerWarpgroups"] == m // 64
+    assert values.get("kSubTiles", 1) == sub_tiles
+    warpgroups = m // 64
+    assert values.get("kSubTileWarpgroups", warpgroups) * sub_tiles == values["kConsumerWarpgroups"] == warpgroups
     assert plan.tile_queries == sub_tiles * block_q == sub_tiles * values["kSubTileRows"]
     regions = {region.name: region.bytes for region in plan.shared}
     assert regions["K"] == regions["V"] == sub_tiles * plan.spec.stages * values["kKvBytes"]
@@ -492,7 +501,7 @@ def test_rows_of_packed_heads(
     attention |= {"pack_gqa": heads, "tile": {"m": 128, "n": 64}}
     plan = plan_of(attention)
     values = constants_of(plan)
-    assert (values["kSubTiles"], values["kSubTileRows"], plan.tile_queries) == (
+    assert (values.get("kSubTiles", 1), values["kSubTileRows"], plan.tile_queries) == (
         sub_tiles,
         sub_tile_queries,
         tile_queries,
@@ -1262,7 +1271,7 @@ def test_sm_89_has_a_kernel_for_all_blocks_and_heads(head_dim: int, q: int, kv: 
     plan = plan_of({"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": listed(q, kv)})
     values = constants_of(plan)
     assert values["kStepBlocks"] * values["kLoadKeys"] == values["kTileN"]
-    assert values["kLoadKeys"] * values["kBlockSteps"] == kv
+    assert values["kLoadKeys"] * values.get("kBlockSteps", 1) == kv
     assert values["kTileM"] % values["kPassRows"] == 0 and values["kLoadKeys"] % values["kPassRows"] == 0
     # A row is whole lines of chunks, and the rows that share a swizzle share the banks.
     assert values["kRowLines"] * values["kLineChunks"] * 16 == values["kRowBytes"] == 2 * head_dim
@@ -1292,7 +1301,7 @@ def test_swizzled_rows_meet_no_bank_twice(head_dim: int) -> None:
 )
 def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int, kept: bool) -> None:
     plan = plan_of(ada(head_dim, DENSE, 64, n, warp_rows))
-    assert plan.flags.q_in_registers == kept
+    assert plan.flags.named()["q_in_registers"] == kept
     regions = {region.name: region for region in plan.shared}
     # In shared memory it has a place of its own; else it passes through the ring.
     assert (regions["Ring"].offset == regions["Q"].bytes) != kept
@@ -1414,7 +1423,7 @@ def test_wmma_has_a_kernel_for_all_blocks(head_dim: int, q: int, kv: int) -> Non
     values = constants_of(plan)
     assert plan.template == "attention/wmma.cu.j2" and plan.tile_queries == min(q, 64)
     assert values["kStepBlocks"] * values["kLoadKeys"] == values["kTileN"]
-    assert values["kLoadKeys"] * values["kBlockSteps"] == kv
+    assert values["kLoadKeys"] * values.get("kBlockSteps", 1) == kv
     assert values["kTileM"] % values["kPassRows"] == 0 and values["kLoadKeys"] % values["kPassRows"] == 0
     assert values.get("kBlockQueries", q) == q
     assert plan.ctas_per_sm >= 2

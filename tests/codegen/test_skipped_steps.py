@@ -15,7 +15,7 @@ from codegen.library import find_spec
 from codegen.patterns import PatternBase
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.render import environment, render_plan
+from codegen.render import render_plan, render_template
 from codegen.spec import AttentionSpec
 
 ROWS = 64  # of a warpgroup
@@ -62,11 +62,13 @@ struct WorkTileInfo { int work, count; };
 struct Tile { int batch, first_query; };
 int begin = 0, number = -1;  // the part of the tile; -1: all of it
 
-KvBlockIterator kv_blocks_of(const Params& p, int, const Tile& tile, int) {
+KvBlockIterator kv_blocks_of(const Params& p, const Tile& tile) {
   KvBlockIterator blocks(p, tile.batch, 0, tile.first_query);
 %(restriction)s
   return blocks;
 }
+
+KvBlockIterator kv_blocks_of(const Params& p, int, const Tile& tile) { return kv_blocks_of(p, tile); }
 
 // For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then one
 // for each of its rows: the first key that is left of each block, the last one, and how many.
@@ -78,12 +80,11 @@ int main(int words, char** word) {
     for (int warpgroup = 0; warpgroup < %(m)d / kWarpgroupRows; ++warpgroup) {
       std::string worked, rows[kWarpgroupRows];
       number = -1;
-      const int end = width < 0 ? 1 : kv_blocks_of(p, 0, tile, 0).count;
+      const int end = width < 0 ? 1 : kv_blocks_of(p, tile).count;
       for (begin = 0; begin < end; begin += abs(width)) {
         number = width;
-        KvBlockIterator blocks = kv_blocks_of(p, 0, tile, 0);
+        KvBlockIterator blocks = kv_blocks_of(p, tile);
         const WorkTileInfo info{0, blocks.count};
-        const int sub_tile = 0;
         %(lines)s
         for (int i = 0; i < count; ++i) {
           %(block)s
@@ -134,8 +135,7 @@ def pattern_of(plan: Plan) -> PatternBase:
 
 def build(plan: Plan, folder: Path) -> Path:
     source = render_plan(plan)
-    template = environment().get_template(str(plan.flags.pattern_template))
-    pattern = template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()).strip()
+    pattern = render_template(plan, str(plan.flags.pattern_template)).strip()
     lines = re.search(r"const int newest = .*?const int newest_visible = [^;]*;", source, re.DOTALL)
     seen = re.search(r"struct VisibleRange \{.*?(?=// Online softmax)", source, re.DOTALL)
     masked = re.search(r"(const int block = newest_visible - i;)((?:\s*if \(block [^}]*\})+)", source)

@@ -1,0 +1,95 @@
+"""Attention templates are mostly CUDA, and what they render has nothing that only other kernels need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.library import TEMPLATES, NamedSpec, shipped_specs
+from codegen.render import render
+
+ATTENTION = TEMPLATES / "attention"
+FILES = sorted(ATTENTION.rglob("*.j2"))
+MOST_LINES = 250  # of a piece
+MOST_TAGS = 0.12  # of the lines of a file
+FEW_TAGS = 2  # of a file, however short it is
+# Files with more tags.
+EXCEPTIONS = {
+    "mma_sync.cu.j2": "one text with conditions still",
+    "patterns/causal.cuh.j2": "the iterator over key blocks has members that only some kernels need",
+    "patterns/dense.cuh.j2": "the same",
+    "patterns/prefix_lm.cuh.j2": "the same",
+    "patterns/sliding_window.cuh.j2": "the same",
+    "patterns/strided.cuh.j2": "causal or not is a field of the spec",
+}
+LONGER = {"mma_sync.cu.j2", "wmma.cu.j2"}  # whole kernels
+# Constants that are 1 by the size of a problem or a tile, or as the name of a barrier.
+SIZES = {
+    "kGroups": "a head of 64 is one column group",
+    "kQBoxes": "of rows that fill their warpgroups, Q is one copy",
+    "kQPlaces": "places of Q, as many as fit",
+    "kTileStages": "stages of Q, as many as fit",
+    "kStages": "stages of K and V, as many as fit",
+    "kSubTileWarpgroups": "warpgroups of a sub-tile of 64 rows",
+    "kQSlices": "slices of Q in registers, as many as there is room for",
+    "kTopK": "the shortest list",
+    "kEarlyRounds": "tiles that are begun before an order is found, by the length of the lists",
+    "kWarpgroupBarrier": "number of a barrier",
+    "kWarpgroupQueries": "a warpgroup of the heads of one query",
+    "kTileQueries": "a tile of the heads of one query",
+    "kSubTileRows": "the same",
+    "kBlockQueries": "the same",
+}
+ROLES = {"q_stage", "share_kv"}  # folders whose pieces do not stand for each other in all kernels
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ATTENTION).as_posix())
+sm_90a = [named for named in shipped_specs() if named.spec.op == "attention" and named.spec.arch == "sm_90a"]
+every_kernel = pytest.mark.parametrize("named", sm_90a, ids=lambda named: named.stem)
+
+
+def logic_of(path: Path) -> list[str]:
+    """Return the lines with a tag, but for what has no alternative: a name of a piece, and the ends of a macro."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "{%" in line]
+    return [line for line in lines if not re.search(r"\{% (import|include|macro) |\{%-? endmacro", line)]
+
+
+@every_file
+def test_a_template_is_mostly_cuda(path: Path) -> None:
+    name, lines = path.relative_to(ATTENTION).as_posix(), path.read_text(encoding="utf-8").splitlines()
+    tags = len(logic_of(path))
+    assert name in LONGER or len(lines) <= MOST_LINES
+    few = tags <= max(FEW_TAGS, MOST_TAGS * len(lines))
+    assert few != (name in EXCEPTIONS), f"{tags} of {len(lines)} lines"
+
+
+def test_pieces_of_a_folder_have_the_same_macros() -> None:
+    for folder in (path for path in (ATTENTION / "sm90a").iterdir() if path.is_dir() and path.name not in ROLES):
+        texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.j2"))]
+        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) - {"columns", "apply_to"} for text in texts]
+        assert all(names == macros[0] for names in macros), folder.name
+
+
+@every_kernel
+def test_no_loop_or_constant_of_one_that_other_kernels_need(named: NamedSpec) -> None:
+    ones = re.findall(r"^constexpr int (\w+) = 1;", render(named), re.MULTILINE)
+    assert not set(ones) - SIZES.keys()
+
+
+@every_kernel
+def test_parameters_of_functions_are_read(named: NamedSpec) -> None:
+    code = re.sub(r"//[^\n]*", "", render(named))
+    for head, body in re.findall(r"^__device__ __forceinline__ ([^{;]*?\)) \{(.*?)^\}", code, re.MULTILINE | re.DOTALL):
+        name = re.search(r"(\w+)\(", head)
+        assert name is not None
+        if name[1] in CONTRACTS:
+            continue
+        for parameter in re.findall(r"(\w+)(?:\)?\[[^\]]*\])*(?=,|\)$)", head[name.end() :]):
+            assert re.search(rf"\b{parameter}\b", body), f"{name[1]}: {parameter}"
+
+
+CONTRACTS = {  # functions whose parameters are those of all patterns
+    "visible",
+    "first_key_of",
+    "last_key_of",
+}

@@ -137,7 +137,7 @@ def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
 
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
-    left_out(spec, spec.options, "mma with ld_global")
+    left_out(spec, spec.options, f"{spec.arch} with mma and ld_global")
     for name, value, allowed in (
         ("block.rows", spec.block.rows, BLOCK_SIDES),
         ("block.cols", spec.block.cols, BLOCK_SIDES),

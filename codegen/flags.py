@@ -69,28 +69,57 @@ class AttentionFlags(Flags):
 
 
 @dataclass(frozen=True)
+class AttentionMmaSyncPieces(Flags):
+    """Files that a kernel of attention/mma_sync.cu.j2 is made of: one of each folder, which have the same macros.
+
+    Attributes:
+        kv_pipeline_piece: how K and V of a step are waited for.
+        logits_piece: what becomes of scores before the mask.
+        mask_piece: how pairs are hidden.
+        q_operand_piece: where the products read Q.
+        row_sum_piece: what is in the sum of a row.
+        rows_piece: whose queries the rows are.
+        walk_piece: where the key blocks of a step are from.
+    """
+
+    kv_pipeline_piece: str
+    logits_piece: str
+    mask_piece: str
+    q_operand_piece: str
+    row_sum_piece: str
+    rows_piece: str
+    walk_piece: str
+
+
+@dataclass(frozen=True)
+class AttentionMmaSyncWords(Flags):
+    """Words and expressions that the templates of attention/mma_sync.cu.j2 insert: the plan says what they are."""
+
+    keys_of_pattern: str
+    formula: str
+    thread: str
+    tile_is: str
+    tile_queries: str
+    rows_are: str
+    q_place: str
+    weights_come: str
+    of_capped_scores: str
+    scores_become_weights: str
+
+
+@dataclass(frozen=True)
 class AttentionMmaSyncFlags(AttentionFlags):
     """What attention/mma_sync.cu.j2 asks.
 
     Attributes:
-        pack_gqa: whether rows of a tile are those of several heads.
-        q_in_registers: whether Q stays in registers.
-        paired: whether one barrier of a step covers both K and V.
-        overlaps: whether exponentials of a group overlap P V products of the one before.
-        q_beyond: whether Q extends beyond the slots that are filled last.
-        listed: whether key blocks are listed.
-        rereads: whether the thread's number is read at each use, as registers are few.
         softmax_scale: factor of the logits, in C++.
+        pieces: files of the kernel's pieces.
+        words: what differs in text that kernels share.
     """
 
-    pack_gqa: bool
-    q_in_registers: bool
-    paired: bool
-    overlaps: bool
-    q_beyond: bool
-    listed: bool
-    rereads: bool
     softmax_scale: str
+    pieces: AttentionMmaSyncPieces
+    words: AttentionMmaSyncWords
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 //     codegen render specs/l4_block_lists_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
-// templates: attention/mma_sync.cu.j2, attention/patterns/block_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1dcc0fd0628840d564dab74bc38523749aa8e54ea82c6d13e37844f0498663b3
+// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/block_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 2e80d9591860f61045fe80e50899a907207428d4d01266472093fadb4d6c3474
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_89 over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -254,8 +255,9 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int query, i
   return key <= query + p.kv_len - p.q_len;
 }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
-// later, they have the most key blocks, and tiles that take long should not begin last.
+// The work of a thread block: kTileM queries of one head.
+// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
+// long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -392,8 +394,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
+// Online softmax with lazy rescaling.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
+// maximum of earlier steps as long as weights stay small.
 
 // Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
 // it, which may decide its row, has it.

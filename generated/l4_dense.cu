@@ -3,10 +3,11 @@
 //     codegen render specs/l4_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 317e7e696b51e5c6c590c1b3b865ae7ffffe28c0917d5023817bedc6f0f2f4c0
-// templates: attention/mma_sync.cu.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e1f5bc4cc5aa62480041ba622c9f873a057120a1c1d87abe363ba7c2eb65b205
+// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 08f5fcf0dc985699c980d3cfffee9f9a34600e6c196ba0179f58e8fbda6eee56
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Attention forward for sm_89 over the keys that the pattern shows:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -197,8 +198,9 @@ struct KvBlockIterator {
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
-// later, they have the most key blocks, and tiles that take long should not begin last.
+// The work of a thread block: kTileM queries of one head.
+// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
+// long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -330,8 +332,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
+// Online softmax with lazy rescaling.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
+// maximum of earlier steps as long as weights stay small.
 
 // Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
 // it, which may decide its row, has it.

@@ -3,10 +3,11 @@
 //     codegen render specs/l4_dense_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":80},"warp_rows":32}
 // spec hash: 4f81754d118fc7bc5cf55afad6e8fe23e434bb356e91939535fdcfe67fe259be
-// templates: attention/mma_sync.cu.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5fa365f6158e2856f96f007201e01d01d7a6c79a3e9613384df1d320bd9479fe
+// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 22db28134054a1d080161fa2243e4b10d4ad50da76d46e6e10184f0448828223
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Attention forward for sm_89 over the keys that the pattern shows:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -190,8 +191,9 @@ struct KvBlockIterator {
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
-// later, they have the most key blocks, and tiles that take long should not begin last.
+// The work of a thread block: kTileM queries of one head.
+// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
+// long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -318,8 +320,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
+// Online softmax with lazy rescaling.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
+// maximum of earlier steps as long as weights stay small.
 
 // Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
 // it, which may decide its row, has it.

@@ -3,10 +3,11 @@
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: a52cb9f1ef2cd39fca55c39a7841fd84d8026c224f5aac704a7064831113c9d1
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/mma_sync.cu.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e9542053f8c461b7ec4c298a68e085e96c0915af1f0e9be22b5e3ff731092909
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/packed.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 2ebe399580d08e1b03ef41ff0718ba02d8a14fb4a324fdf64e6d9c50d24d2e34
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the key blocks that the pattern lists.
+// Attention forward for sm_89 over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   A thread block computes kTileM rows: kTileQueries queries of kPackGqa query heads of one K/V head. Row r is
@@ -224,8 +225,9 @@ struct KvBlockIterator {
   }
 };
 
-// The work of a thread block: kTileQueries queries of one pack. Late queries go first: where the pattern hides what
-// comes later, they have the most key blocks, and tiles that take long should not begin last.
+// The work of a thread block: kTileQueries queries of one pack.
+// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
+// long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -374,8 +376,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
+// Online softmax with lazy rescaling.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
+// maximum of earlier steps as long as weights stay small.
 
 // Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
 // it, which may decide its row, has it.

@@ -3,10 +3,11 @@
 //     codegen render specs/l4_window2k.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 4b95a292e57fa643f7d7b9f0972522bc063899eb1e8d537b55a5ee130b59f58c
-// templates: attention/mma_sync.cu.j2, attention/patterns/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3b5014d920bb0c070da5c247cc04cc78171280cfffac3f0512e5e3b4819fc322
+// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 6d4977e4f44755b819d4a27d82ab453f7d335e807d8e4af7b04c2765381cb8c4
 
-// Attention forward for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Attention forward for sm_89 over the keys that the pattern shows:
+//   O = softmax(scale * Q K^T) V
 //
 // Who does what
 //   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
@@ -213,8 +214,9 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int query, i
   return offset >= -kWindowLeft && offset <= kWindowRight;
 }
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
-// later, they have the most key blocks, and tiles that take long should not begin last.
+// The work of a thread block: kTileM queries of one head.
+// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
+// long should not begin last.
 struct Tile {
   int batch, head, first_query;
 
@@ -346,8 +348,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small.
+// Online softmax with lazy rescaling.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
+// maximum of earlier steps as long as weights stay small.
 
 // Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
 // it, which may decide its row, has it.

@@ -16,6 +16,7 @@ from codegen.plan import (
 )
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
+from codegen.plans.attention_mma_sync_pieces import pieces, words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -167,14 +168,15 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
                 block_steps=block_steps,
                 step_blocks=n // load_keys,
             ),
-            pack_gqa=heads > 1,
-            q_in_registers=q_in_registers,
-            paired=paired,
-            overlaps=in_one_go > group_keys,
-            q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
-            listed=listed,
-            rereads=rereads,
             softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+            pieces=pieces(spec, q_in_registers=q_in_registers, paired=paired),
+            words=words(
+                spec,
+                paired=paired,
+                overlaps=in_one_go > group_keys,
+                q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
+                rereads=rereads,
+            ),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(

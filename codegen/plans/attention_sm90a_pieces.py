@@ -10,6 +10,7 @@ from codegen.flags import (
     AttentionSm90aWords,
 )
 from codegen.plans.attention_lists import list_words
+from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
 from codegen.spec import AttentionSpec
 
@@ -52,7 +53,6 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         "load_groups": "three" if sizes.sub_tiles == 3 else "two",
         "loads": "several" if sizes.step_blocks > 1 else "one",
         "lockstep": "on" if spec.l2_lockstep else "off",
-        "logits": "scaled" if spec.softcap is None else "capped",
         "mask": _mask(sizes),
         "roles": "share_kv" if shared else "publish",
         "row_sum": "sink" if spec.sink else "plain",
@@ -72,6 +72,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
     searched = "_searched" if spec.query_grouping == "search" else ""
     return AttentionSm90aPieces(
         **files,
+        logits_piece=logits_piece(spec),
         producer_piece=f"{place}/producer.cuh.j2",
         consumer_piece=f"{place}/consumer.cuh.j2",
         order_tiles_piece=f"{PIECES}/share_kv/order_tiles{searched}.cuh.j2",
@@ -149,8 +150,8 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
     spec, rows, pattern = sizes.spec, sizes.rows, sizes.spec.pattern
     listed, splits, masked = sizes.block is not None, spec.kv_splits > 1, pattern.masks_pairs
     return AttentionSm90aWords(
-        keys_of_pattern="key blocks that the pattern lists" if listed else "keys that the pattern shows",
-        formula=_formula(spec),
+        keys_of_pattern=keys_of_pattern(spec),
+        formula=formula(spec),
         unit="listed key block" if sizes.block_steps > 1 else "step",
         barrier_owner="the w-th 64 rows" if splits else "consumer warpgroup w",
         store_rank=5 if rows.packed else 4,
@@ -229,13 +230,6 @@ def key_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aListWords:
 
 
 _AT_END = "at the end of the queries"
-
-
-def _formula(spec: AttentionSpec) -> str:
-    sink = "exp(sink of its head) joins each row's sum"
-    if spec.softcap is None:
-        return f"softmax(scale * Q K^T) V{f', where {sink}' if spec.sink else ''}"
-    return f"softmax(c tanh(scale * Q K^T / c)) V, where c is the softcap{f' and {sink}' if spec.sink else ''}"
 
 
 def _step_is(sizes: Sizes) -> str:

@@ -1,0 +1,25 @@
+"""What an attention kernel computes, in words, and the piece that caps its logits."""
+
+from __future__ import annotations
+
+from codegen.spec import AttentionSpec
+
+PIECES = "attention/logits"
+
+
+def keys_of_pattern(spec: AttentionSpec) -> str:
+    """Return the keys that attention is over."""
+    return "keys that the pattern shows" if spec.pattern.fixed_block is None else "key blocks that the pattern lists"
+
+
+def formula(spec: AttentionSpec) -> str:
+    """Return O as a formula."""
+    sink = "exp(sink of its head) joins each row's sum"
+    if spec.softcap is None:
+        return f"softmax(scale * Q K^T) V{f', where {sink}' if spec.sink else ''}"
+    return f"softmax(c tanh(scale * Q K^T / c)) V, where c is the softcap{f' and {sink}' if spec.sink else ''}"
+
+
+def logits_piece(spec: AttentionSpec) -> str:
+    """Return the file of what becomes of scores before the mask."""
+    return f"{PIECES}/{'scaled' if spec.softcap is None else 'capped'}.cuh.j2"

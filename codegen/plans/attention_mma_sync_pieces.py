@@ -1,0 +1,64 @@
+"""Which pieces the source of an mma.sync attention kernel is made of, and the words in which it says so."""
+
+from __future__ import annotations
+
+from codegen.flags import AttentionMmaSyncPieces, AttentionMmaSyncWords
+from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece
+from codegen.spec import AttentionSpec
+
+PIECES = "attention/mma_sync"
+
+
+def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> AttentionMmaSyncPieces:
+    """Return the files of the kernel's pieces; ``paired`` is whether K and V of a step are waited for together."""
+    names = {
+        "kv_pipeline": "steps" if paired else "tiles",
+        "mask": "pairs" if spec.pattern.masks_pairs else "tail",
+        "q_operand": "registers" if q_in_registers else "shared",
+        "row_sum": "sink" if spec.sink else "plain",
+        "rows": "packed" if spec.pack_gqa > 1 else "plain",
+        "walk": "numbered" if spec.pattern.fixed_block is None else "listed",
+    }
+    files = {f"{axis}_piece": f"{PIECES}/{axis}/{name}.cuh.j2" for axis, name in names.items()}
+    return AttentionMmaSyncPieces(**files, logits_piece=logits_piece(spec))
+
+
+def words(spec: AttentionSpec, *, paired: bool, overlaps: bool, q_beyond: bool, rereads: bool) -> AttentionMmaSyncWords:
+    """Return the words that differ from kernel to kernel in text that they share.
+
+    Args:
+        spec: the spec.
+        paired: whether K and V of a step are waited for together.
+        overlaps: whether exponentials of a group overlap P V products of the one before.
+        q_beyond: whether Q extends beyond the slots that are filled last.
+        rereads: whether the thread's number is read at each use, as registers are few.
+    """
+    packed = spec.pack_gqa > 1
+    return AttentionMmaSyncWords(
+        keys_of_pattern=keys_of_pattern(spec),
+        formula=formula(spec),
+        thread="tid_x()" if rereads else "threadIdx.x",
+        tile_is="kTileQueries queries of one pack" if packed else "kTileM queries of one head",
+        tile_queries="kTileQueries" if packed else "kTileM",
+        rows_are="rows of Q" if packed else "queries",
+        q_place=_q_place(paired=paired, q_beyond=q_beyond),
+        weights_come=_weights_come(paired=paired, overlaps=overlaps),
+        of_capped_scores="" if spec.softcap is None else " of capped scores: scale_log2 is kCappedScale",
+        scores_become_weights=(
+            "on the way: a group is exponentiated beside the products of the one before"
+            if overlaps
+            else "first. There is one group here"
+        ),
+    )
+
+
+def _q_place(*, paired: bool, q_beyond: bool) -> str:
+    slots = "the slots that are" if paired else "the slot that is"
+    return f"{slots} filled last{' and the room after it' if q_beyond else ''}"
+
+
+def _weights_come(*, paired: bool, overlaps: bool) -> str:
+    if overlaps:
+        return "Within a step, a group of keys is exponentiated while the tensor cores multiply the one before."
+    once = "those of a step" if paired else "half of a step"
+    return f"All keys that are multiplied in one go, {once}, are exponentiated first."

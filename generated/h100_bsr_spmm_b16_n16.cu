@@ -4,14 +4,15 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":8,"tile":{"k":2048,"m":960,"n":16}}
 // spec hash: edfc3e74e83378f391c4e90beb715f61bf61c6e771f403b771d4441c80aa3e7e
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/cluster.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 962049ec2a8d256a741336ed12fda4889dbc177c626076fd1ac7b38c444c8981
+// seal: sha256 d00030d9cdc74f76847022f665dba88eea859c4618643ddf0ae53c1802bf5afe
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
 // Who does what: a cluster of thread blocks computes tiles of C, one after the other. Each thread block keeps a slice
 // of B's rows in shared memory, and multiplies the blocks of A whose columns lie in it. A warp has 16 rows of a tile, a
 // strip: it reads their part of these blocks from global memory straight into registers, each byte once. Then each
-// thread block adds up the partial sums of all slices for its share of the tile's rows.
+// thread block adds up the partial sums of all slices for its share of the tile's rows, which it reads from the others'
+// shared memory: split-K over a cluster, reduced through distributed shared memory.
 //
 // Barriers of the cluster, by turns
 //   partial sums are there   before they are added up
@@ -283,9 +284,10 @@ __device__ __forceinline__ void store_partial(float* partial, const float (&accu
   }
 }
 
-// Adds up the partial sums of all slices, in their order, for every kCluster-th row of a tile, and stores them. A
-// thread has four columns of a row at a time.
-__device__ __forceinline__ void add_up(const Params& p, uint32 partial, int slice, int tile, int first_column) {
+// Split-K reduction: adds up the partial sums of all slices, in their order, for every kCluster-th row of a tile, and
+// stores the result. A thread has four columns of a row at a time.
+__device__ __forceinline__ void reduce_partials(
+    const Params& p, uint32 partial, int slice, int tile, int first_column) {
   constexpr int kRowThreads = kTileN / 4;
   const int column = static_cast<int>(threadIdx.x) % kRowThreads * 4;
   const int first_row = tile * p.tile_strips * kStripRows;
@@ -362,7 +364,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
       strip.begin(p, lane_a, row.begin, columns, slice_first, slice_blocks);
     }
     cluster_wait();
-    add_up(p, base + kPartialOffset, slice, tile, first_column);
+    reduce_partials(p, base + kPartialOffset, slice, tile, first_column);
     cluster_arrive_relaxed();  // nothing was written for others
   }
   // Shared memory must outlive the loads of others.

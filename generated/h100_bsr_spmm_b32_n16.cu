@@ -4,14 +4,15 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":2048,"m":960,"n":16}}
 // spec hash: 4a20532fe53541bf582d50d24e61e99f4c763663a73ab1a2b4900f16934ea8fa
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/cluster.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f52d27da4f47e5c9211cf9158707dc41a7f660ce78199ffcf5966e736084d897
+// seal: sha256 e684f9fd0f8eb5809fbe8844f9e08a03ccb78e4e557141be7ef4cef36f49a4fa
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
 // Who does what: a cluster of thread blocks computes tiles of C, one after the other. Each thread block keeps a slice
 // of B's rows in shared memory, and multiplies the blocks of A whose columns lie in it. A warp has 16 rows of a tile, a
 // strip: it reads their part of these blocks from global memory straight into registers, each byte once. Then each
-// thread block adds up the partial sums of all slices for its share of the tile's rows.
+// thread block adds up the partial sums of all slices for its share of the tile's rows, which it reads from the others'
+// shared memory: split-K over a cluster, reduced through distributed shared memory.
 //
 // Barriers of the cluster, by turns
 //   partial sums are there   before they are added up
@@ -287,9 +288,10 @@ __device__ __forceinline__ void store_partial(float* partial, const float (&accu
   }
 }
 
-// Adds up the partial sums of all slices, in their order, for every kCluster-th row of a tile, and stores them. A
-// thread has four columns of a row at a time.
-__device__ __forceinline__ void add_up(const Params& p, uint32 partial, int slice, int tile, int first_column) {
+// Split-K reduction: adds up the partial sums of all slices, in their order, for every kCluster-th row of a tile, and
+// stores the result. A thread has four columns of a row at a time.
+__device__ __forceinline__ void reduce_partials(
+    const Params& p, uint32 partial, int slice, int tile, int first_column) {
   constexpr int kRowThreads = kTileN / 4;
   const int column = static_cast<int>(threadIdx.x) % kRowThreads * 4;
   const int first_row = tile * p.tile_strips * kStripRows;
@@ -366,7 +368,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
       strip.begin(p, lane_a, row.begin, columns, slice_first, slice_blocks);
     }
     cluster_wait();
-    add_up(p, base + kPartialOffset, slice, tile, first_column);
+    reduce_partials(p, base + kPartialOffset, slice, tile, first_column);
     cluster_arrive_relaxed();  // nothing was written for others
   }
   // Shared memory must outlive the loads of others.

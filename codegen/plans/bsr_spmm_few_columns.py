@@ -31,6 +31,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     _check(spec)
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
+    assert WARPS * STRIP_ROWS % block.rows == 0, "a lane has the same place in a block in every turn"
     threads = 32 * WARPS
     step_columns = min(STEP_COLUMNS, block.cols)
     block_steps = block.cols // step_columns

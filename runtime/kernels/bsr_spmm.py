@@ -393,8 +393,7 @@ class BsrSpmmKernel:
             shape = replace(shape, chunk_blocks=row_order.limit)
         elif isinstance(row_order, RowClusters):
             shape = replace(shape, groups=row_order.rows.shape[0], rounds=row_order.rounds.shape[0])
-        slots = self._loaded.slots(b.device.index) if self._plan.depth is not None else 0
-        args = self._plan.problem(shape, slots)
+        args = self._plan.problem(shape, self._loaded.slots(b.device.index))
         if args.tiles // self._plan.cluster >= 2**31:
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: more than 2^31 tiles")
         known: dict[str, int | float] = {

@@ -40,6 +40,9 @@ class Loaded:
         self.prologues: list[bool] = []  # whether a launch had one before it
         self.packed: list[tuple[int, dict[str, int]]] = []
 
+    def slots(self, device: int | None) -> int:
+        return 132
+
     def signature(
         self,
         device: Any,

@@ -376,9 +376,6 @@ class BsrSpmmKernel:
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-        if self._plan.depth is not None and depth > self._plan.depth:
-            what = f"{self.compiled.named.stem} has room for {self._plan.depth}"
-            raise ArgumentError("b", f"has {depth} rows, {what}: use a spec with a lower tile.n, or another kernel")
         by_columns = self.spec.b_layout == "column_major"
         self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)

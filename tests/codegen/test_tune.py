@@ -205,17 +205,17 @@ def test_the_next_ones_are_timed_again_where_the_best_lose(database: Database) -
 
 
 def test_exported_rows_are_rows_of_the_table(database: Database, tmp_path: Path) -> None:
-    tune(database, PROBLEM, candidates(PROBLEM)[:6], H100, FakeBench(times=dict.fromkeys(_stems(), 12.0)))
+    tune(database, PROBLEM, candidates(PROBLEM)[:8], H100, FakeBench(times=dict.fromkeys(_stems(), 12.0)))
     path = tmp_path / "rows.jsonl"
     path.write_text(written(exported(database)))
     (row,) = read_rows(path)
     assert row.problem == PROBLEM and row.dense is not None and row.dense.single_us == 9.0
-    assert len(row.kernels) == 6 and {each.label for each in row.kernels} == {
-        json.dumps(tuning_of(named.spec), sort_keys=True, separators=(",", ":")) for named in candidates(PROBLEM)[:6]
+    assert len(row.kernels) == 8 and {each.label for each in row.kernels} == {
+        json.dumps(tuning_of(named.spec), sort_keys=True, separators=(",", ":")) for named in candidates(PROBLEM)[:8]
     }
     (short,) = exported(database, most=1)
-    shipped = {named.stem for named in candidates(PROBLEM)[:6] if named.path is not None}
-    assert shipped <= {each.spec for each in short.kernels if isinstance(each.spec, str)} and len(short.kernels) < 6
+    shipped = {named.stem for named in candidates(PROBLEM)[:8] if named.path is not None}
+    assert shipped <= {each.spec for each in short.kernels if isinstance(each.spec, str)} and len(short.kernels) < 8
     choice = choose(PROBLEM, rows=(row,))
     assert choice.rule == "measured" and choice.dense.startswith("cuBLAS, dense takes 9 us")
 

@@ -38,7 +38,7 @@ from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.spec import BsrSpmmSpec
 from runtime import load_kernel
-from runtime.bench.timing import Call, median
+from runtime.bench.timing import Call, captured, median
 from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
@@ -93,19 +93,13 @@ LAYERS = (
 
 def graph_microseconds(calls: Sequence[Call]) -> float:
     """Return what one of the calls takes in a CUDA graph of all of them, the median of REPLAYS."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
+    replay = captured(calls)
+    replay()
     times = []
     for _ in range(REPLAYS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        replay()
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop) * 1e3 / len(calls))

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 8d468b0e3ec917a5705ba24528851c30e88e583e66498013e20e70ea553edbf6
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2676d821d356af68dafccd5265edc6e0da6c3821c895c4d5b3ab1221f89b39e3
+// seal: sha256 52747ad42dfde040213f15b86bca717de66226bd27e5f62fd349476b8a5f043c
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -60,6 +60,7 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
   int n;  // columns of B and C; rows of both have room for the next multiple of 8
   int tiles;  // of C
   int column_tiles;  // of these, side by side
@@ -116,9 +117,17 @@ struct Step {
     }
   }
 
+  // Rows outside B, where `row` is null, are zeros.
   __device__ __forceinline__ void load_b(const Element* row, int64 row_stride) {
 #pragma unroll
-    for (int i = 0; i < kLaneDepth; ++i) load_cached(b[i], row + i * row_stride);
+    for (int i = 0; i < kLaneDepth; ++i) {
+      if (row != nullptr) {
+        load_cached(b[i], row + i * row_stride);
+      } else {
+#pragma unroll
+        for (int word = 0; word < kBWords; ++word) b[i][word] = 0;
+      }
+    }
   }
 };
 
@@ -226,8 +235,10 @@ struct Steps {
   }
 
   __device__ __forceinline__ void load_b(Step& x, int step) const {
-    const int row = __shfl_sync(0xFFFFFFFF, columns, step % 32) * kBlockCols + number(step) % kBlockSteps * kTileK;
-    x.load_b(b + row * p.b_row_stride, p.b_row_stride);
+    const int column = __shfl_sync(0xFFFFFFFF, columns, step % 32);
+    const bool valid = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
+    const int row = column * kBlockCols + number(step) % kBlockSteps * kTileK;
+    x.load_b(valid ? b + row * p.b_row_stride : nullptr, p.b_row_stride);
   }
 };
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 727bf228b7ace8487211b9819d26bd0c260ddb2ec31c482e632d9f796634d0d1
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2a6eb50799588db8ce8631715f5508b28d6b0d1a63ada5441f13b58c9486ecc2
+// seal: sha256 db5c6f20b79c69f7c342b5cff54e568b2676977c7d7ac15cf9f2e1786115aed6
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -60,6 +60,7 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
   int n;  // columns of B and C; rows of both have room for the next multiple of 8
   int tiles;  // of C
   int column_tiles;  // of these, side by side
@@ -117,9 +118,17 @@ struct Step {
     }
   }
 
+  // Rows outside B, where `row` is null, are zeros.
   __device__ __forceinline__ void load_b(const Element* row, int64 row_stride) {
 #pragma unroll
-    for (int i = 0; i < kLaneDepth; ++i) load_cached(b[i], row + i * row_stride);
+    for (int i = 0; i < kLaneDepth; ++i) {
+      if (row != nullptr) {
+        load_cached(b[i], row + i * row_stride);
+      } else {
+#pragma unroll
+        for (int word = 0; word < kBWords; ++word) b[i][word] = 0;
+      }
+    }
   }
 };
 
@@ -227,8 +236,10 @@ struct Steps {
   }
 
   __device__ __forceinline__ void load_b(Step& x, int step) const {
-    const int row = __shfl_sync(0xFFFFFFFF, columns, step % 32) * kBlockCols + number(step) % kBlockSteps * kTileK;
-    x.load_b(b + row * p.b_row_stride, p.b_row_stride);
+    const int column = __shfl_sync(0xFFFFFFFF, columns, step % 32);
+    const bool valid = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
+    const int row = column * kBlockCols + number(step) % kBlockSteps * kTileK;
+    x.load_b(valid ? b + row * p.b_row_stride : nullptr, p.b_row_stride);
   }
 };
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 69f9b0f033f4eaa24d7e48e83516e59cc673b7fd895eab640e4d13ed3a59aa0c
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c9a358abf76377242f14cece7d225b13dd31b2cf4f6802881dd05d51a4974e24
+// seal: sha256 9d843fcf6bf70f6914da2e09514d74088fc3ff2f12a133b7cf6544613dd8becf
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -60,6 +60,7 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
   int n;  // columns of B and C; rows of both have room for the next multiple of 8
   int tiles;  // of C
   int column_tiles;  // of these, side by side
@@ -117,9 +118,17 @@ struct Step {
     }
   }
 
+  // Rows outside B, where `row` is null, are zeros.
   __device__ __forceinline__ void load_b(const Element* row, int64 row_stride) {
 #pragma unroll
-    for (int i = 0; i < kLaneDepth; ++i) load_cached(b[i], row + i * row_stride);
+    for (int i = 0; i < kLaneDepth; ++i) {
+      if (row != nullptr) {
+        load_cached(b[i], row + i * row_stride);
+      } else {
+#pragma unroll
+        for (int word = 0; word < kBWords; ++word) b[i][word] = 0;
+      }
+    }
   }
 };
 
@@ -227,8 +236,10 @@ struct Steps {
   }
 
   __device__ __forceinline__ void load_b(Step& x, int step) const {
-    const int row = __shfl_sync(0xFFFFFFFF, columns, step % 32) * kBlockCols + number(step) % kBlockSteps * kTileK;
-    x.load_b(b + row * p.b_row_stride, p.b_row_stride);
+    const int column = __shfl_sync(0xFFFFFFFF, columns, step % 32);
+    const bool valid = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
+    const int row = column * kBlockCols + number(step) % kBlockSteps * kTileK;
+    x.load_b(valid ? b + row * p.b_row_stride : nullptr, p.b_row_stride);
   }
 };
 

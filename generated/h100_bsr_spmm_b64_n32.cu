@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 1ec285c1e5938a7dc89d1227dea2980afcb5df93f2e81c55ce47a03c88ae68bf
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4db5cee2b256faf7d5bcfd0871ee5c012ee168f877207d13c904e6ca0d7bb3cf
+// seal: sha256 b420cc2592e7101b2d3a7b4c9d9e2598a87bde81a3d57a6c41f6db3ad472c157
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -60,6 +60,7 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
   int n;  // columns of B and C; rows of both have room for the next multiple of 8
   int tiles;  // of C
   int column_tiles;  // of these, side by side
@@ -117,9 +118,17 @@ struct Step {
     }
   }
 
+  // Rows outside B, where `row` is null, are zeros.
   __device__ __forceinline__ void load_b(const Element* row, int64 row_stride) {
 #pragma unroll
-    for (int i = 0; i < kLaneDepth; ++i) load_cached(b[i], row + i * row_stride);
+    for (int i = 0; i < kLaneDepth; ++i) {
+      if (row != nullptr) {
+        load_cached(b[i], row + i * row_stride);
+      } else {
+#pragma unroll
+        for (int word = 0; word < kBWords; ++word) b[i][word] = 0;
+      }
+    }
   }
 };
 
@@ -227,8 +236,10 @@ struct Steps {
   }
 
   __device__ __forceinline__ void load_b(Step& x, int step) const {
-    const int row = __shfl_sync(0xFFFFFFFF, columns, step % 32) * kBlockCols + number(step) % kBlockSteps * kTileK;
-    x.load_b(b + row * p.b_row_stride, p.b_row_stride);
+    const int column = __shfl_sync(0xFFFFFFFF, columns, step % 32);
+    const bool valid = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
+    const int row = column * kBlockCols + number(step) % kBlockSteps * kTileK;
+    x.load_b(valid ? b + row * p.b_row_stride : nullptr, p.b_row_stride);
   }
 };
 

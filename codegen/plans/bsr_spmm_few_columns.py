@@ -65,6 +65,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             pointer("crow_indices", "int", "first block of each block row, and one more"),
             pointer("col_indices", "int", "block column of each block"),
             i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+            i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
             i32("n", "columns of B and C; rows of both have room for the next multiple of 8"),
             i32("tiles", "of C"),
             i32("column_tiles", "of these, side by side"),
@@ -108,7 +109,13 @@ def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
     tiles = shape.rows // spec.tile.m * column_tiles
     at_once = slots * WARPS
     tile_warps = next((warps for warps in TILE_WARPS if tiles * warps <= at_once), TILE_WARPS[-1])
-    numbers = {"n": shape.columns, "tiles": tiles, "column_tiles": column_tiles, "tile_warps": tile_warps}
+    numbers = {
+        "block_columns": shape.depth // spec.block.cols,
+        "n": shape.columns,
+        "tiles": tiles,
+        "column_tiles": column_tiles,
+        "tile_warps": tile_warps,
+    }
     return LaunchArgs(numbers, -(-tiles * tile_warps // WARPS))
 
 

@@ -39,14 +39,14 @@ def locked(path: Path, purpose: str, seconds: float) -> Iterator[None]:
         waited = time.monotonic() - start
         if waited >= seconds:
             raise CacheError(
-                f"{purpose}: another process ({_holder(path)}) has held {path} for {waited:.0f} s; "
-                f"end it if it hangs, or wait longer: {LOCK_SECONDS}, now {seconds:g}"
+                f"gave up waiting {purpose}: {_holder(path)} has held {path} for {waited:.0f} s; "
+                f"end it if it hangs, or set {LOCK_SECONDS}, which is {seconds:g}, to wait longer"
             )
         if waited >= NOTICE_SECONDS and not told:
             told = True
             _say(
-                f"codegen: process {os.getpid()} waits for another one ({_holder(path)}), which holds {path}, "
-                f"{purpose}; it gives up after {seconds:g} s ({LOCK_SECONDS})"
+                f"codegen: process {os.getpid()} waits {purpose}: {_holder(path)} holds {path}; "
+                f"it gives up after {seconds:g} s ({LOCK_SECONDS})"
             )
         time.sleep(pause)
         pause = min(2 * pause, _PAUSES[1])
@@ -120,7 +120,7 @@ def _holder(path: Path) -> str:
             told = file.read(200).decode("ascii", errors="replace")
     except OSError:
         told = ""
-    return told if told.isprintable() and told else "which one is not known"
+    return told if told.isprintable() and told else "another process"
 
 
 def _say(message: str) -> None:

@@ -180,9 +180,7 @@ def test_a_link_in_the_place_of_a_folder_of_the_cache_is_refused(cache: KernelCa
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
 
 
-def test_who_insists_is_served(
-    cache: KernelCache, monkeypatch: pytest.MonkeyPatch, give_away: Callable[[Path], None]
-) -> None:
+def test_who_insists_is_served(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (cache.folder, cache.folder / "entries", cache.folder / "entries" / KERNEL.key):
         path.chmod(0o777)
     monkeypatch.setenv(TRUST_OTHERS, "0")

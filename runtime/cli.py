@@ -19,6 +19,7 @@ from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sh
 from codegen.render import render
 from codegen.select.candidates import MOST
 from runtime.compile.cache import KernelCache
+from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import INSTRUCTIONS, usage
 from runtime.errors import DeviceError, ToolchainError
@@ -90,7 +91,7 @@ def source_place(named: NamedSpec) -> str:
 def cubin_place(compiled: Compiled) -> str:
     """Return where a cubin lies in the cache, if it is still there."""
     cache = KernelCache()
-    path = cache.file_of(compiled.code)
+    path = cache.file_of(compiled.key)
     return str(path or f"no longer in the cache, which keeps at most {cache.max_bytes} bytes (CODEGEN_CACHE_MAX_BYTES)")
 
 
@@ -310,19 +311,19 @@ def tune_command(
 @cache_app.command("path")
 def cache_path() -> None:
     """Print the folder of the cache."""
-    typer.echo(KernelCache().folder)
+    typer.echo(default_folder())
 
 
 @cache_app.command("list")
 def cache_list() -> None:
     """List the compiled kernels in the cache."""
-    total = 0
-    for path, entry in KernelCache().entries():
-        size = path.stat().st_size
-        total += size
-        what = f"{entry.stem} ({entry.target})" if entry else "corrupt: will be rebuilt when it is needed"
-        typer.echo(f"{path.name[:16]}  {size:>9}  {what}")
-    typer.echo(f"{total} bytes in {KernelCache().folder}")
+    cache, total = KernelCache(), 0
+    for stored in cache.entries():
+        total += stored.size
+        of = stored.entry.identity if stored.entry else None
+        what = f"{of.stem} ({of.arch} {of.target})" if of else "corrupt: will be rebuilt when it is needed"
+        typer.echo(f"{stored.path.name[:16]}  {stored.size:>9}  {what}")
+    typer.echo(f"{total} bytes in {cache.folder}")
 
 
 @cache_app.command("clear")

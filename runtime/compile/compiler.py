@@ -14,7 +14,8 @@ from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import Generated, generate
 from runtime.compile import toolchain
-from runtime.compile.cache import Entry, KernelCache, cache_key
+from runtime.compile.cache import KernelCache
+from runtime.compile.cache_entry import Identity, cache_key
 from runtime.errors import CompileError, ToolchainError
 
 Target = Literal["cubin", "ptx"]
@@ -80,11 +81,11 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
     named, plan = generated.named, generated.plan
     options, key = _options(plan, target), _key(generated, target)
 
-    def build() -> Entry:
-        code, log = run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
-        return Entry(stem=named.stem, target=target, log=log, code=code)
+    def build() -> tuple[bytes, str]:
+        return run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
 
-    entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
+    identity = Identity(key, named.stem, _arch(plan, target), target)
+    entry, was_cached = (cache or KernelCache()).get_or_build(identity, build)
     return Compiled(generated, target, entry.code, entry.log, options, key, was_cached)
 
 
@@ -98,8 +99,12 @@ def key_of(named: NamedSpec, target: Target = "cubin") -> str:
     return _key(generate(named), target)
 
 
+def _arch(plan: Plan, target: Target) -> str:
+    return plan.arch.name if target == "cubin" else plan.arch.virtual
+
+
 def _options(plan: Plan, target: Target) -> tuple[str, ...]:
-    return (f"--gpu-architecture={plan.arch.name if target == 'cubin' else plan.arch.virtual}", *OPTIONS)
+    return (f"--gpu-architecture={_arch(plan, target)}", *OPTIONS)
 
 
 def _key(generated: Generated, target: Target) -> str:

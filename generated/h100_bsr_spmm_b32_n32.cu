@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 69f9b0f033f4eaa24d7e48e83516e59cc673b7fd895eab640e4d13ed3a59aa0c
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9d843fcf6bf70f6914da2e09514d74088fc3ff2f12a133b7cf6544613dd8becf
+// seal: sha256 3984870d41b14314cbfde1565fa471e67dff6baed5d0811be67ad735bc3ddc1b
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -12,8 +12,8 @@
 // memory but the last sums: A and B go from global memory straight to the registers that mma.sync reads. B's rows,
 // which are read again for each block row, come from the L1 and the L2.
 //
-// Who does what: p.tile_warps warps of a thread block compute one tile of C. They take the steps of its block row by
-// turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
+// Who does what: a thread block computes one tile of C. Its warps, 1 to kMostWarps of them, take the steps of the block
+// row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
 //
 // Pipeline: a warp has kStages steps in registers, or on their way there. Block columns are asked for 32 steps ahead.
 //
@@ -36,8 +36,7 @@ constexpr int kBlockRows = 32;  // rows of a stored block of A
 constexpr int kBlockCols = 32;  // columns of a stored block of A
 constexpr int kBlockElements = 1024;  // elements of a stored block of A
 constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there
-constexpr int kWarps = 8;  // all load and compute
-constexpr int kThreads = 256;  // of these warps
+constexpr int kMostWarps = 8;  // of a thread block: all load and compute
 constexpr int kPartialStride = 40;  // floats from one row of partial sums to the next
 
 constexpr int kStripRows = 16, kMmaColumns = 8;  // of one product
@@ -50,7 +49,7 @@ constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kPartialStride;  // of one warp
 
 // Launch: 256 threads a block, 40960 bytes of dynamic shared memory.
-// Grid: one thread block per 1 to 8 C tiles, of (M / tile m) * (N / tile n).
+// Grid: one thread block, of 1 to 8 warps, per C tile: (M / tile m) * (N / tile n).
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
@@ -62,9 +61,7 @@ struct Params {
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
   int n;  // columns of B and C; rows of both have room for the next multiple of 8
-  int tiles;  // of C
-  int column_tiles;  // of these, side by side
-  int tile_warps;  // warps of a tile, which divide its steps: 1, 2, 4 or 8
+  int column_tiles;  // tiles side by side
 };
 
 using Element = unsigned short;  // the bits of one fp16
@@ -172,43 +169,38 @@ __device__ __forceinline__ void store_partial(float* partial, const Accumulators
   }
 }
 
-// Adds up the partial sums of each tile's warps and stores the tiles, from number `first_tile` on. A thread has four
-// columns of a row at a time.
-__device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_tile) {
-  constexpr int kRowThreads = kTileN / 4, kTileThreads = kTileM * kRowThreads;
-  const int tiles = min(kWarps / p.tile_warps, p.tiles - first_tile);
-  for (int i = threadIdx.x; i < tiles * kTileThreads; i += kThreads) {
-    const int in_block = i / kTileThreads, tile = first_tile + in_block;
-    const int row = i % kTileThreads / kRowThreads, in_row = i % kRowThreads * 4;
-    const int column = tile % p.column_tiles * kTileN + in_row;
-    if (column >= p.n) continue;
-    const float* from = partials + in_block * p.tile_warps * kPartialFloats + row * kPartialStride + in_row;
+// Adds up the partial sums of all warps and stores the tile. A thread has four columns of a row at a time.
+__device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_row, int first_column) {
+  constexpr int kRowThreads = kTileN / 4;
+  const int threads = blockDim.x;
+  for (int i = threadIdx.x; i < kTileM * kRowThreads; i += threads) {
+    const int row = i / kRowThreads, in_row = i % kRowThreads * 4;
+    if (first_column + in_row >= p.n) continue;
+    const float* from = partials + row * kPartialStride + in_row;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int warp = 0; warp < p.tile_warps; ++warp, from += kPartialFloats) {
+    for (int warp = 0; warp < threads / 32; ++warp, from += kPartialFloats) {
       const float4 x = *reinterpret_cast<const float4*>(from);
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
-    Element* to = p.c + (tile / p.column_tiles * kTileM + row) * p.c_row_stride + column;
+    Element* to = p.c + (first_row + row) * p.c_row_stride + first_column + in_row;
     *reinterpret_cast<uint2*>(to) = {pack(sum.x, sum.y), pack(sum.z, sum.w)};
   }
 }
 
-// The steps of a block row that are one warp's: every p.tile_warps-th.
+// The steps of a block row that are one warp's: as many lie between two of them as there are other warps.
 struct Steps {
   const Params& p;
-  int first, count;    // the first one's number in the block row, and how many
-  int begin;           // first block of the block row
+  int first, warps;  // the first one's number in the block row, and warps that take turns
+  int begin, count;  // first block of the block row; steps of this warp
   const Element *a, *b;  // this lane's first element of the block row, and of B for block column 0
   int columns, next_columns;  // a lane's: block columns of 32 steps, and of the next 32
 
-  __device__ __forceinline__ Steps(const Params& p, int tile) : p(p) {
-    const int lane = threadIdx.x % 32;
-    const int row = tile / p.column_tiles * kTileM, column = tile % p.column_tiles * kTileN + lane / 4 * kLaneColumns;
-    const bool valid = tile < p.tiles;
-    begin = valid ? load_index(p, p.crow_indices, row / kBlockRows) : 0;
-    const int end = valid ? load_index(p, p.crow_indices, row / kBlockRows + 1) : 0;
-    first = static_cast<int>(threadIdx.x) / 32 % p.tile_warps;
-    count = max(0, (end - begin) * kBlockSteps - first + p.tile_warps - 1) / p.tile_warps;
+  __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column)
+      : p(p), first(warp), warps(blockDim.x / 32) {
+    const int lane = threadIdx.x % 32, column = first_column + lane / 4 * kLaneColumns;
+    begin = load_index(p, p.crow_indices, row / kBlockRows);
+    const int end = load_index(p, p.crow_indices, row / kBlockRows + 1);
+    count = max(0, (end - begin) * kBlockSteps - first + warps - 1) / warps;
     a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + lane / 4) * kBlockCols +
         lane % 4 * kLaneDepth;
     // Columns beyond B are others' again, and are not stored.
@@ -223,7 +215,7 @@ struct Steps {
   }
 
   // The number in the block row of this warp's step `step`.
-  __device__ __forceinline__ int number(int step) const { return first + step * p.tile_warps; }
+  __device__ __forceinline__ int number(int step) const { return first + step * warps; }
 
   // Goes on to the block columns from step `step` on, a multiple of 32.
   __device__ __forceinline__ void advance(int step) {
@@ -243,13 +235,13 @@ struct Steps {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(32 * kMostWarps, 2)
     h100_bsr_spmm_b32_n32(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* const partials = reinterpret_cast<float*>(shared);
-  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-  const int first_tile = static_cast<int>(blockIdx.x) * (kWarps / p.tile_warps);
-  Steps steps(p, first_tile + warp / p.tile_warps);
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
+  const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
+  Steps steps(p, warp, first_row, first_column);
 
   // A's part does not wait for block columns.
   Step stages[kStages];
@@ -280,5 +272,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
   store_partial(partials + warp * kPartialFloats, accumulators);
   __syncthreads();
-  reduce_partials(p, partials, first_tile);
+  reduce_partials(p, partials, first_row, first_column);
 }

@@ -11,13 +11,13 @@ from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFewColumnsFlags
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, i32, i64, pointer, require
 from codegen.plan import require_left_out as left_out
-from codegen.problem import LaunchArgs, SpmmShape
+from codegen.problem import BlockSize, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
 
-WARPS = 8  # of a thread block
-TILE_WARPS = (8, 4, 2, 1)  # of a tile
+WARPS = (8, 4, 2, 1)  # of a thread block, as a launch chooses
 STRIP_ROWS = 16  # rows of one mma.sync
 MOST_CTAS = 4  # thread blocks on an SM: more warps read no faster
+NEARLY_ALL = 1.25  # warps of a launch over those that run at once; measured
 PADDING = 8  # floats behind a row of partial sums: rows of a warp's store lie in distinct banks
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
 ROWS = (16, 32, 64)
@@ -30,13 +30,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     _check(spec)
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
-    threads = 32 * WARPS
+    threads = 32 * WARPS[0]
     strips = tile.m // STRIP_ROWS
     a_words, b_words = tile.k // 8, tile.n // 16  # 32-bit words of a lane's part of a row
 
     shared = SharedLayout()
     stride = tile.n + PADDING
-    shared.add("Partial", WARPS * tile.m * stride * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
+    shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
     used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k // 4 * b_words)
     ctas_per_sm = max(1, min(MOST_CTAS, arch.blocks_for(threads, used + OVERHEAD_REGISTERS)))
     registers = Registers(
@@ -67,9 +67,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
             i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
             i32("n", "columns of B and C; rows of both have room for the next multiple of 8"),
-            i32("tiles", "of C"),
-            i32("column_tiles", "of these, side by side"),
-            i32("tile_warps", "warps of a tile, which divide its steps: 1, 2, 4 or 8"),
+            i32("column_tiles", "tiles side by side"),
         ),
         tensor_maps={},
         constants=(
@@ -80,15 +78,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
             Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there"),
-            Constant("kWarps", WARPS, "all load and compute"),
-            Constant("kThreads", threads, "of these warps"),
+            Constant("kMostWarps", WARPS[0], "of a thread block: all load and compute"),
             Constant("kPartialStride", stride, "floats from one row of partial sums to the next"),
         ),
         flags=SpmmFewColumnsFlags(a_words=a_words, b_words=b_words),
-        grid_summary="one thread block per 1 to 8 C tiles, of (M / tile m) * (N / tile n)",
+        grid_summary="one thread block, of 1 to 8 warps, per C tile: (M / tile m) * (N / tile n)",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
-            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS} warps divide the steps of its block row"),
+            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers, or on their way"),
         ),
@@ -99,7 +96,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Work out a launch: as many warps for a tile as let all tiles be computed at once, at most all of a block's.
+    """Work out a launch: as many warps for a tile as let nearly all tiles be computed at once.
 
     More would have less to do before their sums meet, fewer would leave SMs without loads on their way.
     """
@@ -107,16 +104,15 @@ def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
     assert isinstance(spec, BsrSpmmSpec)
     column_tiles = -(-shape.columns // spec.tile.n)
     tiles = shape.rows // spec.tile.m * column_tiles
-    at_once = slots * WARPS
-    tile_warps = next((warps for warps in TILE_WARPS if tiles * warps <= at_once), TILE_WARPS[-1])
+    most = NEARLY_ALL * slots * WARPS[0]
+    warps = next((warps for warps in WARPS if tiles * warps <= most), WARPS[-1])
     numbers = {
         "block_columns": shape.depth // spec.block.cols,
         "n": shape.columns,
-        "tiles": tiles,
         "column_tiles": column_tiles,
-        "tile_warps": tile_warps,
     }
-    return LaunchArgs(numbers, -(-tiles * tile_warps // WARPS))
+    block = BlockSize(32 * warps, plan.shared_bytes // WARPS[0] * warps)
+    return LaunchArgs(numbers, tiles, block=block)
 
 
 def _check(spec: BsrSpmmSpec) -> None:

@@ -12,7 +12,7 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.plans.bsr_spmm_few_columns import TILE_WARPS, WARPS
+from codegen.plans.bsr_spmm_few_columns import NEARLY_ALL, WARPS
 from codegen.problem import SpmmShape
 
 
@@ -59,14 +59,15 @@ def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, columns:
     args = plan.problem(shape, slots)
     numbers, tile = args.numbers, plan.spec.tile
     assert numbers["column_tiles"] * tile.n >= columns > (numbers["column_tiles"] - 1) * tile.n
-    assert numbers["tiles"] * tile.m == shape.rows * numbers["column_tiles"]
-    assert numbers["tile_warps"] in TILE_WARPS
-    tiles_of_a_block = WARPS // numbers["tile_warps"]
-    assert (args.tiles - 1) * tiles_of_a_block < numbers["tiles"] <= args.tiles * tiles_of_a_block
-    # More warps than run at once are for tiles alone, and no tile could have twice as many.
-    warps = numbers["tiles"] * numbers["tile_warps"]
-    assert warps <= slots * WARPS or numbers["tile_warps"] == 1
-    assert 2 * warps > slots * WARPS or numbers["tile_warps"] == WARPS
+    assert args.tiles * tile.m == shape.rows * numbers["column_tiles"]
+    assert args.block is not None and args.block.threads % 32 == 0
+    warps = args.block.threads // 32
+    assert warps in WARPS and args.block.threads <= plan.threads
+    assert args.block.shared_bytes * WARPS[0] == plan.shared_bytes * warps
+    # Hardly more warps than run at once are for tiles alone, and no tile could have twice as many.
+    at_once = NEARLY_ALL * slots * WARPS[0]
+    assert args.tiles * warps <= at_once or warps == 1
+    assert 2 * args.tiles * warps > at_once or warps == WARPS[0]
 
 
 def test_registers_have_room() -> None:

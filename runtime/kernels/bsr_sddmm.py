@@ -9,6 +9,8 @@ import torch
 from codegen.problem import SddmmShape
 from codegen.spec import BsrSddmmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.kernels.arguments import (
@@ -75,6 +77,9 @@ class BsrSddmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(a):
+            with entered(a.device.index):
+                return self(a, b, pattern, out=out, validate=validate)
         check_layout("pattern", pattern)
         values, crow, col = pattern.values(), pattern.crow_indices(), pattern.col_indices()
         key = (pattern.shape, call_key(values, crow, col, a, b, out))
@@ -84,7 +89,7 @@ class BsrSddmmKernel:
         if validate:
             check_indices("pattern", pattern)
         if out is None:
-            out = torch.empty(values.shape, dtype=a.dtype, device=a.device)
+            out = allocator(a.device)(*contiguous(values.shape), self._dtype)
         if values.shape[0] > 0:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():

@@ -9,6 +9,8 @@ import torch
 from codegen.problem import SpgemmShape
 from codegen.spec import BsrSpgemmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
@@ -79,6 +81,9 @@ class BsrSpgemmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(a):
+            with entered(a.device.index):
+                return self(a, b, pattern, out=out, validate=validate)
         check_layout("a", a)
         check_layout("b", b)
         self._check_pattern_given(pattern)
@@ -99,7 +104,7 @@ class BsrSpgemmKernel:
                 check_indices("pattern", pattern)
         if out is None:
             shape = (a.shape[0], b.shape[1]) if pattern is None else values["c"].shape
-            out = torch.empty(shape, dtype=values["a"].dtype, device=values["a"].device)
+            out = allocator(values["a"].device)(*contiguous(shape), self._dtype)
         if values["a"].shape[0] == 0 or values["b"].shape[0] == 0:
             out.zero_()
         elif out.shape[0] > 0:

@@ -11,6 +11,8 @@ import torch
 from codegen.problem import SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
@@ -151,6 +153,9 @@ class BsrSpmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(b):
+            with entered(b.device.index):
+                return self(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
         beta = check_number("beta", beta)
         operand = self._preparation.take(a, b, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
@@ -202,6 +207,10 @@ class BsrSpmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        matrix = a.matrix if isinstance(a, PreparedBsr) else a
+        if is_elsewhere(matrix):
+            with entered(matrix.device.index):
+                return self._preparation.prepare(a, columns, pack, effort)
         return self._preparation.prepare(a, columns, pack, effort)
 
     def _one(
@@ -301,10 +310,9 @@ class BsrSpmmKernel:
     def _empty(shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
         """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
         rows, columns = shape
-        if columns % STORE == 0:
-            return b.new_empty_strided(shape, (columns, 1))
         padded = -(-columns // STORE) * STORE
-        return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
+        written = allocator(b.device)((rows, padded), (padded, 1), b.dtype)
+        return written if padded == columns else written[:, :columns]
 
     def _without_blocks(
         self, c: torch.Tensor | None, beta: float, bias: torch.Tensor | None, out: torch.Tensor

@@ -9,6 +9,8 @@ import torch
 from codegen.problem import CopyShape
 from codegen.spec import TileCopySpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.errors import ArgumentError
@@ -61,12 +63,15 @@ class TileCopyKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(x):
+            with entered(x.device.index):
+                return self(x, out=out)
         key = call_key(x, out)
         signature = self._signatures.get(key)
         if signature is None:
             signature = remember(self._signatures, key, self._check(x, out))
         if out is None:
-            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            out = allocator(x.device)(*contiguous(x.shape), self._dtype)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}
         for name, address in addresses.items():
             check_address({"in": "x"}.get(name, name), address)

@@ -8,8 +8,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +28,11 @@ from runtime.prepare.prepared import PreparedLists  # noqa: E402
 
 
 class Driver:
-    """Stands for cuLaunchKernel and cuLaunchKernelEx; keeps each launch's parameters, as the driver copies them."""
+    """Stands for cuLaunchKernel, which launches prologues, and cuLaunchKernelEx; keeps each launch's parameters."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, plan: Plan, size: int) -> None:
+        self.plan, self.size = plan, size
+        self.overlaps = plan.prologue is not None and plan.prologue.overlaps
         self.launches: list[tuple[int, int, bytes]] = []
 
     def __call__(self, function: int, grid: int, *rest: Any) -> tuple[int]:
@@ -42,15 +42,18 @@ class Driver:
         return (0,)
 
     def by(self, config: Any, function: int, arguments: int, extra: int) -> tuple[int]:
-        (attribute,) = config.attrs
-        assert attribute.value.programmaticStreamSerializationAllowed == config.numAttrs == 1
+        assert config.numAttrs == len(config.attrs) == self.overlaps
+        assert all(attribute.value.programmaticStreamSerializationAllowed == 1 for attribute in config.attrs)
+        plan = self.plan
+        assert (config.blockDimX, config.sharedMemBytes) == (plan.threads, plan.shared_bytes)
+        assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1, 1, 1, 1)
         return self(function, config.gridDimX, int(config.hStream), arguments, extra)
 
 
 def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
     loaded = launch.LoadedKernel.__new__(launch.LoadedKernel)
     loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
-    driver = Driver(loaded.layout.size)
+    driver = Driver(plan, loaded.layout.size)
     loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
     loaded._slots = {None: 132}  # type: ignore[dict-item]
     loaded._prologue, loaded._launch_by = 0, driver.by
@@ -60,10 +63,8 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
-    monkeypatch.setattr(launch, "make_context_current", lambda device: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(workspace, "_counters", {})
@@ -319,10 +320,10 @@ def test_keys_and_values_that_numbers_of_chunks_do_not_reach(kernel: Any, name: 
 def test_a_failed_launch_raises_and_the_next_one_works(kernel: Any) -> None:
     call, driver = kernel("h100_dense")
     q, k, v = qkv()
-    call._loaded._launch = lambda *arguments: (700,)
+    call._loaded._launch_by = lambda *arguments: (700,)
     with pytest.raises(launch.DeviceError, match="launch of h100_dense failed: 700"):
         call(q, k, v)
-    call._loaded._launch = driver
+    call._loaded._launch_by = driver.by
     call(q, k, v)
     assert len(driver.launches) == 1
 
@@ -626,9 +627,7 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
 
 
-def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[Any] = []
-    monkeypatch.setattr(launch, "make_context_current", devices.append)
+def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else() -> None:
     loaded, driver = loaded_kernel(plan_for(find_spec("h100_bsr_spmm_b16_gathered")))
     given = {"a": 2**40, "rounds": 48, "entries": 64, "packets": 80}
     loaded.launch_prologue(None, 5, given, 7)  # type: ignore[arg-type]
@@ -636,12 +635,11 @@ def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: p
     expected = bytearray(loaded.layout.size)
     for name, address in given.items():
         struct.pack_into("<Q", expected, loaded.layout.offsets[name], address)
-    assert (grid, stream, block, devices) == (5, 7, bytes(expected), [None])
+    assert (grid, stream, block) == (5, 7, bytes(expected))
 
 
 @pytest.mark.parametrize("prologue", [True, False])
 def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch, prologue: bool) -> None:
-    monkeypatch.setattr(launch, "make_context_current", lambda device: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: bytes(128))
     plan = plan_for(find_spec("h100_bsr_spmm_b16_gathered"))
     loaded, driver = loaded_kernel(plan)
@@ -651,15 +649,6 @@ def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch
     addresses = {param.name.removesuffix("_map"): 16 for param in plan.params}
     loaded.launch(signature, addresses, 7, prologue=prologue)
     assert [grid for grid, *_ in driver.launches] == [9] * prologue + [4]
-
-
-def test_a_launch_sees_to_a_context_of_its_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[Any] = []
-    monkeypatch.setattr(launch, "make_context_current", devices.append)
-    call, _ = kernel("h100_dense")
-    call(*qkv())
-    call(*qkv())
-    assert devices == [None, None]  # the index of the CPU
 
 
 def test_every_tensor_is_checked(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,30 +683,6 @@ def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None
     for _, _, block in driver.launches:
         assert field(call, block, "kv_indices") == (lists.data_ptr(),)
         assert field(call, block, "query_order") == (order.data_ptr(),)
-
-
-def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    current: list[Any] = [None]  # the index of the CPU
-    entered: list[Any] = []
-
-    @contextmanager
-    def device(of: Any) -> Iterator[None]:
-        entered.append(of)
-        current.append(of.index)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1], raising=False)
-    call, driver = kernel("h100_dense")
-    launch_it = call._loaded.launch
-    call._loaded.launch = lambda *given, **more: (launch_it(*given, **more), seen.append(current[-1]))
-    seen: list[Any] = []
-    call(*qkv())
-    current.append(1)
-    call(*qkv())
-    assert entered == [torch.device("cpu")] and seen == [None, None] and current == [None, 1]
-    assert len(driver.launches) == 2
 
 
 def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -94,12 +93,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
             bsr_arguments.check_on_gpu(name, tensor)
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
     monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
         block = {"rows": size, "cols": size}

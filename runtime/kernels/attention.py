@@ -34,6 +34,7 @@ from runtime.kernels.arguments import (
     shape_words,
     used_strides,
 )
+from runtime.kernels.index_values import check_index_values
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
@@ -122,7 +123,8 @@ class AttentionKernel:
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k), with any k, also 0, if the spec
                 leaves k out; for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
-                neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+                neither, full_kv_num_blocks and full_kv_indices. Shorter lists of ``topk`` are filled up with -1 at
+                their end. Out-of-range entries count as blocks without keys; ``validate`` refuses others than those.
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
                 Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
@@ -384,7 +386,7 @@ class AttentionKernel:
         block = self.spec.pattern.fixed_block
         return 0 if block is None else -(-q.shape[2] // block.q)
 
-    def _upper(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
+    def _limit(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
         """Return what the values of an index tensor, one of those ``given``, are less than."""
         if spec.upper == "kv_len":
             return k.shape[2] + 1
@@ -399,21 +401,5 @@ class AttentionKernel:
     def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
         """Check the values of the index tensors (synchronises)."""
         given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
-        for spec in self._indices:
-            tensor = given.get(spec.name)
-            if tensor is None:
-                continue
-            used = torch.ones_like(tensor, dtype=torch.bool)
-            upper = self._upper(spec, q, k, given)
-            if spec.upper == "key_blocks":
-                counter = next((t.name for t in self._indices if t.upper == spec.name), None)
-                if counter is not None:
-                    places = torch.arange(tensor.shape[3], device=tensor.device)
-                    used = places < given[counter].unsqueeze(3)
-                    used, tensor = torch.broadcast_tensors(used, tensor)
-            wrong = used & ((tensor < 0) | (tensor >= upper))
-            if bool(wrong.any()):
-                place = tuple(int(i) for i in wrong.nonzero()[0])
-                raise ArgumentError(spec.name, f"is {int(tensor[place])} at {place}, allowed: 0 to {upper - 1}")
-            if spec.upper == "query_blocks" and bool((tensor.sort(-1).values.diff() == 0).any()):
-                raise ArgumentError(spec.name, f"does not name each of the {upper} query blocks once")
+        limits = {spec.name: self._limit(spec, q, k, given) for spec in self._indices if spec.name in given}
+        check_index_values(self._indices, given, limits)

@@ -349,6 +349,12 @@ def listed(heads: int = 4, kv_heads: int = 2, q_len: int = 256, kv_len: int = 40
     return {"q": q, "k": k, "v": v, "kv_indices": torch.zeros(2, heads, q_len // 64, 32, dtype=torch.int32)}
 
 
+def holed(t: Any) -> Any:
+    """Return lists of which one has padding before its last block."""
+    t[1, 2, 3, 20:31] = -1
+    return t
+
+
 def shifted(t: Any) -> Any:
     """Return a tensor like another that begins one element behind a place where copies may begin."""
     return torch.zeros(t.numel() + 8, dtype=t.dtype)[1 : t.numel() + 1].view(t.shape)
@@ -381,8 +387,13 @@ def shifted(t: Any) -> Any:
         ("kv_indices", lambda t: t[:, :2], r"kv_indices: has shape .* heads 1 or 4"),
         ("kv_indices", lambda t: t.mT.contiguous().mT, r"kv_indices: has stride 4 in its last dimension, expected 1"),
         ("kv_indices", lambda t: None, r"kv_indices: is missing"),
-        ("kv_indices", lambda t: t.fill_(64), r"kv_indices: is 64 at \(0, 0, 0, 0\), allowed: 0 to 63"),
-        ("kv_indices", lambda t: t.fill_(-1), r"kv_indices: is -1 at"),
+        (
+            "kv_indices",
+            lambda t: t.fill_(64),
+            r"kv_indices: is 64 at batch 0, head 0, row 0, column 0; allowed: 0 to 63, and -1 behind",
+        ),
+        ("kv_indices", lambda t: t.fill_(-2), r"kv_indices: is -2 at batch 0, head 0, row 0, column 0; allowed"),
+        ("kv_indices", holed, "kv_indices: is -1 at batch 1, head 2, row 3, column 30, and block 0 follows"),
         ("scale", lambda _: -1.0, r"scale: is -1\.0"),
         ("sink", lambda _: torch.zeros(4), r"sink: is given, but the spec of l4_topk32 says sink: false"),
         ("mask", lambda _: None, r"mask: is not an argument of l4_topk32; allowed: kv_indices, scale, out, sink"),
@@ -433,10 +444,11 @@ def test_entries_behind_the_count_of_a_list_are_not_checked(kernel: Any) -> None
     lists[..., 1] = 99
     call(q, k, v, counts, lists, validate=True)
     assert field(call, driver.launches[-1][2], "kv_indices_length") == (2,)
-    with pytest.raises(ArgumentError, match=r"kv_num_blocks: is 3 at .* allowed: 0 to 2"):
+    with pytest.raises(ArgumentError, match="kv_num_blocks: is 3 at batch 0, head 0, row 0; allowed: 0 to 2"):
         call(q, k, v, counts * 3, lists, validate=True)
     lists[..., 0] = 98
-    with pytest.raises(ArgumentError, match=r"kv_indices: is 98 at \(0, 0, 0, 0\), allowed: 0 to 1"):
+    counted = "allowed: 0 to 1 in the blocks that kv_num_blocks counts"
+    with pytest.raises(ArgumentError, match=f"kv_indices: is 98 at batch 0, head 0, row 0, column 0; {counted}"):
         call(q, k, v, counts, lists, validate=True)
     with pytest.raises(ArgumentError, match="full_kv_num_blocks and full_kv_indices: belong together"):
         call(q, k, v, counts, lists, counts)
@@ -467,8 +479,8 @@ def prefixed(prefix_len: Any) -> dict[str, Any]:
         (torch.zeros(3, dtype=torch.int64), r"prefix_len: is torch\.int64, expected torch\.int32"),
         (torch.zeros(2, dtype=torch.int32), r"prefix_len: has shape \(2,\), expected \(batch 1 or 3\)"),
         (torch.zeros(3, 1, dtype=torch.int32), r"prefix_len: has shape \(3, 1\), expected \(batch 1 or 3\)"),
-        (torch.tensor([0, 301, 5], dtype=torch.int32), r"prefix_len: is 301 at \(1,\), allowed: 0 to 300"),
-        (torch.tensor([-1], dtype=torch.int32), r"prefix_len: is -1 at \(0,\), allowed: 0 to 300"),
+        (torch.tensor([0, 301, 5], dtype=torch.int32), r"prefix_len: is 301 at batch 1; allowed: 0 to 300"),
+        (torch.tensor([-1], dtype=torch.int32), r"prefix_len: is -1 at batch 0; allowed: 0 to 300"),
     ],
 )
 def test_what_is_wrong_with_the_value_of_each_batch(kernel: Any, given: Any, message: str) -> None:
@@ -625,6 +637,52 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
+
+
+LISTED = [named for named in ATTENTION if named.spec.pattern.fixed_block is not None]
+
+
+def listing(call: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return q, k and v, and lists of blocks 1 and 0 or the first of them alone, in two batches and two heads."""
+    spec, block = call.spec, call.spec.pattern.fixed_block
+    q, k, v = (torch.zeros(2, h, 256, spec.head_dim).half() for h in (2 * spec.pack_gqa, 2, 2))
+    q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
+    sizes = {"batch": 2, "heads": 2, "query_blocks": -(-256 // block.q), "any": 4}
+    indices = {t.name: torch.full([sizes.get(n, n) for n in t.dims], -1).int() for t in spec.index_tensors}
+    for name, tensor in indices.items():
+        if name == "query_order":
+            tensor.copy_(torch.arange(tensor.shape[2]))
+        elif name.endswith("num_blocks"):
+            tensor.fill_(2)
+        else:
+            tensor[..., :2] = torch.tensor([1, 0])
+    return [q, k, v], indices
+
+
+@pytest.mark.parametrize("named", LISTED, ids=lambda named: named.stem)
+def test_lists_are_padded_at_their_end_and_nowhere_else(kernel: Any, named: Any) -> None:
+    call, driver = kernel(named.stem)
+    tensors, indices = listing(call)
+    call(*tensors, **indices, validate=True)
+    assert driver.launches
+    driver.launches.clear()
+    counted = "kv_num_blocks" in indices
+    for name in indices.keys() & {"kv_indices", "full_kv_indices"}:
+        lists = indices[name]
+        lists[1, 1, 1, 0] = -1
+        why = r"; allowed: 0 to \d in the blocks that \w+ counts" if counted else ", and block 0 follows: a list"
+        with pytest.raises(ArgumentError, match=f"^{name}: is -1 at batch 1, head 1, row 1, column 0{why}"):
+            call(*tensors, **indices, validate=True)
+        lists[1, 1, 1] = -1  # an empty list
+        if counted:
+            indices[f"{name.removesuffix('indices')}num_blocks"][1, 1, 1] = 0
+        lists[0, 1, 0, 1] = 1 << 20
+        with pytest.raises(ArgumentError, match=f"^{name}: is 1048576 at batch 0, head 1, row 0, column 1; allowed: 0"):
+            call(*tensors, **indices, validate=True)
+        lists[0, 1, 0, 1] = 0
+    assert not driver.launches
+    call(*tensors, **indices, validate=True)
+    assert driver.launches
 
 
 def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else() -> None:

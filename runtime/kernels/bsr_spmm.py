@@ -127,9 +127,10 @@ class BsrSpmmKernel:
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed. Or what
-                ``prepare`` made of such a matrix. Specs with ``transpose_a`` or a dynamic scheduler prepare others in
-                each call, by a few small kernels; those that gather block rows (``tile.m`` 384) take prepared ones
-                only. With a dynamic scheduler and blocks of 16 and 32 rows, split rows take device memory for partial
+                ``prepare`` made of such a matrix. Specs with ``transpose_a`` or a dynamic scheduler prepare others
+                themselves, by a few small kernels: in each call, or, if that is no more than an order of block rows
+                (blocks of 64 rows and more), in the first one on a stream and when torch has written to the matrix;
+                those that gather block rows (``tile.m`` 384) take prepared ones only. With a dynamic scheduler and blocks of 16 and 32 rows, split rows take device memory for partial
                 sums: for long block rows at most the bytes of C, or of 128 block rows in fp32 if these are more; for
                 others, where all tiles are fewer than half the SMs, two tiles for each SM, of a B as wide as they were
                 split for.

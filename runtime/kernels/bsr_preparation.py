@@ -10,6 +10,7 @@ import torch
 
 from codegen.plan import Plan
 from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
+from codegen.select.problem import said_by
 from codegen.spec import BsrSpmmSpec
 from runtime.driver.enqueue import current_stream
 from runtime.driver.launch import LoadedKernel
@@ -17,13 +18,12 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor, remember
 from runtime.kernels.bsr_arguments import (
     check_indices,
-    check_layout,
     check_prepared,
-    check_row_pointers,
     check_structure,
     check_values,
 )
 from runtime.kernels.bsr_orders import OrderMemory
+from runtime.prepare.matrix import check_layout, check_row_pointers
 from runtime.prepare.prepared import EFFORTS, ORDERS, Effort, PreparedBsr, RowOrder
 from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers
 from runtime.prepare.row_split import RowSplit, split_rows
@@ -105,6 +105,8 @@ class BsrPreparation:
         assert isinstance(plan.spec, BsrSpmmSpec)
         self._spec: BsrSpmmSpec = plan.spec
         self._stem = plan.stem
+        # The matrix says the block.
+        self._said = {name: value for name, value in said_by(plan.spec).items() if name != "block"}
         self._loaded = loaded
         self._gathered = plan.gathered
         self._cluster = plan.cluster
@@ -137,7 +139,8 @@ class BsrPreparation:
             check_layout("a", a)
             check_structure("a", a, self._spec.block, a.device)
             index = transposed_index(a) if self._spec.transpose_a else None
-            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index)
+            said = {**self._said, "n": columns}
+            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index, said=said)
         return replace(prepared, packed=self._pack(prepared)) if pack else prepared
 
     def take(self, a: Any, b: Any, validate: bool) -> Operand:

@@ -25,10 +25,10 @@ from runtime.kernels.arguments import (
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
-    check_layout,
     check_out_values,
     check_structure,
 )
+from runtime.prepare.matrix import check_layout
 
 
 class BsrSddmmKernel:

@@ -19,13 +19,13 @@ from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, che
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
-    check_layout,
     check_on_gpu,
     check_out,
     check_out_values,
     check_structure,
     check_values,
 )
+from runtime.prepare.matrix import check_layout
 
 MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 

@@ -130,10 +130,10 @@ class BsrSpmmKernel:
                 ``prepare`` made of such a matrix. Specs with ``transpose_a`` or a dynamic scheduler prepare others
                 themselves, by a few small kernels: in each call, or, if that is no more than an order of block rows
                 (blocks of 64 rows and more), in the first one on a stream and when torch has written to the matrix;
-                those that gather block rows (``tile.m`` 384) take prepared ones only. With a dynamic scheduler and blocks of 16 and 32 rows, split rows take device memory for partial
-                sums: for long block rows at most the bytes of C, or of 128 block rows in fp32 if these are more; for
-                others, where all tiles are fewer than half the SMs, two tiles for each SM, of a B as wide as they were
-                split for.
+                those that gather block rows (``tile.m`` 384) take prepared ones only. With a dynamic scheduler and
+                blocks of 16 and 32 rows, split rows take device memory for partial sums: for long block rows at most
+                the bytes of C, or of 128 block rows in fp32 if these are more; for others, where all tiles are fewer
+                than half the SMs, two tiles for each SM, of a B as wide as they were split for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
                 device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
@@ -187,7 +187,7 @@ class BsrSpmmKernel:
         With ``scheduler: dynamic`` these are the block rows in order of their length, with blocks of 16 and 32 rows
         long ones split along K; with ``transpose_a`` the index by block column; for gathered block rows clusters of
         rows with common columns. Others have none. They depend on the places of the blocks, not on their values: see
-        ``PreparedBsr.with_values``.
+        ``PreparedBsr.with_values``. The result's ``problem`` has the density and evenness of the matrix.
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its

@@ -20,6 +20,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_extent,
@@ -30,7 +31,6 @@ from runtime.kernels.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
-    remember,
     shape_words,
     used_strides,
 )
@@ -94,7 +94,7 @@ class AttentionKernel:
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
@@ -153,10 +153,12 @@ class AttentionKernel:
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
         key = (scale, call_key(q, k, v, out, sink, *tensors))
-        signature = self._signatures.get(key)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
         if signature is None:
             checked = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
-            signature = remember(self._signatures, key, checked)
+            signature = self._signatures.keep(key, checked)
         if validate:
             self._check_values(q, k, tensors)
             check_sink_values(sink)

@@ -15,12 +15,12 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_shape,
     check_strides,
     check_tensor,
-    remember,
 )
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
@@ -45,7 +45,7 @@ class BsrSddmmKernel:
         self.spec: BsrSddmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         return f"<bsr_sddmm kernel {self.compiled.named.stem}(a, b, pattern) for {self.spec.arch}>"
@@ -83,9 +83,11 @@ class BsrSddmmKernel:
         check_layout("pattern", pattern)
         values, crow, col = pattern.values(), pattern.crow_indices(), pattern.col_indices()
         key = (pattern.shape, call_key(values, crow, col, a, b, out))
-        signature = self._signatures.get(key)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
         if signature is None:
-            signature = remember(self._signatures, key, self._check(a, b, pattern, out))
+            signature = self._signatures.keep(key, self._check(a, b, pattern, out))
         if validate:
             check_indices("pattern", pattern)
         if out is None:

@@ -15,7 +15,7 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, remember
+from runtime.kernels.arguments import TORCH_DTYPES, Signatures, call_key, check_address, check_shape
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
@@ -44,7 +44,7 @@ class BsrSpgemmKernel:
         self.spec: BsrSpgemmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, tuple[Signature, Memory]] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
@@ -93,9 +93,11 @@ class BsrSpgemmKernel:
         indices |= {f"{name}_col_indices": matrix.col_indices() for name, matrix in matrices.items()}
         shapes = tuple(matrix.shape for matrix in matrices.values())
         key = (shapes, call_key(*values.values(), *indices.values(), out))
-        found = self._signatures.get(key)
+        last, found = self._signatures.last
+        if key != last:
+            found = self._signatures.find(key)
         if found is None:
-            found = remember(self._signatures, key, self._check(a, b, pattern, out))
+            found = self._signatures.keep(key, self._check(a, b, pattern, out))
         signature, memory = found
         if validate:
             check_indices("a", a)

@@ -20,6 +20,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_number,
@@ -28,7 +29,6 @@ from runtime.kernels.arguments import (
     check_shape,
     check_strides,
     check_tensor,
-    remember,
     used_strides,
 )
 from runtime.kernels.bsr_arguments import (
@@ -104,7 +104,7 @@ class BsrSpmmKernel:
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._preparation = BsrPreparation(compiled.plan, loaded)
-        self._signatures: dict[Any, _Checked] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
@@ -243,10 +243,12 @@ class BsrSpmmKernel:
             own_out: what ``_empty`` returned, to be written if there is no ``out``.
         """
         key = (a.key, beta, call_key(b, c, bias, out))
-        found = self._signatures.get(key)
+        last, found = self._signatures.last
+        if key != last:
+            found = self._signatures.find(key)
         if found is None:
             checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, row_order=a.row_order)
-            found = remember(self._signatures, key, checked)
+            found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)
         if out is None:

@@ -16,13 +16,13 @@ from runtime.driver.launch import LoadedKernel, Signature
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_output,
     check_shape,
     check_strides,
     check_tensor,
-    remember,
     used_strides,
 )
 
@@ -44,7 +44,7 @@ class TileCopyKernel:
         self.spec: TileCopySpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         return f"<tile_copy kernel {self.compiled.named.stem}(x) for {self.spec.arch}>"
@@ -67,9 +67,11 @@ class TileCopyKernel:
             with entered(x.device.index):
                 return self(x, out=out)
         key = call_key(x, out)
-        signature = self._signatures.get(key)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
         if signature is None:
-            signature = remember(self._signatures, key, self._check(x, out))
+            signature = self._signatures.keep(key, self._check(x, out))
         if out is None:
             out = allocator(x.device)(*contiguous(x.shape), self._dtype)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -9,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.compile import toolchain
+from runtime.compile import child, toolchain
 from runtime.compile.compiler import Compiled
 from runtime.errors import ToolchainError
 
@@ -85,15 +86,30 @@ def mnemonics(cubin: bytes) -> list[str]:
 
 
 def disassemble(cubin: bytes) -> str:
-    """Return the SASS of a cubin."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        command = [toolchain.cuobjdump(), "--dump-sass", str(path)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Return the SASS of a cubin.
+
+    Raises:
+        ToolchainError: when the disassembler is missing or fails.
+    """
+    tool = toolchain.cuobjdump()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(cubin)
+            # Its own temporary files go there too: TMPDIR may name a folder that is not there.
+            environment = {**os.environ, "TMPDIR": folder}
+            command = [tool, "--dump-sass", str(path)]
+            result = subprocess.run(command, capture_output=True, check=False, env=environment)
+    except OSError as error:
+        where = error.filename or tool
+        raise ToolchainError(
+            f"a cubin cannot be disassembled: {where}: {error.strerror or error}; "
+            "TMPDIR names a folder for temporary files"
+        ) from None
     if result.returncode != 0:
-        raise ToolchainError(f"cuobjdump failed: {(result.stderr or result.stdout).strip()}")
-    return result.stdout
+        said = (result.stderr or result.stdout).decode(errors="replace").strip()
+        raise ToolchainError(f"cuobjdump failed: {said or child.ending(result.returncode)}")
+    return result.stdout.decode(errors="replace")
 
 
 def _told_of(symbol: str, log: str) -> str:

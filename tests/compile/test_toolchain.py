@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.compile import toolchain
+from runtime.compile import nvrtc_child, toolchain
 from runtime.errors import ToolchainError
 
 
@@ -23,4 +23,4 @@ def test_the_digest_follows_includes_and_tells_headers_apart() -> None:
     assert toolchain.headers_digest(()) != toolchain.headers_digest(("cuda_fp16.h",))
     assert toolchain.headers_digest(("mma.h",)) != toolchain.headers_digest(("cuda_fp16.h",))
     folders = toolchain.include_folders(("mma.h",))
-    assert "cuda_fp16.h" in toolchain._transitive(["mma.h"], folders)
+    assert "cuda_fp16.h" in nvrtc_child.included(["mma.h"], folders)

@@ -182,3 +182,14 @@ def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
     plain.touch()
     write_if_changed(tmp_path / "x.cu", "text")
     assert (tmp_path / "x.cu").stat().st_mode == plain.stat().st_mode
+
+
+def test_files_of_an_installed_package_are_mended_by_installing_it_again(
+    folder: Path, specs: list[NamedSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "IN_SOURCE_TREE", False)
+    monkeypatch.setattr(freshness, "GENERATED", folder)
+    (folder / "h100_dense.cu").unlink()
+    problems = check(folder, specs, strict=True)
+    assert [problem.kind for problem in problems] == ["missing", "receipt_missing", "receipt_missing"]
+    assert {problem.fix for problem in problems} == {"pip install --force-reinstall --no-deps sparse-kernel-codegen"}

@@ -63,15 +63,3 @@ def test_another_module_of_the_same_name_is_told(installed: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: the module {name} is found at {tmp_path}") and "PYTHONPATH" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_damaged_files_of_a_package_are_mended_by_installing_it_again(
-    wheel: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    own = install(wheel, tmp_path_factory.mktemp("damaged"))
-    (source,) = own.parent.rglob("h100_dense.cu")
-    source.write_text("int x;\n")
-    source.with_suffix(".json").unlink()
-    done = run(own / "codegen", "check", "--strict", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stdout.count("run: pip install --force-reinstall --no-deps sparse-kernel-codegen\n") == 2

@@ -39,13 +39,12 @@ def test_the_digest_follows_includes_and_tells_headers_apart() -> None:
 def forgetful() -> Iterator[None]:
     """Lets the toolchain be looked for again, in the test and after it."""
 
-    def forget() -> None:
-        for known in (toolchain.nvrtc, toolchain.include_folders, toolchain.headers_digest, toolchain.cuobjdump):
-            known.cache_clear()
-
-    forget()
+    known = (toolchain.nvrtc, toolchain.include_folders, toolchain.headers_digest, toolchain.cuobjdump)
+    for each in known:
+        each.cache_clear()
     yield
-    forget()
+    for each in known:
+        each.cache_clear()
 
 
 @pytest.fixture
@@ -73,11 +72,8 @@ def test_an_nvrtc_that_is_older_than_the_architecture_is_refused(name: str, nvrt
 
 def test_a_kernel_is_not_compiled_with_an_nvrtc_that_is_too_old(nvrtc_of: Callable[..., None]) -> None:
     nvrtc_of(11, 8)
-    # Headers of NVRTC's major version come first.
-    with pytest.raises(ToolchainError, match=r"wants the headers of CUDA 11"):
-        compile_spec(find_spec("h100_topk32"))
     with pytest.raises(ToolchainError, match=r"sm_90a needs NVRTC 12\.0 or later"):
-        compile_spec(find_spec("h100_tile_copy_tma"))  # includes none
+        compile_spec(find_spec("h100_tile_copy_tma"))
 
 
 def include(folder: Path, version: int | None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -39,9 +40,10 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
             changed[path] = not (path.is_file() and path.read_bytes() == data)
             if changed[path]:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                staged[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                with _names(path):
-                    staged[path].write_bytes(data)
+                temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+                with _names(path), temporary.open("xb") as file:  # x: a link that somebody put there is not followed
+                    staged[path] = temporary
+                    file.write(data)
         for path, temporary in staged.items():
             with _names(path):
                 temporary.replace(path)

@@ -22,6 +22,7 @@ from codegen.select.candidates import MOST
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache
+from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
 from runtime.errors import DeviceError, ToolchainError
@@ -119,7 +120,7 @@ def source_place(named: NamedSpec) -> str:
 def cubin_place(compiled: Compiled) -> str:
     """Return where a cubin lies in the cache, if it is still there."""
     cache = KernelCache()
-    path = cache.file_of(compiled.code)
+    path = cache.file_of(compiled.key)
     return str(path or f"no longer in the cache, which keeps at most {cache.max_bytes} bytes (CODEGEN_CACHE_MAX_BYTES)")
 
 
@@ -357,21 +358,21 @@ def doctor_command(as_json: JsonOption = False) -> None:
 def cache_path(as_json: JsonOption = False) -> None:
     """Print the folder of the cache."""
     with report(as_json=as_json) as told:
-        told.note("folder", str(KernelCache().folder), str(KernelCache().folder))
+        told.note("folder", str(default_folder()), str(default_folder()))
 
 
 @cache_app.command("list")
 def cache_list(as_json: JsonOption = False) -> None:
     """List the compiled kernels in the cache."""
-    total = 0
+    cache, total = KernelCache(), 0
     with report(as_json=as_json) as told:
-        for path, entry in KernelCache().entries():
-            size = path.stat().st_size
-            total += size
-            what = f"{entry.stem} ({entry.target})" if entry else "corrupt: will be rebuilt when it is needed"
-            fields = {"file": str(path), "bytes": size, "kernel": entry.stem if entry else None}
-            told.row(fields | {"target": entry.target if entry else None}, f"{path.name[:16]}  {size:>9}  {what}")
-        told.note("bytes", total, f"{total} bytes in {KernelCache().folder}")
+        for stored in cache.entries():
+            total += stored.size
+            of = stored.entry.identity if stored.entry else None
+            what = f"{of.stem} ({of.arch} {of.target})" if of else "corrupt: will be rebuilt when it is needed"
+            fields = {"file": str(stored.path), "bytes": stored.size, **(asdict(of) if of else {"corrupt": True})}
+            told.row(fields, f"{stored.path.name[:16]}  {stored.size:>9}  {what}")
+        told.note("bytes", total, f"{total} bytes in {cache.folder}")
 
 
 @cache_app.command("clear")

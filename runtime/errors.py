@@ -28,7 +28,7 @@ class CompileError(CodegenError):
 
 
 class CacheError(CodegenError):
-    """The kernel cache cannot be written."""
+    """The kernel cache cannot be used, is not to be trusted, or is held by another process for too long."""
 
 
 class DeviceError(CodegenError):

@@ -9,7 +9,8 @@ from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import Generated, generate
 from runtime.compile import child, nvrtc_child, toolchain
-from runtime.compile.cache import Entry, KernelCache, cache_key
+from runtime.compile.cache import KernelCache
+from runtime.compile.cache_entry import Identity, cache_key
 from runtime.errors import CompileError, ToolchainError
 
 Target = Literal["cubin", "ptx"]
@@ -28,6 +29,7 @@ class Compiled:
         options: compiler options, in order, without include folders.
         key: where it is in the cache.
         was_cached: whether it came from there.
+        findings: what is known of the code there, beside the log: see ``runtime.compile.inspection``.
     """
 
     generated: Generated
@@ -37,6 +39,12 @@ class Compiled:
     options: tuple[str, ...]
     key: str
     was_cached: bool
+    findings: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        """What the cache knows it by."""
+        return Identity(self.key, self.named.stem, _arch(self.plan, self.target), self.target)
 
     @property
     def named(self) -> NamedSpec:
@@ -75,13 +83,13 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
     named, plan = generated.named, generated.plan
     options, key = _options(plan, target), _key(generated, target)
 
-    def build() -> Entry:
+    def build() -> tuple[bytes, str]:
         toolchain.check_arch(plan.arch)
-        code, log = run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
-        return Entry(stem=named.stem, target=target, log=log, code=code)
+        return run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
 
-    entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
-    return Compiled(generated, target, entry.code, entry.log, options, key, was_cached)
+    identity = Identity(key, named.stem, _arch(plan, target), target)
+    entry, was_cached = (cache or KernelCache()).get_or_build(identity, build)
+    return Compiled(generated, target, entry.code, entry.log, options, key, was_cached, entry.findings)
 
 
 def key_of(named: NamedSpec, target: Target = "cubin") -> str:
@@ -94,8 +102,12 @@ def key_of(named: NamedSpec, target: Target = "cubin") -> str:
     return _key(generate(named), target)
 
 
+def _arch(plan: Plan, target: Target) -> str:
+    return plan.arch.name if target == "cubin" else plan.arch.virtual
+
+
 def _options(plan: Plan, target: Target) -> tuple[str, ...]:
-    return (f"--gpu-architecture={plan.arch.name if target == 'cubin' else plan.arch.virtual}", *OPTIONS)
+    return (f"--gpu-architecture={_arch(plan, target)}", *OPTIONS)
 
 
 def _key(generated: Generated, target: Target) -> str:

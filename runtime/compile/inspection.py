@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import subprocess
@@ -11,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.compile import child, toolchain
+from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
-from runtime.errors import ToolchainError
+from runtime.errors import CacheError, ToolchainError
 
 # SASS opcode -> what it is.
 INSTRUCTIONS = {
@@ -51,13 +54,26 @@ class Usage:
     instructions: dict[str, int]
 
 
-def usage(compiled: Compiled) -> Usage:
+def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
     """Return what a compiled cubin uses.
+
+    A kernel is disassembled once: how many instructions it has stays with its entry of the cache.
 
     Raises:
         ToolchainError: when the disassembler is missing or fails.
     """
-    return replace(resources(compiled), instructions=count_instructions(compiled.code))
+    counts = _counted(compiled.findings)
+    if counts is None:
+        counts = count_instructions(compiled.code)
+        with contextlib.suppress(CacheError):  # one that cannot be written serves what it has
+            (cache or KernelCache()).keep_findings(compiled.identity, json.dumps(counts))
+    return replace(resources(compiled), instructions=counts)
+
+
+def _counted(findings: str) -> dict[str, int] | None:
+    """Return the counts that an entry of the cache has; None if it has none, or of other instructions."""
+    counts = json.loads(findings) if findings else {}
+    return counts if counts.keys() == INSTRUCTIONS.keys() else None
 
 
 def resources(compiled: Compiled) -> Usage:

@@ -161,10 +161,10 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Path, data: bytes) -> None:
+    def fail(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(files.Path, "write_bytes", fail)
+    monkeypatch.setattr(files.Path, "open", fail)
     with pytest.raises(PermissionError) as caught:
         write_if_changed(tmp_path / "x.cu", "text")
     assert caught.value.filename == str(tmp_path / "x.cu")
@@ -175,6 +175,18 @@ def test_a_name_that_is_too_long_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File name too long") as caught:
         write_if_changed(path, "text")
     assert caught.value.filename == str(path)
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
+    (tmp_path / "precious").write_text("as it was")
+    for name in (".x.cu.guessed.tmp", f".x.cu.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to("precious")
+    with pytest.raises(FileExistsError):
+        write_if_changed(tmp_path / "x.cu", "text")
+    assert (tmp_path / "precious").read_text() == "as it was" and (tmp_path / ".x.cu.guessed.tmp").is_symlink()
 
 
 def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_tune_compiles_candidates_without_a_gpu(tmp_path: Path, monkeypatch: pyt
 def test_cache_commands(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     run.invoke(app, ["compile", "l4_topk32_d64"])
-    assert "l4_topk32_d64 (cubin)" in run.invoke(app, ["cache", "list"]).output
+    assert "l4_topk32_d64 (sm_89 cubin)" in run.invoke(app, ["cache", "list"]).output
     assert run.invoke(app, ["cache", "clear"]).output == "removed 1 entries\n"
     assert "l4_topk32_d64" not in run.invoke(app, ["cache", "list"]).output
 

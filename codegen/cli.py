@@ -20,7 +20,7 @@ from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec, find_spec, shi
 from codegen.listing import row_of, table_of
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.progress import steps
+from codegen.progress import progress
 from codegen.receipts import state
 from codegen.render import render
 from codegen.report import JsonOption, console, report
@@ -188,7 +188,7 @@ def list_command(as_json: JsonOption = False) -> None:
     """
     with report(as_json=as_json) as told:
         rows = []
-        for named in steps("reading", shipped_specs(), lambda named: named.stem):
+        for named in told.steps("reading", shipped_specs(), lambda named: named.stem):
             rows.append(row_of(named, state(named, render(named))))
             told.row(rows[-1])
         told.show(table_of(rows, console().width))
@@ -269,8 +269,10 @@ def home_of(named: NamedSpec) -> Path:
 
 def _render_once(specs: Sequence[NamedSpec]) -> None:
     """Render specs, and tell how far it is: what asks for a source later has it at once."""
-    for named in steps("rendering", specs, lambda named: named.stem):
-        render(named)
+    with progress("rendering", len(specs)) as at:
+        for named in specs:
+            at(named.stem)
+            render(named)
 
 
 def place_of(named: NamedSpec, suffix: str) -> Path:

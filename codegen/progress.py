@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -21,8 +21,8 @@ Item = TypeVar("Item")
 At = Callable[[str], None]
 
 
-def steps(what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Iterator[Item]:
-    """Yield items, and tell which one the loop is at."""
+def steps(what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Generator[Item, None, None]:
+    """Yield items, and tell which one the loop is at, until the generator is closed."""
     every = list(items)
     with progress(what, len(every)) as at:
         for item in every:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+
+from codegen.progress import Item, steps
 
 WIDTH = 200
 """Of what is not a terminal: lines need not be wrapped."""
@@ -29,8 +31,15 @@ class Report:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self.open = ExitStack()  # what ends with the report
         self.rows: list[dict[str, Any]] = []
         self.document: dict[str, Any] = {"complete": False, "rows": self.rows}
+
+    def steps(self, what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Iterator[Item]:
+        """Yield items, and tell which one the loop is at, as ``codegen.progress`` does; it ends with the report."""
+        each = steps(what, items, name)
+        self.open.callback(each.close)
+        return each
 
     def row(self, fields: dict[str, Any], text: str = "") -> None:
         """Report a row: its fields, or the text of it, which may be nothing."""
@@ -60,7 +69,8 @@ def report(*, as_json: bool) -> Iterator[Report]:
     """Give the block a report. With ``--json`` it is printed when the block ends: by an error or Ctrl-C too."""
     made = Report(as_json=as_json)
     try:
-        yield made
+        with made.open:
+            yield made
         made.document["complete"] = True
     except typer.Exit:
         made.document["complete"] = True  # with the exit code that the rows are worth

@@ -14,7 +14,6 @@ from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, hom
 from codegen.errors import CodegenError
 from codegen.freshness import render_command, render_to
 from codegen.library import NamedSpec
-from codegen.progress import steps
 from codegen.receipts import MeasurementRecord, Receipt, VerificationRecord, receipt_path, source_sha256
 from codegen.render import render
 from codegen.report import JsonOption, Report, report
@@ -63,27 +62,33 @@ def compile_command(
       codegen compile h100_topk32
       codegen compile --all --check
     """
-    from runtime.verify.receipts import compared  # noqa: PLC0415 - not for those who only compile
-
     named_specs = chosen(specs, every)
     names = max(len(named.stem) for named in named_specs)
     made: list[Compiled] = []
     comparisons: list[Comparison] = []
     with report(as_json=as_json) as told:
         told.note("compiler", toolchain.compiler_version()[1], compile_rows.header(names))
-        for named in steps("compiling", named_specs, lambda named: named.stem):
+        for named in told.steps("compiling", named_specs, lambda named: named.stem):
             compiled = compile_spec(named)
             used = usage(compiled)
             made.append(compiled)
             told.row(compile_rows.fields_of(compiled, used), compile_rows.lines_of(compiled, used, names))
             if check:
-                comparisons.append(compared(compiled, place_of(named, ".json")))
-                _tell_differences(comparisons[-1])
+                comparisons.append(_compared(compiled))
         for compiled, row in zip(made, told.rows, strict=True):  # an entry may have had to go for a later one
             row |= {"source": source_place(compiled.named), "cubin": cubin_place(compiled)}
             told.say(f"{compiled.named.stem}: source {row['source']}, cubin {row['cubin']}")
         if check:
             _conclude(told, comparisons)
+
+
+def _compared(compiled: Compiled) -> Comparison:
+    """Compare a cubin with its receipt, and tell what differs."""
+    from runtime.verify.receipts import compared  # noqa: PLC0415 - not for those who only compile
+
+    found = compared(compiled, place_of(compiled.named, ".json"))
+    _tell_differences(found)
+    return found
 
 
 def _tell_differences(comparison: Comparison) -> None:
@@ -167,7 +172,7 @@ def verify_command(
 
     failed = 0
     with report(as_json=as_json) as told:
-        for named in steps("verifying", named_specs, lambda named: named.stem):
+        for named in told.steps("verifying", named_specs, lambda named: named.stem):
             kernel, record = verify(named)
             timings = measure_kernel(kernel) if measure else ()
             folder = home_of(named) if out is None else out
@@ -219,7 +224,7 @@ def measure_command(
 
     unverified = 0
     with report(as_json=as_json) as told:
-        for named in steps("measuring", named_specs, lambda named: named.stem):
+        for named in told.steps("measuring", named_specs, lambda named: named.stem):
             path = receipt_path(named.stem, (home_of(named) if out is None else out) / named.subfolder)
             kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
             found = compared(compiled, path, strict=True)
@@ -272,7 +277,7 @@ def migrate_command(
 
     with report(as_json=as_json) as told:
         migration = Migration(told, out, check=check)
-        for path in steps("migrating", files(names, every), lambda path: path.name):
+        for path in told.steps("migrating", files(names, every), lambda path: path.name):
             migration.file(path)
         if migration.refused or (check and migration.changed):
             raise typer.Exit(CHECK_FAILED)
@@ -345,7 +350,7 @@ def doctor_command(as_json: JsonOption = False) -> None:
 
     wrong = 0
     with report(as_json=as_json) as told:
-        for name in steps("looking at", LOOKS, str):
+        for name in told.steps("looking at", LOOKS, str):
             found = look(name)
             remedy = f"\n{'':17}-> {found.remedy}" if found.remedy else ""
             told.row({"name": name, **asdict(found)}, f"{found.state:5}  {name:9} {found.told}{remedy}")

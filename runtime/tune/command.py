@@ -12,7 +12,7 @@ import typer
 from codegen.errors import CodegenError
 from codegen.files import write_if_changed
 from codegen.library import NamedSpec
-from codegen.progress import progress, steps
+from codegen.progress import progress
 from codegen.report import Report
 from codegen.select.candidates import candidates
 from codegen.select.problem import Problem, parse_problem, problem_fields
@@ -48,7 +48,7 @@ def run(
     told: Report, database: Database, problems: Sequence[Problem], *, compile_only: bool, most: int, jobs: int | None
 ) -> None:
     """Compile the candidates of problems and, unless told otherwise, time them."""
-    of_problem = {problem: candidates(problem, most) for problem in steps("finding candidates", problems, str)}
+    of_problem = {problem: candidates(problem, most) for problem in told.steps("finding candidates", problems, str)}
     every = [named for group in of_problem.values() for named in group]
     compiler = " ".join(toolchain.compiler_version())
     with progress("compiling", len({named.spec.hash for named in every})) as at:

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8794dbdaf9e27b4f3c5133d6ed7b886fd62b0b60078d634dbcb66abaee115969
+// seal: sha256 678127cf704f701d1b750f52d426e8040e9129b154adedb7eaa8c420a3146153
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -675,9 +675,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
     multiply(accumulators, base, state, a_descriptor, b_descriptor, unit.end - unit.first);
-    if (unit.first_chunk >= 0) {
-      if (!combine_partials(p, unit, warpgroup, accumulators)) continue;
-    }
+    if (unit.first_chunk >= 0 && !combine_partials(p, unit, warpgroup, accumulators)) continue;
+
     epilogue.store(p, accumulators, c_row, c_column);
   }
   epilogue.wait();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 743f12609f648e37ed15efc0139c81a8e6bb7f362c6e5a282884b9084911eb3c
+// seal: sha256 9387f66128224a14ad52c9640c10d0d19cc1961e3997ac826ed4b32a633939c4
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -677,9 +677,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
     multiply(accumulators, base, state, a_descriptor, b_descriptor, unit.end - unit.first);
-    if (unit.first_chunk >= 0) {
-      if (!combine_partials(p, unit, warpgroup, accumulators)) continue;
-    }
+    if (unit.first_chunk >= 0 && !combine_partials(p, unit, warpgroup, accumulators)) continue;
+
     epilogue.store(p, accumulators, c_row, c_column);
   }
   epilogue.wait();

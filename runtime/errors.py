@@ -6,7 +6,7 @@ from codegen.errors import CodegenError
 
 
 class ToolchainError(CodegenError):
-    """NVRTC, a CUDA header or a CUDA tool is missing; the message holds the line that installs it."""
+    """NVRTC, a CUDA header or a CUDA tool is missing, does not fit or failed; the message says what mends it."""
 
 
 class CompileError(CodegenError):

@@ -14,6 +14,7 @@ from codegen.select import Problem, choose
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import compile_generated
+from runtime.driver import process
 from runtime.driver.context import entered
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError, DeviceError
@@ -56,9 +57,11 @@ def load_kernel(
     Raises:
         SpecError: for an unknown name or an illegal spec.
         ArgumentError: for a ``device`` that is no CUDA device here.
-        DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there.
+        DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there. In a
+            process that was forked after the first use of CUDA.
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
     """
+    process.claim(torch_forked=torch.cuda._is_in_bad_fork())
     where = _device(device) if torch.cuda.is_available() else None
     device_name = None if where is None else torch.cuda.get_device_name(where)
     named = choose(spec, problem, device=device_name).named

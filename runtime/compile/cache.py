@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.compile import cache_environment
@@ -73,6 +73,16 @@ class KernelCache:
             entry = Entry(identity, log, code)
             self._publish(entry)
             return entry, False
+
+    def keep_findings(self, identity: Identity, findings: str) -> None:
+        """Put what was found out about a kernel's code into its entry, if that is still there.
+
+        Raises:
+            CacheError: when the folder cannot be written, or others could write there.
+        """
+        entry = self._load(identity)
+        if entry is not None and entry.findings != findings:
+            self._publish(replace(entry, findings=findings))
 
     def file_of(self, key: str) -> Path | None:
         """Return the file that holds the entry of a key, if it is there.

@@ -72,15 +72,17 @@ class Entry:
         identity: by what it is known.
         log: the compiler's log.
         code: the code itself.
+        findings: what was found out about the code since, as JSON; "" if nothing was.
     """
 
     identity: Identity
     log: str
     code: bytes
+    findings: str = ""
 
     def pack(self) -> bytes:
         """Return the entry as bytes: the code, so that CUDA's tools can read the file, then a footer with a digest."""
-        about = {"magic": MAGIC, "log": self.log, **asdict(self.identity)}
+        about = {"magic": MAGIC, "log": self.log, "findings": self.findings, **asdict(self.identity)}
         named = json.dumps(about, sort_keys=True).encode()
         about["sha256"] = hashlib.sha256(named + b"\n" + self.code).hexdigest()
         footer = json.dumps(about, sort_keys=True).encode()
@@ -96,7 +98,7 @@ class Entry:
         try:
             about = json.loads(data[start:end])
             identity = Identity(about["key"], about["stem"], about["arch"], about["target"])
-            entry = cls(identity, about["log"], data[:start])
+            entry = cls(identity, about["log"], data[:start], about["findings"])
             "".join(about.values()).encode()  # all of them text that can be printed
             intact = entry.pack() == data
         except (ValueError, KeyError, TypeError, RecursionError, CacheError):

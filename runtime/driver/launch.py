@@ -11,6 +11,7 @@ from typing import Any
 
 from codegen.plan import PARAM_ABI, Param, Plan, Prologue, aligned, param_offsets
 from runtime.compile.compiler import Compiled
+from runtime.driver import process
 from runtime.driver.api import call, driver
 from runtime.driver.tensor_map import MapEncoder
 from runtime.errors import DeviceError
@@ -109,6 +110,7 @@ class LoadedKernel:
     """
 
     def __init__(self, compiled: Compiled) -> None:
+        process.claim()
         cuda = driver()
         self.plan: Plan = compiled.plan
         self.layout = ParameterLayout.of(compiled.plan.params)
@@ -295,4 +297,5 @@ def _lock_of(device: int) -> threading.Lock:
 
 def _launch_error(symbol: str, status: Any) -> DeviceError:
     """Return the error of a launch that the driver did not take."""
-    return DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}")
+    why = f": {process.FORKED}" if process.was_forked() else ""
+    return DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}{why}")

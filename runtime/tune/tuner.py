@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, SpecError
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.select.problem import Problem, preparation_of, tuning_of
 from codegen.select.table import Dense, Measurement, Timing, ordered
 from codegen.spec import canonical
+from runtime.errors import CompileError
 from runtime.tune.database import Database, Device, Figures, Record
 
 BEST = 4  # of a problem, which are timed again, in turns
@@ -68,8 +69,8 @@ def compile_all(
         database: where it is kept.
         named: the candidates.
         compiler: its name and version.
-        compile_one: raises CodegenError if a candidate does not compile. Each call starts a compiler process of its
-            own, so threads suffice.
+        compile_one: raises CompileError or SpecError if a candidate does not compile. Each call starts a compiler
+            process of its own, so threads suffice. Any other error says nothing of the candidate, and ends it all.
         progress: called with the stem of each candidate that is done.
         jobs: compilations at a time; by default one for each CPU.
     """
@@ -86,7 +87,9 @@ def compile_all(
     def attempt(each: NamedSpec) -> tuple[NamedSpec, str]:
         try:
             compile_one(each)
-        except CodegenError as error:
+        except CompileError as error:
+            return each, error.log
+        except SpecError as error:
             return each, str(error)
         return each, ""
 

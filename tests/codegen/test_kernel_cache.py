@@ -80,7 +80,7 @@ def test_compile_tells_the_stack_and_which_cubins_had_to_go(
     monkeypatch.setattr(cli, "compile_spec", compile_spec)
     monkeypatch.setattr(cli, "usage", lambda compiled: Usage(168, 0, 40, 0, 0, dict.fromkeys(INSTRUCTIONS, 0)))
     result = CliRunner().invoke(cli.app, ["compile", "h100_dense", named.stem])
-    header, row, _, first, last = result.stdout.splitlines()
+    header, row, _, _, _, first, last = result.stdout.splitlines()
     cells = dict(zip(header.replace(" B", "").replace(" KB", "").split(), row.split(), strict=True))
     assert (cells["spill"], cells["stack"]) == ("0", "40")
     assert first.endswith("cubin no longer in the cache, which keeps at most 1 bytes (CODEGEN_CACHE_MAX_BYTES)")

@@ -20,6 +20,7 @@ from codegen.select.table import read_rows, written
 
 pytest.importorskip("runtime.tune.tuner", exc_type=ImportError)
 
+from runtime.errors import CompileError, ToolchainError
 from runtime.tune.command import read_problems
 from runtime.tune.database import Database, DatabaseError, Device, Figures
 from runtime.tune.tuner import BEST, Bench, TuneError, best_of, compile_all, exported, tune
@@ -149,7 +150,7 @@ def test_a_failed_compilation_is_recorded_and_not_tried_again(database: Database
         with lock:
             tried.append(named.stem)
         if named == KERNELS[2]:
-            raise CodegenError("ptxas: too many registers")
+            raise CompileError(named.stem, "ptxas: too many registers")
 
     done: list[str] = []
     for _ in range(2):
@@ -162,6 +163,15 @@ def test_a_failed_compilation_is_recorded_and_not_tried_again(database: Database
     records = tune(database, PROBLEM, KERNELS, H100, bench, failures=failures)
     assert records[2].failure == "does not compile: ptxas: too many registers"
     assert KERNELS[2].stem not in bench.verified
+
+
+def test_a_compiler_that_was_killed_says_nothing_of_the_candidate(database: Database) -> None:
+    def killed(named: NamedSpec) -> None:
+        raise ToolchainError("the process that compiles it was ended by SIGKILL")
+
+    with pytest.raises(ToolchainError, match="SIGKILL"):
+        compile_all(database, KERNELS, "NVRTC 13.0", killed)
+    assert compile_all(database, KERNELS, "NVRTC 13.0", lambda named: None) == {}
 
 
 def test_devices_drivers_and_problems_are_never_mixed(database: Database) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.plan import PARAM_ABI, Param, Plan, Prologue, aligned, param_offsets
+from codegen.problem import BlockSize
 from runtime.compile.compiler import Compiled
 from runtime.driver import process
 from runtime.driver.api import call, driver
@@ -125,7 +126,6 @@ class LoadedKernel:
         self._launch = cuda.cuLaunchKernel  # of prologues
         self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}
-        self._slots: dict[int, int] = {}  # of kernels with clusters
 
     def _find(self, symbol: str) -> Any:
         """Return a kernel of the library, whose parameters are as this side lays them out."""
@@ -151,22 +151,8 @@ class LoadedKernel:
         return self._sm_counts[device]
 
     def slots(self, device: int) -> int:
-        """Return how many thread blocks run at once; of clusters, those that the device places: not on all SMs."""
-        if self.plan.cluster == 1:
-            return self.sm_count(device) * self.plan.ctas_per_sm
-        if device not in self._slots:
-            self._slots[device] = self._active_clusters(device) * self.plan.cluster
-        return self._slots[device]
-
-    def _active_clusters(self, device: int) -> int:
-        cuda = driver()
-        self.sm_count(device)  # prepares the kernel
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = attribute.value.clusterDim
-        size.x, size.y, size.z = self.plan.cluster, 1, 1
-        config = self._launch_config(self.plan.cluster, [attribute])
-        return int(call(cuda.cuOccupancyMaxActiveClusters, self._function, config))
+        """Return how many thread blocks run at once."""
+        return self.sm_count(device) * self.plan.ctas_per_sm
 
     def signature(
         self,
@@ -177,6 +163,7 @@ class LoadedKernel:
         extra: Any = None,
         *,
         prologue_grid: int = 0,
+        size: BlockSize | None = None,
     ) -> Signature:
         """Prepare calls of one signature.
 
@@ -187,6 +174,7 @@ class LoadedKernel:
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.
             prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+            size: of a thread block; None for the plan's.
         """
         slots = self.slots(device)  # prepares the kernel, which any grid needs
         offsets, types = self.layout.offsets, self.layout.types
@@ -214,10 +202,10 @@ class LoadedKernel:
             list_address=ctypes.addressof(arguments),
             lock=_lock_of(device),
             prologue_grid=prologue_grid,
-            config=self._config(grid),
+            config=self._config(grid, size or BlockSize(self.plan.threads, self.plan.shared_bytes)),
         )
 
-    def _config(self, grid: int) -> Any:
+    def _config(self, grid: int, size: BlockSize) -> Any:
         """Return how the kernel is launched; after a prologue that says so it may begin before that has ended."""
         cuda = driver()
         attributes = []
@@ -226,13 +214,10 @@ class LoadedKernel:
             attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             attributes.append(attribute)
-        return self._launch_config(grid, attributes)
-
-    def _launch_config(self, grid: int, attributes: list[Any]) -> Any:
-        config = driver().CUlaunchConfig()
+        config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
-        config.sharedMemBytes = self.plan.shared_bytes
+        config.blockDimX, config.blockDimY, config.blockDimZ = size.threads, 1, 1
+        config.sharedMemBytes = size.shared_bytes
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 

@@ -419,7 +419,7 @@ class BsrSpmmKernel:
             "c": ((rows, columns), (stride, 1)),
         }
         signature = self._loaded.signature(
-            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid
+            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid, size=args.block
         )
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 

@@ -190,9 +190,12 @@ def _dotted(version: Iterable[int]) -> str:
 
 def _library() -> tuple[Path, str]:
     """Return NVRTC's file and the package that it is of, or ""; of two packages that of cuda-bindings' CUDA."""
-    bindings = metadata.version("cuda-bindings").partition(".")[0]
+    try:
+        bindings = metadata.version("cuda-bindings").split(".")[0]
+    except metadata.PackageNotFoundError:  # of no package, as some distributions have it
+        bindings = ""
     found = list(_packaged(_suffixed("nvidia-cuda-nvrtc"), LIBRARY))
-    for package, path in sorted(found, key=lambda each: not each[0].split()[1].startswith(f"{bindings}.")):
+    for package, path in sorted(found, key=lambda each: each[0].split()[1].split(".")[0] != bindings):
         return path, package
     loaded = _located(pathfinder.load_nvidia_dynamic_lib, "nvrtc")
     if loaded is None or loaded.abs_path is None:

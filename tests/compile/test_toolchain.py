@@ -136,6 +136,21 @@ def test_packages_are_found_wherever_on_the_path_they_are(
     assert compile_spec(find_spec("l4_dense_wmma")).code[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize(("bindings", "taken"), [("12.9.1", "12.8.93"), ("13.0.0", "13.0.88"), (None, "13.0.88")])
+def test_of_two_compilers_that_of_the_bindings_cuda_is_taken(
+    bindings: str | None, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if bindings is None:
+            raise metadata.PackageNotFoundError(name)
+        return bindings
+
+    found = [(f"nvidia-cuda-nvrtc {version}", Path(version)) for version in ("13.0.88", "12.8.93")]
+    monkeypatch.setattr(toolchain, "_packaged", lambda names, pattern: iter(found))
+    monkeypatch.setattr(toolchain.metadata, "version", version)
+    assert toolchain._library() == (Path(taken), f"nvidia-cuda-nvrtc {taken}")
+
+
 def test_a_library_that_another_package_has_overwritten_is_told(
     monkeypatch: pytest.MonkeyPatch, forgetful: None
 ) -> None:

@@ -55,7 +55,6 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
     loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
     driver = Driver(plan, loaded.layout.size)
     loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
-    loaded._slots = {None: 132}  # type: ignore[dict-item]
     loaded._prologue, loaded._launch_by = 0, driver.by
     return loaded, driver
 

@@ -51,7 +51,7 @@ SHARES = {16: 0.55}  # of the copy bandwidth, by rows of a block
 SHARE = 0.85
 COLUMNS = (1, 16, 32, 64)
 CUBLAS, TRITON = "cuBLAS, dense", "Triton bsr_dense_addmm"
-TRITON_OPTIONS = tuple(itertools.product((2, 4, 8), (1, 2, 3, 4)))  # warps and stages
+TRITON_OPTIONS = ((4, 3), (4, 4), (2, 4), (8, 3), (4, 2))  # warps and stages
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,15 @@ def times_of(operands: Operands, calls: list[Call], compare: bool) -> Fields:
     return {COLD: round(cold, 2), WARM: round(warm, 2)}
 
 
-def measure_row(layer: Layer, columns: int, kernels: Sequence[NamedSpec]) -> Fields:
+def measure_row(layer: Layer, columns: int, kernels: Sequence[NamedSpec], alone: bool) -> Fields:
     """Time a layer with so many columns."""
     operands = Operands(layer, columns)
     labels = [OURS] if len(kernels) == 1 else [named.stem for named in kernels]
     makers: dict[str, Callable[[], list[Call]]] = {
         label: partial(operands.ours, named) for label, named in zip(labels, kernels, strict=True)
     }
-    makers |= {CUBLAS: operands.cublas, TRITON: operands.triton}
+    if not alone:
+        makers |= {CUBLAS: operands.cublas, TRITON: operands.triton}
     results: Fields = {}
     failed: dict[str, str] = {}
     for label, make in makers.items():
@@ -241,7 +242,7 @@ def measure(options: argparse.Namespace) -> Fields:
         kernels = kernels_for(layer, columns, options.kernels)
         if not kernels:
             continue
-        report["rows"].append(measure_row(layer, columns, kernels))
+        report["rows"].append(measure_row(layer, columns, kernels, options.alone))
         if options.json:
             options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         free_memory()
@@ -253,6 +254,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--columns", nargs="+", type=int, default=COLUMNS, metavar="N", help="of B")
     parser.add_argument("--kernels", nargs="+", default=(), metavar="NAME", help="shipped kernels, not the chosen ones")
+    parser.add_argument("--alone", action="store_true", help="without cuBLAS and Triton")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     return parser.parse_args(arguments)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 8d468b0e3ec917a5705ba24528851c30e88e583e66498013e20e70ea553edbf6
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ed2ce6490362076ea2393a0d0963eaddc1cb508f29e67e02ea6c5847d27e338a
+// seal: sha256 bbef7b709dcba84e6595a4158da8111997db8f47f7d73dc94764bcec0c90cd58
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -20,11 +20,11 @@
 // Symbols
 //   tile    kTileM x kTileN of C: rows of one block row
 //   step    kTileK columns of a block of A, kTileK rows of B
-//   strip   16 rows of a tile
-//   A lane has rows r and r + 8 of a strip (r = lane / 4), and of each kLaneDepth columns of a step side by side, so that
-//   it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows that meet these, and
-//   of each kLaneColumns columns side by side, kLaneColumns r and up. What a product takes for its columns of A, rows of
-//   B and columns of B are these; C's columns are put back when it is stored.
+//   A lane has rows r and r + 8 of each 16 of a tile (r = lane / 4), and of each kLaneDepth columns of a step side by
+//   side, so that it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows that meet
+//   these, and of each kLaneColumns columns side by side, kLaneColumns r and up.
+//   product C^T = B^T A^T: then a lane's words of A are an operand as they were loaded. What it takes for its depth and
+//   its columns are those above; C's columns are put back when it is stored.
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -36,14 +36,12 @@ constexpr int kBlockRows = 16;  // rows of a stored block of A
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
 constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there
-constexpr int kMostWarps = 8;  // of a thread block: all load and compute
 constexpr int kPartialStride = 24;  // floats from one row of partial sums to the next
 
-constexpr int kStripRows = 16, kMmaColumns = 8;  // of one product
-constexpr int kStrips = kTileM / kStripRows;
-constexpr int kMmas = kTileN / kMmaColumns;  // of a strip, side by side
+constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
+constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;
 constexpr int kLaneDepth = kTileK / 4;  // columns of A, and rows of B, of a lane in a step
-constexpr int kLaneColumns = kMmas;  // columns of B of a lane
+constexpr int kLaneColumns = kTileN / 8;  // columns of B of a lane
 constexpr int kAWords = kLaneDepth / 2, kBWords = kLaneColumns / 2;  // words of a lane's part of a row
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kPartialStride;  // of one warp
@@ -103,67 +101,49 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 
 // What a lane has of a step.
 struct Step {
-  uint32 upper[kStrips][kAWords], lower[kStrips][kAWords];  // rows r and r + 8 of A
+  uint32 a[kMmasM][kAWords];      // row r of each 8 rows of A
   uint32 b[kLaneDepth][kBWords];  // rows of B
+  bool counts;  // whether these are rows of B: else the block counts as zeros
 
-  __device__ __forceinline__ void load_a(const Element* a) {
+  __device__ __forceinline__ void load_a(const Element* from) {
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-      load_streamed(upper[strip], a + strip * kStripRows * kBlockCols);
-      load_streamed(lower[strip], a + (strip * kStripRows + 8) * kBlockCols);
-    }
+    for (int i = 0; i < kMmasM; ++i) load_streamed(a[i], from + i * kMmaRows * kBlockCols);
   }
 
-  // Rows outside B, where `row` is null, are zeros.
   __device__ __forceinline__ void load_b(const Element* row, int64 row_stride) {
 #pragma unroll
-    for (int i = 0; i < kLaneDepth; ++i) {
-      if (row != nullptr) {
-        load_cached(b[i], row + i * row_stride);
-      } else {
-#pragma unroll
-        for (int word = 0; word < kBWords; ++word) b[i][word] = 0;
-      }
-    }
+    for (int i = 0; i < kLaneDepth; ++i) load_cached(b[i], row + i * row_stride);
   }
 };
 
-using Accumulators = float[kStrips][kMmas][4];
+using Accumulators = float[kMmasM][kMmasN][4];
 
-// accumulators += A B of one step. Columns 2 i and 2 i + 1 of a lane's columns of B are those of products 2 i, 2 i + 1.
+// accumulators += (A B)^T of one step. Word i of a lane's columns of B has columns r and r + 8 of product i.
 __device__ __forceinline__ void multiply(Accumulators& accumulators, const Step& x) {
 #pragma unroll
   for (int k = 0; k < kAWords; k += 2) {
 #pragma unroll
-    for (int word = 0; word < kBWords; ++word) {
-      const uint32 *b0 = x.b[2 * k], *b1 = x.b[2 * k + 1], *b2 = x.b[2 * k + 2], *b3 = x.b[2 * k + 3];
-      const uint32 even0 = low_halves(b0[word], b1[word]), even1 = low_halves(b2[word], b3[word]);
-      const uint32 odd0 = high_halves(b0[word], b1[word]), odd1 = high_halves(b2[word], b3[word]);
+    for (int n = 0; n < kMmasN; ++n) {
+      const uint32 b0 = x.b[2 * k][n], b1 = x.b[2 * k + 1][n], b2 = x.b[2 * k + 2][n], b3 = x.b[2 * k + 3][n];
+      const uint32 b[4] = {low_halves(b0, b1), high_halves(b0, b1), low_halves(b2, b3), high_halves(b2, b3)};
 #pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
-        const uint32* upper = x.upper[strip] + k;
-        const uint32* lower = x.lower[strip] + k;
-        const uint32 a[4] = {upper[0], lower[0], upper[1], lower[1]};
-        mma_m16n8k16(accumulators[strip][2 * word], a, even0, even1);
-        mma_m16n8k16(accumulators[strip][2 * word + 1], a, odd0, odd1);
-      }
+      for (int m = 0; m < kMmasM; ++m) mma_m16n8k16(accumulators[m][n], b, x.a[m][k], x.a[m][k + 1]);
     }
   }
 }
 
-// Leaves a warp's partial sums in shared memory. Of product i, column c of C is kLaneColumns c + i.
+// Leaves a warp's partial sums in shared memory. A lane has rows 2 t and 2 t + 1 of each 8, columns kLaneColumns r and up.
 __device__ __forceinline__ void store_partial(float* partial, const Accumulators& accumulators) {
   const int lane = threadIdx.x % 32;
+  float* to = partial + lane % 4 * 2 * kPartialStride + lane / 4 * kLaneColumns;
 #pragma unroll
-  for (int strip = 0; strip < kStrips; ++strip) {
-    float* to = partial + (strip * kStripRows + lane / 4) * kPartialStride + lane % 4 * 2 * kLaneColumns;
+  for (int m = 0; m < kMmasM; ++m) {
 #pragma unroll
-    for (int i = 0; i < kMmas; i += 2) {
-      const float *x = accumulators[strip][i], *y = accumulators[strip][i + 1];
-      *reinterpret_cast<float2*>(to + i) = {x[0], y[0]};
-      *reinterpret_cast<float2*>(to + kLaneColumns + i) = {x[1], y[1]};
-      *reinterpret_cast<float2*>(to + 8 * kPartialStride + i) = {x[2], y[2]};
-      *reinterpret_cast<float2*>(to + 8 * kPartialStride + kLaneColumns + i) = {x[3], y[3]};
+    for (int n = 0; n < kMmasN; ++n) {
+      const float* x = accumulators[m][n];
+      float* row = to + m * kMmaRows * kPartialStride + 2 * n;
+      *reinterpret_cast<float2*>(row) = {x[0], x[2]};
+      *reinterpret_cast<float2*>(row + kPartialStride) = {x[1], x[3]};
     }
   }
 }
@@ -186,13 +166,17 @@ __device__ __forceinline__ void reduce_partials(const Params& p, const float* pa
   }
 }
 
-// The steps of a block row that are one warp's: as many lie between two of them as there are other warps.
+// The steps of a block row that are one warp's: as many lie between two of them as there are other warps. Where 32 of
+// them lie is worked out at once, by a lane each.
 struct Steps {
   const Params& p;
-  int first, warps;  // the first one's number in the block row, and warps that take turns
+  int first, warps;  // number in the block row of the first one, and warps that take turns
   int begin, count;  // first block of the block row; steps of this warp
-  const Element *a, *b;  // this lane's first element of the block row, and of B for block column 0
-  int columns, next_columns;  // a lane's: block columns of 32 steps, and of the next 32
+  const Element *a, *b;  // this lane's first element of the block row, and of B's first row
+  int a_offset;          // of a lane's step: from a, in elements
+  int b_row;             // and its first row of B
+  int next_column;       // block column of a lane's step among the next 32
+  uint32 inside;         // a bit for each step whose block column is one of B's block rows
 
   __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column)
       : p(p), first(warp), warps(blockDim.x / 32) {
@@ -204,37 +188,42 @@ struct Steps {
         lane % 4 * kLaneDepth;
     // Columns beyond B are others' again, and are not stored.
     b = p.b + lane % 4 * kLaneDepth * p.b_row_stride + (column < p.n ? column : 0);
-    next_columns = load_columns(0);
-    advance(0);
+    // Kept in registers: the compiler would work them out anew in each step.
+    asm volatile("" : "+l"(a), "+l"(b));
+    next_column = load_column(0);
   }
 
-  __device__ __forceinline__ int load_columns(int step) const {
-    step += threadIdx.x % 32;
-    return step < count ? load_index(p, p.col_indices, begin + number(step) / kBlockSteps) : 0;
+  // The number in the block row of a lane's step, among 32 from `step` on.
+  __device__ __forceinline__ int number(int step) const {
+    return first + (step + static_cast<int>(threadIdx.x % 32)) * warps;
   }
 
-  // The number in the block row of this warp's step `step`.
-  __device__ __forceinline__ int number(int step) const { return first + step * warps; }
+  __device__ __forceinline__ int load_column(int step) const {
+    const bool valid = step + static_cast<int>(threadIdx.x % 32) < count;
+    return valid ? load_index(p, p.col_indices, begin + number(step) / kBlockSteps) : 0;
+  }
 
-  // Goes on to the block columns from step `step` on, a multiple of 32.
-  __device__ __forceinline__ void advance(int step) {
-    columns = next_columns;
-    next_columns = load_columns(step + 32);
+  // Works out where in A the 32 steps from `step` on lie, and where in B.
+  __device__ __forceinline__ void find_a(int step) {
+    a_offset = number(step) / kBlockSteps * kBlockElements + number(step) % kBlockSteps * kTileK;
+  }
+  __device__ __forceinline__ void find_b(int step) {
+    const bool valid = static_cast<uint32>(next_column) < static_cast<uint32>(p.block_columns);
+    inside = __ballot_sync(0xFFFFFFFF, valid);
+    b_row = valid ? next_column * kBlockCols + number(step) % kBlockSteps * kTileK : 0;
+    next_column = load_column(step + 32);
   }
 
   __device__ __forceinline__ void load_a(Step& x, int step) const {
-    x.load_a(a + number(step) / kBlockSteps * kBlockElements + number(step) % kBlockSteps * kTileK);
+    x.load_a(a + __shfl_sync(0xFFFFFFFF, a_offset, step % 32));
   }
-
   __device__ __forceinline__ void load_b(Step& x, int step) const {
-    const int column = __shfl_sync(0xFFFFFFFF, columns, step % 32);
-    const bool valid = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
-    const int row = column * kBlockCols + number(step) % kBlockSteps * kTileK;
-    x.load_b(valid ? b + row * p.b_row_stride : nullptr, p.b_row_stride);
+    x.load_b(b + __shfl_sync(0xFFFFFFFF, b_row, step % 32) * p.b_row_stride, p.b_row_stride);
+    x.counts = inside >> step % 32 & 1;
   }
 };
 
-extern "C" __global__ void __launch_bounds__(32 * kMostWarps, 4)
+extern "C" __global__ void __maxnreg__(56)
     h100_bsr_spmm_b16_n16(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* const partials = reinterpret_cast<float*>(shared);
@@ -244,10 +233,12 @@ extern "C" __global__ void __launch_bounds__(32 * kMostWarps, 4)
 
   // A's part does not wait for block columns.
   Step stages[kStages];
+  steps.find_a(0);
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps.count) steps.load_a(stages[stage], stage);
   }
+  steps.find_b(0);
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps.count) steps.load_b(stages[stage], stage);
@@ -257,11 +248,14 @@ extern "C" __global__ void __launch_bounds__(32 * kMostWarps, 4)
 #pragma unroll 1
   for (int step = 0; step < steps.count; step += kStages) {
     const int next = step + kStages;
-    if (next % 32 == 0) steps.advance(next);
+    if (next % 32 == 0) {
+      steps.find_a(next);
+      steps.find_b(next);
+    }
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       if (step + stage < steps.count) {
-        multiply(accumulators, stages[stage]);
+        if (stages[stage].counts) multiply(accumulators, stages[stage]);
         if (next + stage < steps.count) {
           steps.load_a(stages[stage], next + stage);
           steps.load_b(stages[stage], next + stage);

@@ -6,7 +6,7 @@ in which they are stored; the warps of a thread block divide a block row, so tha
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
+from codegen.arch import ARCHS, REGISTER_UNIT
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFewColumnsFlags
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, i32, i64, pointer, require
@@ -16,8 +16,6 @@ from codegen.spec import BsrSpmmSpec
 
 WARPS = (8, 4, 2, 1)  # of a thread block, as a launch chooses
 STRIP_ROWS = 16  # rows of one mma.sync
-MOST_CTAS = 4  # thread blocks on an SM: more warps read no faster
-NEARLY_ALL = 1.25  # warps of a launch over those that run at once; measured
 PADDING = 8  # floats behind a row of partial sums: rows of a warp's store lie in distinct banks
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
 ROWS = (16, 32, 64)
@@ -38,12 +36,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     stride = tile.n + PADDING
     shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
     used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k // 4 * b_words)
-    ctas_per_sm = max(1, min(MOST_CTAS, arch.blocks_for(threads, used + OVERHEAD_REGISTERS)))
-    registers = Registers(
-        accumulators=used,
-        overhead=OVERHEAD_REGISTERS,
-        limit=arch.registers_for(threads, ctas_per_sm),
-    )
+    needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
+    registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=min(needed, arch.registers_per_thread))
+    ctas_per_sm = max(1, arch.blocks_for(threads, registers.limit))
     check_budget(spec, shared.size, registers)
     element = "unsigned short"
     return Plan(
@@ -96,7 +91,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Work out a launch: as many warps for a tile as let nearly all tiles be computed at once.
+    """Work out a launch: as many warps for a tile as let all tiles be computed at once.
 
     More would have less to do before their sums meet, fewer would leave SMs without loads on their way.
     """
@@ -104,8 +99,9 @@ def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
     assert isinstance(spec, BsrSpmmSpec)
     column_tiles = -(-shape.columns // spec.tile.n)
     tiles = shape.rows // spec.tile.m * column_tiles
-    most = NEARLY_ALL * slots * WARPS[0]
-    warps = next((warps for warps in WARPS if tiles * warps <= most), WARPS[-1])
+    sms = slots // plan.ctas_per_sm
+    at_once = ((warps, plan.arch.blocks_for(32 * warps, plan.registers.limit)) for warps in WARPS)
+    warps = next((warps for warps, blocks in at_once if tiles <= sms * blocks), WARPS[-1])
     numbers = {
         "block_columns": shape.depth // spec.block.cols,
         "n": shape.columns,

@@ -24,6 +24,7 @@ from runtime.errors import ToolchainError
 INSTALL = "pip install 'sparse-kernel-codegen[cu13]'   (or [cu12], to match torch's CUDA)"
 LIBRARY = r"(.*/)?(libnvrtc\.so\.\d+|nvrtc64_\d+_0\.dll)"
 RUNTIME_HEADER = "cuda_runtime_api.h"
+INCLUDED = {"mma.h": "crt/mma.h"}  # by these headers, from a package of its own
 
 
 def _suffixed(*names: str) -> tuple[str, ...]:
@@ -142,7 +143,9 @@ def include_folders(headers: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _all_in(headers: Iterable[str], folders: Iterable[Path]) -> bool:
-    return all(any((folder / header).is_file() for folder in folders) for header in headers)
+    """Return whether the folders have all headers, and what these include of another package."""
+    wanted = {name for header in headers for name in (header, INCLUDED.get(header, header))}
+    return all(any((folder / name).is_file() for folder in folders) for name in wanted)
 
 
 def _no_header(header: str, looked_in: Iterable[Path], cuda: Mapping[Path, int]) -> ToolchainError:

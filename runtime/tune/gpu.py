@@ -25,7 +25,7 @@ from runtime.verify.run import driver_version, outcomes
 SINGLES = 15
 MOST_SECONDS = 0.3  # of single calls: long ones are fewer
 FEWEST = 3
-BLOCK, LONG_BLOCK = 0.15, 0.25  # seconds of calls back to back
+BLOCK, LONG_BLOCK = 0.06, 0.25  # seconds of calls back to back
 LONG_ROUNDS = 3
 GRAPH_SECONDS = 1e-3  # of the calls that a graph holds
 ALLOWED = 8  # roundings that two right kernels differ by, of the largest element

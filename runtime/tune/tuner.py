@@ -24,6 +24,7 @@ from runtime.errors import CompileError
 from runtime.tune.database import Database, Device, Figures, Record
 
 BEST = 4  # of a problem, which are timed again, in turns
+CLOSE = 1.1  # times the fastest: what is slower by a first timing is none of them
 SOURCE = "codegen tune"
 KEPT = 6  # of the fastest kernels of a problem, in a row of the table
 MOST_AGAIN = 3  # times that the best are timed again
@@ -152,12 +153,21 @@ def tune(
 
     for _ in range(MOST_AGAIN):  # by longer timings others may be the best
         timed = best_of(recorded())
-        best = timed[:BEST] + [each for each in timed[BEST:] if beside is not None and each.named.spec == beside.spec]
+        best = [each for i, each in enumerate(timed) if (i < BEST and _is_close(each, timed[0])) or _is(each, beside)]
         if all(record.again for record in best):
             break
         for record, figures in zip(best, the_bench().again([record.named for record in best]), strict=True):
             database.write(Record(problem, record.named, device, today(), "", figures, again=True))
     return recorded()
+
+
+def _is_close(record: Record, fastest: Record) -> bool:
+    assert record.figures is not None and fastest.figures is not None
+    return cost(record.figures) <= CLOSE * cost(fastest.figures)
+
+
+def _is(record: Record, named: NamedSpec | None) -> bool:
+    return named is not None and record.named.spec == named.spec
 
 
 def _tried(

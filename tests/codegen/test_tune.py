@@ -43,7 +43,7 @@ class FakeBench:
         self.verified: list[str] = []
         self.longer: list[list[str]] = []
         self.made = 0
-        self.times = {named.stem: float(10 + i) for i, named in enumerate(KERNELS)} | more.get("times", {})
+        self.times = {named.stem: 10 + i / 4 for i, named in enumerate(KERNELS)} | more.get("times", {})
         self.wrong: dict[str, str] = more.get("wrong", {})
         self.stop_after: int | None = more.get("stop_after")
 
@@ -188,7 +188,7 @@ def test_devices_drivers_and_problems_are_never_mixed(database: Database) -> Non
     assert len(rows) == 4
     h100, h200 = (rows[16, each.name, "codegen tune, driver 580.1"] for each in (H100, H200))
     assert (h100.kernels[0].spec, h200.kernels[0].spec) == (fast, slow)
-    assert [each.single_us for each in h200.kernels] == [20.5, 30.5, 40.5]
+    assert [each.single_us for each in h200.kernels] == [20.5, 30.0, 40.0]  # what is not close is not timed again
     assert choose(PROBLEM, rows=(h100, h200), device="H200").named.stem == slow
 
 

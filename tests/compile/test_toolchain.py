@@ -78,7 +78,9 @@ def test_a_kernel_is_not_compiled_with_an_nvrtc_that_is_too_old(nvrtc_of: Callab
 
 def include(folder: Path, version: int | None) -> Path:
     folder.mkdir()
-    (folder / "mma.h").write_text("// a header\n")
+    for name in ("mma.h", "crt/mma.h"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("// a header\n")
     if version is not None:
         (folder / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
     return folder
@@ -103,6 +105,17 @@ def test_headers_of_another_cuda_are_not_taken(
     monkeypatch.setattr(toolchain, "_other_folders", list)
     with pytest.raises(ToolchainError, match=rf"<mma\.h> is in {untold} \(CUDA {major - 1}\) alone"):
         toolchain.include_folders(("mma.h",))
+
+
+def test_what_a_header_includes_of_another_package_is_looked_for_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgetful: None
+) -> None:
+    major = toolchain.nvrtc().version[0]
+    packaged, system = (include(tmp_path / name, major * 1000) for name in ("packaged", "system"))
+    (packaged / "crt" / "mma.h").unlink()
+    monkeypatch.setattr(toolchain, "_packaged_folders", lambda: {packaged: major})
+    monkeypatch.setattr(toolchain, "_other_folders", lambda: [system])
+    assert toolchain.include_folders(("mma.h",)) == (system, packaged)
 
 
 def test_headers_of_packages_are_not_mixed_with_those_of_the_system(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from codegen.errors import CodegenError
-from codegen.files import write_if_changed
+from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.files import holds, is_file, read_bytes, write_if_changed
 from codegen.library import GENERATED, NamedSpec
 from codegen.receipts import ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
+from codegen.wording import one_line
 
 Kind = Literal[
     "missing",
@@ -56,7 +57,7 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
 
     Raises:
         CodegenError: for a spec that cannot be rendered, or two specs of one name.
-        OSError: when the folder cannot be written.
+        FileError: when the folder cannot be written.
     """
     texts: dict[Path, str] = {}
     for named in specs:
@@ -74,15 +75,13 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     problems = []
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
-        fresh = render(named).encode("utf-8")
+        fresh = render(named)
         fix = _render_command(named, folder)
-        if not path.is_file():
+        if not is_file(path):
             problems.append(Problem(path, "missing", "was not generated", fix))
+        elif holds(path, fresh):
             continue
-        found = path.read_bytes()
-        if found == fresh:
-            continue
-        if seal_is_intact(found.decode("utf-8", "replace")):
+        elif seal_is_intact(read_bytes(path).decode("utf-8", "replace")):
             problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", fix))
         else:
             message = "was edited by hand (its seal is broken); edits belong into the spec or a template"
@@ -135,9 +134,9 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
 
 
 def display_path(path: Path) -> str:
-    """Return a path as a person in the current folder would type it."""
+    """Return a path as a person in the current folder would type it, on one line."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    return one_line(str(path) if relative.startswith("..") else relative, MOST_OF_PLACE)
 
 
 def _render_command(named: NamedSpec, folder: Path) -> str:

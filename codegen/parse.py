@@ -6,7 +6,6 @@ filled in. Of several specs that it may become, the first one is taken that has 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
@@ -19,9 +18,11 @@ from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns import PATTERNS
 from codegen.patterns.base import SpecModel
+from codegen.plain import PlainCopy
 from codegen.plans import plan_of
 from codegen.select.defaults import candidates
 from codegen.spec import FILLED_IN, MODELS, OPS, SPEC_ADAPTER, AttentionSpec, Spec, SpecBase
+from codegen.wording import alternatives, shown
 
 
 def _may_lack(model: type[SpecModel], lacking: Mapping[str, tuple[Any, Any]]) -> type[Any]:
@@ -64,8 +65,7 @@ def parse_spec(data: object, file: str = "") -> Spec:
     """
     if not isinstance(data, Mapping | SpecBase):
         raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
-    # A model is read anew: a copy of one with other fields (``model_copy``) was never checked.
-    fields = data.model_dump(mode="json", by_alias=True) if isinstance(data, SpecBase) else dict(data)
+    fields = PlainCopy().of(data)
     try:
         specs = [SPEC_ADAPTER.validate_python(each) for each in candidates(PARTIAL_ADAPTER.validate_python(fields))]
     except ValidationError as error:
@@ -104,7 +104,6 @@ def _first_error(error: ValidationError) -> SpecError:
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     # Pydantic puts the discriminator's values into the location; they are not fields.
     parts = [str(p) for i, p in enumerate(first["loc"]) if not (i == 0 and p in OPS)]
-    parts = [part if part.isprintable() else repr(part)[1:-1] for part in parts]
     if len(parts) > 1 and parts[0] == "pattern":
         parts = [parts[0], *parts[2:]]
     field = ".".join(parts)
@@ -112,21 +111,19 @@ def _first_error(error: ValidationError) -> SpecError:
     kind, context = first["type"], first.get("ctx", {})
     if kind == "extra_forbidden":
         names = _fields_of(first["loc"])
-        near = difflib.get_close_matches(parts[-1], names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        message = f"is not a field of this spec; {hint}"
+        message = f"is not a field of this spec; {alternatives(parts[-1], names)}"
     elif kind == "missing":
         message = "is missing"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         name = str(context.get("discriminator", "")).strip("'")
         field = ".".join([*parts, name])
-        given = f"is {context['tag']!r}" if "tag" in context else "is missing"
+        given = f"is {shown(context['tag'])}" if "tag" in context else "is missing"
         allowed = ", ".join(repr(tag) for tag in (PATTERNS if parts else OPS))
         message = f"{given}; allowed: {allowed}"
     elif kind == "literal_error":
-        message = f"is {first['input']!r}; allowed: {context['expected']}"
+        message = f"is {shown(first['input'])}; allowed: {context['expected']}"
     elif kind in ("model_type", "model_attributes_type"):
-        message = f"is {first['input']!r}; a mapping of fields is expected"
+        message = f"is {shown(first['input'])}; a mapping of fields is expected"
     else:
-        message = f"is {first['input']!r}; {message[0].lower()}{message[1:]}"
+        message = f"is {shown(first['input'])}; {message[0].lower()}{message[1:]}"
     return SpecError(field, message)

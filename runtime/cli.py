@@ -13,7 +13,8 @@ from rich.table import Table
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, verify_line
 from codegen.errors import CodegenError
-from codegen.freshness import render_to
+from codegen.files import holds
+from codegen.freshness import display_path, render_to
 from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
 from codegen.render import render
@@ -82,8 +83,8 @@ def compile_command(
 def source_place(named: NamedSpec) -> str:
     """Return where the rendered source of a spec lies, if it was written."""
     path = home_of(named) / named.subfolder / f"{named.stem}.cu"
-    if path.is_file() and path.read_bytes() == render(named).encode():
-        return str(path)
+    if holds(path, render(named)):
+        return display_path(path)
     return f"not written (codegen render {shlex.quote(named.place or named.stem)})"
 
 
@@ -304,7 +305,7 @@ def tune_command(
     if asked:
         run(found, asked, compile_only=compile_only, most=most, jobs=jobs)
     if export is not None:
-        typer.echo(f"wrote {export_rows(found, export)} rows to {export}")
+        typer.echo(f"wrote {export_rows(found, export)} rows to {display_path(export)}")
 
 
 @cache_app.command("path")

@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from codegen.errors import SpecError
+from codegen.errors import CodegenError, SpecError
 from codegen.patterns.base import SpecModel, StrictInt
 from codegen.patterns.sliding_window import SlidingWindow
+from codegen.plain import PlainCopy, json_value
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import (
     AnyPattern,
@@ -28,6 +29,7 @@ from codegen.spec import (
     Spec,
     TileCopySpec,
 )
+from codegen.wording import alternatives, shown
 
 Fields = dict[str, Any]
 Size = Annotated[int, Field(ge=1)]
@@ -57,6 +59,8 @@ TUNING_FIELDS = frozenset(
 
 
 class _Problem(SpecModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
     arch: ArchName = Field(default="sm_90a", description="architecture of the device")
     dtype: DTypeName = Field(default="fp16", description="type of inputs and outputs")
 
@@ -253,18 +257,25 @@ def parse_problem(data: Mapping[str, Any]) -> Problem:
     Raises:
         SpecError: names the first offending field, its value and what is allowed.
     """
+    if not isinstance(data, Mapping):
+        raise SpecError("problem", f"is a mapping of fields, this is {type(data).__name__}")
     try:
-        return PROBLEM_ADAPTER.validate_python(dict(data))
+        plain = PlainCopy().of(data)
+    except SpecError as error:
+        raise SpecError(f"problem.{error.field}".rstrip("."), error.reason) from None
+    try:
+        return PROBLEM_ADAPTER.validate_python(plain)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        given = first["loc"][1:] if first["loc"] and first["loc"][0] == data.get("op") else first["loc"]
+        given = first["loc"][1:] if first["loc"] and first["loc"][0] == plain.get("op") else first["loc"]
         field = ".".join(["problem", *map(str, given)])
         if first["type"] == "extra_forbidden":
-            model = AttentionProblem if data.get("op") == "attention" else BsrProblem
-            raise SpecError(field, f"is not a field of a problem; there are {', '.join(model.model_fields)}") from None
-        shown = "" if first["type"] == "missing" else f"is {first['input']!r}; "
-        message = "is missing" if first["type"] == "missing" else first["msg"][0].lower() + first["msg"][1:]
-        raise SpecError(field, f"{shown}{message}") from None
+            model = AttentionProblem if plain.get("op") == "attention" else BsrProblem
+            hint = alternatives(str(given[-1]), model.model_fields, "docs/select.md lists all")
+            raise SpecError(field, f"is not a field of a problem; {hint}") from None
+        if first["type"] == "missing":
+            raise SpecError(field, "is missing") from None
+        raise SpecError(field, f"is {shown(first['input'])}; {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
 def problem_fields(text: str) -> Fields:
@@ -279,7 +290,7 @@ def problem_fields(text: str) -> Fields:
     for part in filter(None, text.replace(" ", "").split(",")):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise SpecError("problem", f"has {part!r}; parts are FIELD=VALUE, with commas between them")
+            raise SpecError("problem", f"has {shown(part)}; parts are FIELD=VALUE, with commas between them")
         *outer, last = name.split(".")
         inner = fields
         for each in outer:
@@ -297,8 +308,8 @@ def problem_fields(text: str) -> Fields:
 def _spelt(name: str, value: str) -> Any:
     """Return a value of a command line as plain data."""
     try:
-        plain = json.loads(value)
-    except ValueError:
+        plain = json_value(value)
+    except CodegenError:
         plain = value
     if name == "pattern":
         return {"kind": plain}

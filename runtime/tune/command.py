@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +9,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from codegen.errors import CodegenError
-from codegen.files import write_if_changed
+from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.files import read_text, write_if_changed
 from codegen.library import NamedSpec
+from codegen.plain import json_value
 from codegen.select.candidates import candidates
 from codegen.select.problem import Problem, parse_problem, problem_fields
 from codegen.select.table import written
+from codegen.wording import one_line
 from runtime.compile import toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.tune.database import Database, Record
@@ -32,14 +33,11 @@ def read_problems(texts: Sequence[str], file: Path | None) -> list[Problem]:
     """
     found = [parse_problem(problem_fields(text)) for text in texts]
     if file is not None:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_text(file).splitlines(), 1):
             try:
-                fields = json.loads(line)
-                if not isinstance(fields, dict):
-                    raise CodegenError("a problem is a mapping of fields")
-                found.append(parse_problem(fields))
-            except (ValueError, CodegenError) as error:
-                raise CodegenError(f"{file}:{number}: {error}") from None
+                found.append(parse_problem(json_value(line)))
+            except CodegenError as error:
+                raise CodegenError(f"{one_line(str(file), MOST_OF_PLACE)}:{number}: {error}") from None
     return list(dict.fromkeys(found))
 
 

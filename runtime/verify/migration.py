@@ -12,6 +12,7 @@ from pathlib import Path
 
 from codegen.library import NamedSpec, shipped_names
 from codegen.migrations import migrated
+from codegen.plain import json_value
 from codegen.receipts import CubinRecord, Receipt, ReceiptError, SourceRecord, SpecRecord, receipt_path, source_sha256
 from codegen.render import generate, render, spec_json_of
 from codegen.spec import canonical
@@ -90,7 +91,7 @@ def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> N
             f"{named.stem}: its spec has changed, and {earlier.source.file} is not the source that the receipt is of, "
             f"which would tell from what: restore that first (git checkout), then migrate"
         )
-    fields, _ = migrated(json.loads(old))
+    fields, _ = migrated(json_value(old))  # its hash is that of a spec
     today = json.loads(named.spec.canonical_json())
     if canonical(fields) != named.spec.canonical_json():
         changed = sorted(name for name in fields.keys() | today.keys() if fields.get(name) != today.get(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -12,7 +12,7 @@ from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex
 
-RowOrder = torch.Tensor | RowSplit | RowClusters
+RowOrder: TypeAlias = torch.Tensor | RowSplit | RowClusters
 """Block rows, longest first; such rows, long ones split along K; or clusters of rows with common columns."""
 
 

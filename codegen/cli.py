@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from codegen import freshness
-from codegen.errors import MOST_OF_PLACE, CodegenError, SpecError
+from codegen.errors import CodegenError, SpecError
 from codegen.explain import explain
 from codegen.files import write_if_changed
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_names, shipped_specs
@@ -26,7 +25,7 @@ from codegen.render import render
 from codegen.select.choice import choose
 from codegen.select.problem import parse_problem, problem_fields, said_by
 from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec, json_schema
-from codegen.wording import one_line
+from codegen.wording import in_shell
 
 BAD_INPUT = 2
 CHECK_FAILED = 1
@@ -240,7 +239,7 @@ def home_of(named: NamedSpec) -> Path:
 def verify_line(named: NamedSpec) -> str:
     """Return the command that verifies a spec."""
     by_name = named.path is None or named.is_shipped
-    return f"codegen verify {named.stem if by_name else shlex.quote(one_line(str(named.path), MOST_OF_PLACE))}"
+    return f"codegen verify {named.stem if by_name else in_shell(str(named.path))}"
 
 
 def _print(table: RenderableType) -> None:

@@ -54,6 +54,20 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
         raise FileError(path, "is no regular file, and is not read: copy what it gives into one")
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse a place that anything but a regular file has: a device or a fifo would be gone, and all that use it fail.
+
+    Raises:
+        FileError: for such a place.
+    """
+    with _errors_of(path), contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise FileError(path, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise FileError(path, "is no regular file, and is not written over: name another file")
+
+
 def is_file(path: Path) -> bool:
     """Return whether there is a regular file; there is none where nobody can look, or by a name that none can have."""
     try:
@@ -110,8 +124,7 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
     try:
         for path, text in texts.items():
             with _errors_of(path):  # it names the file that was asked for, of whose stand-in nobody knows
-                if path.is_dir():
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+                check_replaceable(path)
                 changed[path] = not holds(path, text)
                 if changed[path]:
                     _make_folder(path.parent)
@@ -122,7 +135,7 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
                 temporary.replace(path)
     finally:
         for temporary in staged.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 temporary.unlink()
     return changed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from codegen.files import holds, is_file, read_bytes, write_if_changed
 from codegen.library import GENERATED, NamedSpec
 from codegen.receipts import ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
-from codegen.wording import one_line
+from codegen.wording import in_shell, one_line
 
 Kind = Literal[
     "missing",
@@ -94,7 +93,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     known = {folder / named.subfolder / named.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
-        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {display_path(path)}")
+        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {in_shell(_relative(path))}")
         for path in found
         if path.with_suffix("") not in known
     ]
@@ -135,10 +134,14 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
 
 def display_path(path: Path) -> str:
     """Return a path as a person in the current folder would type it, on one line."""
+    return one_line(_relative(path), MOST_OF_PLACE)
+
+
+def _relative(path: Path) -> str:
     relative = os.path.relpath(path)
-    return one_line(str(path) if relative.startswith("..") else relative, MOST_OF_PLACE)
+    return str(path) if relative.startswith("..") else relative
 
 
 def _render_command(named: NamedSpec, folder: Path) -> str:
-    out = "" if folder == GENERATED else f" --out {shlex.quote(display_path(folder))}"
-    return f"codegen render {shlex.quote(named.place or named.stem)}{out}"
+    out = "" if folder == GENERATED else f" --out {in_shell(_relative(folder))}"
+    return f"codegen render {in_shell(named.place or named.stem)}{out}"

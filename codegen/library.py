@@ -6,7 +6,6 @@ inside it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +17,7 @@ from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
 from codegen.parse import parse_spec
 from codegen.spec import Spec
-from codegen.wording import alternatives, shown
+from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import location_of, read_yaml
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -161,7 +160,7 @@ def read_spec(path: Path, text: str | None = None) -> NamedSpec:
         raise error.at(origin) from None
     document = read_yaml(spec_text(path) if text is None else text, origin)
     try:
-        spec = parse_spec(document.fields, shlex.quote(origin))
+        spec = parse_spec(document.fields, in_shell(origin))
     except SpecError as error:
         raise error.at(location_of(origin, document.lines, error.field)) from None
     return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=document.lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,7 @@ from codegen.names import check_name, taken
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.prune import prune
-from codegen.wording import in_comment
+from codegen.wording import in_comment, in_shell
 
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
@@ -126,7 +125,7 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     assert isinstance(env.loader, _RecordingLoader)
     told = {
         "origin": origin or "a spec without a file",
-        "command": f"codegen render {shlex.quote(origin) if origin else 'SPEC'}",
+        "command": f"codegen render {in_shell(origin) if origin else 'SPEC'}",
         "json": plan.spec.canonical_json(),
         "hash": plan.spec.hash,
         "templates": ", ".join(sorted(env.loader.used)),

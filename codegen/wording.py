@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 MOST_SHOWN = 200
@@ -49,6 +50,21 @@ def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
         return f"there are {', '.join(names)}"
     nearest = difflib.get_close_matches(given, names, n=_NEAREST, cutoff=0.0)
     return f"there are {len(names)}, among them {', '.join(nearest)}{f'; {listed}' if listed else ''}"
+
+
+def in_shell(text: str) -> str:
+    """Return a word of a command as one types it into a shell; of what does not print, its bytes by their numbers."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(each if _stands(each) else _in_bytes(each) for each in text) + "'"
+
+
+def _stands(character: str) -> bool:
+    return character.isprintable() and character not in "\\'"
+
+
+def _in_bytes(character: str) -> str:
+    return "".join(rf"\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def in_comment(text: str) -> str:

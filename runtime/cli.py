@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
 from codegen.render import render
 from codegen.select.candidates import MOST
+from codegen.wording import in_shell
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import INSTRUCTIONS, usage
@@ -85,7 +85,7 @@ def source_place(named: NamedSpec) -> str:
     path = home_of(named) / named.subfolder / f"{named.stem}.cu"
     if holds(path, render(named)):
         return display_path(path)
-    return f"not written (codegen render {shlex.quote(named.place or named.stem)})"
+    return f"not written (codegen render {in_shell(named.place or named.stem)})"
 
 
 def cubin_place(compiled: Compiled) -> str:

@@ -29,7 +29,8 @@ from codegen.spec import (
     Spec,
     TileCopySpec,
 )
-from codegen.wording import alternatives, shown
+from codegen.validation import first_error
+from codegen.wording import shown
 
 Fields = dict[str, Any]
 Size = Annotated[int, Field(ge=1)]
@@ -188,17 +189,19 @@ class BsrProblem(_Problem):
         """
         if not len(row_lengths):
             raise SpecError("row_lengths", "is empty: a matrix has one block row or more")
-        block = fields.get("block")
-        rows, cols = (block["rows"], block["cols"]) if isinstance(block, Mapping) else (block.rows, block.cols)  # type: ignore[union-attr]
-        down, across = ("k", "m") if fields.get("transpose_a") else ("m", "n" if fields["op"] == "bsr_sddmm" else "k")
-        if fields.get(across) is None:
+        known = parse_problem(fields)
+        if not isinstance(known, cls):
+            raise SpecError("problem.op", f"is {shown(known.op)}; only products with BSR matrices have block rows")
+        down, across = ("k", "m") if known.transpose_a else ("m", "n" if known.op == "bsr_sddmm" else "k")
+        columns = getattr(known, across)
+        if columns is None:
             raise SpecError(across, "is missing: density is the share of a block row that is stored")
         total, mean = sum(row_lengths), sum(row_lengths) / len(row_lengths)
         found = parse_problem(
             {
                 **fields,
-                down: len(row_lengths) * rows,
-                "density": min(1.0, total / (len(row_lengths) * max(1, fields[across] // cols))),
+                down: len(row_lengths) * known.block.rows,
+                "density": min(1.0, total / (len(row_lengths) * max(1, columns // known.block.cols))),
                 "evenness": max(row_lengths) / mean if total else 1.0,
             }
         )
@@ -242,6 +245,10 @@ class BsrProblem(_Problem):
 
 
 Problem = AttentionProblem | BsrProblem
+_BY_OP: Mapping[str, type[_Problem]] = {
+    "attention": AttentionProblem,
+    **dict.fromkeys(("bsr_spmm", "bsr_sddmm", "bsr_spgemm"), BsrProblem),
+}
 PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(discriminator="op")])
 
 
@@ -266,16 +273,8 @@ def parse_problem(data: Mapping[str, Any]) -> Problem:
     try:
         return PROBLEM_ADAPTER.validate_python(plain)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        given = first["loc"][1:] if first["loc"] and first["loc"][0] == plain.get("op") else first["loc"]
-        field = ".".join(["problem", *map(str, given)])
-        if first["type"] == "extra_forbidden":
-            model = AttentionProblem if plain.get("op") == "attention" else BsrProblem
-            hint = alternatives(str(given[-1]), model.model_fields, "docs/select.md lists all")
-            raise SpecError(field, f"is not a field of a problem; {hint}") from None
-        if first["type"] == "missing":
-            raise SpecError(field, "is missing") from None
-        raise SpecError(field, f"is {shown(first['input'])}; {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        field, reason = first_error(error, _BY_OP, "a problem")
+        raise SpecError(f"problem.{field}".rstrip("."), reason) from None
 
 
 def problem_fields(text: str) -> Fields:

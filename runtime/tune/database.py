@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, FileError
+from codegen.files import check_replaceable
 from codegen.library import NamedSpec
 from codegen.plain import json_value
 from codegen.receipts import source_sha256
@@ -114,6 +115,17 @@ def _fields(text: Any) -> dict[str, Any]:
     return fields
 
 
+def _word(value: Any) -> str:
+    """Return a text of a row.
+
+    Raises:
+        CodegenError: for a column that is none.
+    """
+    if not isinstance(value, str):
+        raise CodegenError(f"{shown(value)} is no text")
+    return value
+
+
 def _figures(single: Any, back_to_back: Any) -> Figures:
     """Return the figures of a row.
 
@@ -138,6 +150,10 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        try:
+            check_replaceable(path)  # SQLite writes its journal beside whatever it opens
+        except FileError as error:
+            raise DatabaseError(str(error)) from None
         try:
             with closing(sqlite3.connect(path)) as connection:
                 connection.execute("PRAGMA journal_mode=WAL")
@@ -216,7 +232,10 @@ class Database:
             (spelt_problem(problem), device.name, device.driver),
         )
         with self._kept():
-            return [(stem, _fields(spec), source, date, _figures(a, b)) for stem, spec, source, date, a, b in found]
+            return [
+                (_word(stem), _fields(spec), _word(source), _word(date), _figures(a, b))
+                for stem, spec, source, date, a, b in found
+            ]
 
     def write_dense(self, problem: Problem, device: Device, name: str, figures: Figures | None) -> None:
         """Keep what a dense product of a library takes; without figures, that there is none."""

@@ -25,9 +25,8 @@ def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
     Raises:
         SpecError: for a text that is not YAML, or in which a name cannot be replaced; with file and line.
     """
-    changes = []
+    changes, document = [], read_yaml(text, origin)
     for renamed in migrations.TABLE:
-        document = read_yaml(text, origin)
         try:
             change = renamed.change(document.fields)
             if change is not None:
@@ -35,6 +34,7 @@ def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
                 if not _reads_as(text, applied(change, document.fields)):
                     raise _by_hand(change)
                 changes.append(change)
+                document = read_yaml(text, origin)  # places have moved
         except SpecError as error:
             raise error.at(location_of(origin, document.lines, error.field)) from None
     return text, changes

@@ -60,7 +60,7 @@ def check_replaceable(path: Path) -> None:
     Raises:
         FileError: for such a place.
     """
-    with _errors_of(path), contextlib.suppress(FileNotFoundError):
+    with _errors_of(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):  # of a folder its maker tells
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise FileError(path, os.strerror(errno.EISDIR))

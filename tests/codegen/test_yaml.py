@@ -64,8 +64,8 @@ MANY = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
             DENSE.replace("128", "0x" + "f" * 5000), "kernel.yaml:3: head_dim: is an integer of 20000 bits", id="huge"
         ),
         pytest.param(
-            DENSE.replace("128", "1:" * 10_000),
-            "kernel.yaml:3: has a value of 20000 characters; at most 10000 are allowed",
+            DENSE.replace("128", "1:" * 10_000 + "1"),
+            "kernel.yaml:3: has a value of 20001 characters; at most 10000 are allowed",
             id="long-scalar",
         ),
         pytest.param(

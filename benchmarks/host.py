@@ -38,7 +38,7 @@ from rich.table import Table
 
 from runtime import load_kernel
 from runtime.bench.measurement import random_lists
-from runtime.bench.timing import Call, median
+from runtime.bench.timing import Call, captured, median
 
 PACKAGES = ("torch", "cuda-bindings")
 AHEAD = 20  # calls; a stream takes about a thousand launches before the host must wait
@@ -159,15 +159,6 @@ def loop_microseconds(call: Call) -> float:
     return 1e6 * (time.perf_counter() - began) / LOOP_CALLS
 
 
-def captured(call: Call) -> Call:
-    """Return what replays AHEAD calls that a CUDA graph holds."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(AHEAD):
-            call()
-    return graph.replay
-
-
 def graph_microseconds(replay: Call) -> float:
     """Return the GPU's time of a call of a replayed graph."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -190,7 +181,7 @@ def times_of(calls: dict[str, Call]) -> tuple[dict[str, dict[str, float]], dict[
                 call()
             torch.cuda.synchronize()
             right[label] = call
-            replays[label] = captured(call)
+            replays[label] = captured([call] * AHEAD)
             replays[label]()
         except Exception as error:
             failed[label] = reason(error)

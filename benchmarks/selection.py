@@ -1,6 +1,6 @@
 """Compares the kernels that codegen.select chooses with the best that are found, on problems that its table has not.
 
-    python benchmarks/selection.py --draw              # no GPU: writes selection_problems.jsonl by a fixed seed
+    python benchmarks/selection.py --draw              # no GPU: writes the problems, and those for tuning, by seeds
     python benchmarks/selection.py --compile-only      # no GPU: compiles every candidate into the cache
     python benchmarks/selection.py --db selection.sqlite --json selection.json --budget 500
     python benchmarks/selection.py --from selection.json --markdown   # no GPU: print an earlier run
@@ -9,12 +9,17 @@ For each problem: the chosen kernel, the fastest of the shipped specs and of the
 how much slower the choice is. All candidates are those of ``codegen tune``, verified before they are timed; the choice
 is timed again with the best, in turns. The database lets a run that was interrupted, or whose budget was spent, go on.
 Rows that are exported from it are not to join the table before the comparison is repeated on other problems: these
-would be unseen no longer.
+would be unseen no longer. What the table is tuned on is drawn by another seed, none of them among the 60; beside these
+products with few columns, of other sizes:
+
+    codegen tune --file benchmarks/tuning_problems.jsonl --db tune.sqlite --export rows.jsonl
+    python benchmarks/measurement_rows.py --tuned rows.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -41,8 +46,11 @@ from runtime.tune.tuner import best_of, compile_all, cost, tune
 
 Fields = dict[str, Any]
 PROBLEMS = Path(__file__).with_name("selection_problems.jsonl")
-SEED = 20261125
-OF_EACH = 30  # problems of attention, and of BSR products
+TUNING = Path(__file__).with_name("tuning_problems.jsonl")
+SEED, TUNING_SEED = 20261125, 20261126
+OF_EACH = (30, 30)  # problems of attention, and of BSR products
+TUNING_OF_EACH = (30, 60)
+FEW = ((14336, 4096), (4096, 4096)), (16, 64), 0.3  # M and K, N, density of further products that are tuned on
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 HEADS = (1, 2, 4, 8, 16, 32, 64)
 GROUPS = (1, 2, 4, 8)
@@ -62,17 +70,36 @@ HEADINGS = ("problem", "chosen", "rule", "us", "best", "us", "ratio", "dense, us
 
 def draw() -> list[Problem]:
     """Draw the problems: the same at any time."""
-    source = random.Random(SEED)
-    attention = _distinct(_attention(source) for _ in iter(int, 1))
-    return [*attention, *_distinct(_bsr(source) for _ in iter(int, 1))]
+    return _drawn(SEED, OF_EACH)
 
 
-def _distinct(drawn: Iterable[Problem | None]) -> list[Problem]:
+def draw_tuning() -> list[Problem]:
+    """Draw the problems that the table is tuned on."""
+    return [*_few(), *_drawn(TUNING_SEED, TUNING_OF_EACH, frozenset(draw()))]
+
+
+def _few() -> list[Problem]:
+    layers, columns, density = FEW
+    found = []
+    for (m, k), block, n in itertools.product(layers, BLOCKS, columns):
+        stored = round(round(k // block * density) / (k // block), 6)
+        sizes = {"m": m, "n": n, "k": k, "density": stored, "evenness": 1.0, "overlap": 0.0}
+        found.append(parse_problem({"op": "bsr_spmm", "block": {"rows": block, "cols": block}, **sizes}))
+    return found
+
+
+def _drawn(seed: int, of_each: tuple[int, int], without: frozenset[Problem] = frozenset()) -> list[Problem]:
+    source = random.Random(seed)
+    kinds = ((_attention(source) for _ in iter(int, 1)), (_bsr(source) for _ in iter(int, 1)))
+    return [each for drawn, count in zip(kinds, of_each, strict=True) for each in _distinct(drawn, count, without)]
+
+
+def _distinct(drawn: Iterable[Problem | None], count: int, without: frozenset[Problem]) -> list[Problem]:
     found: dict[Problem, None] = {}
     for problem in drawn:
-        if problem is not None:
+        if problem is not None and problem not in without:
             found[problem] = None
-        if len(found) == OF_EACH:
+        if len(found) == count:
             break
     return list(found)
 
@@ -305,6 +332,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.draw:
         options.problems.write_text(text_of(draw()), encoding="utf-8")
+        TUNING.write_text(text_of(draw_tuning()), encoding="utf-8")
         print(f"wrote {options.problems}")
         return 0
     report = json.loads(options.source.read_text(encoding="utf-8")) if options.source else measure(options)

@@ -29,6 +29,7 @@ class Arch:
 
     name: str
     compute_capability: tuple[int, int]
+    since_cuda: tuple[int, int]  # whose compiler knows it first
     shared_memory_per_block: int  # bytes, opt-in maximum
     shared_memory_per_sm: int  # bytes
     registers_per_sm: int
@@ -82,11 +83,14 @@ MMA_SYNC = (
 """Kernels of sm_89, which compile unchanged for every architecture from sm_80 on. There they have never run."""
 
 
-def _mma_sync(major: int, minor: int, shared_memory_per_sm: int, warps_per_sm: int) -> Arch:
+def _mma_sync(
+    major: int, minor: int, since_cuda: tuple[int, int], shared_memory_per_sm: int, warps_per_sm: int
+) -> Arch:
     """Return an architecture that MMA_SYNC is for."""
     return Arch(
         name=f"sm_{major}{minor}",
         compute_capability=(major, minor),
+        since_cuda=since_cuda,
         shared_memory_per_block=shared_memory_per_sm - 1 * KIB,
         shared_memory_per_sm=shared_memory_per_sm,
         registers_per_sm=65536,
@@ -99,12 +103,13 @@ def _mma_sync(major: int, minor: int, shared_memory_per_sm: int, warps_per_sm: i
 ARCHS = {
     arch.name: arch
     for arch in (
-        _mma_sync(8, 0, 164 * KIB, 64),
-        _mma_sync(8, 6, 100 * KIB, 48),
-        _mma_sync(8, 9, 100 * KIB, 48),
+        _mma_sync(8, 0, (11, 0), 164 * KIB, 64),
+        _mma_sync(8, 6, (11, 1), 100 * KIB, 48),
+        _mma_sync(8, 9, (11, 8), 100 * KIB, 48),
         Arch(
             name="sm_90a",
             compute_capability=(9, 0),
+            since_cuda=(12, 0),
             shared_memory_per_block=227 * KIB,
             shared_memory_per_sm=228 * KIB,
             registers_per_sm=65536,
@@ -127,6 +132,6 @@ ARCHS = {
                 Combination("tile_copy", "none", "tma", "multistage"),
             ),
         ),
-        _mma_sync(12, 0, 100 * KIB, 48),
+        _mma_sync(12, 0, (12, 8), 100 * KIB, 48),
     )
 }

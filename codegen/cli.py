@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.table import Table
 from typer.core import TyperGroup
 
-from codegen import freshness
+from codegen import __version__, freshness
 from codegen.errors import CodegenError, SpecError
-from codegen.explain import explain
-from codegen.files import write_if_changed
-from codegen.library import GENERATED, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.explain import explain, explained
+from codegen.files import is_file, write_if_changed
+from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.listing import row_of, table_of
+from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.receipts import ReceiptStatus, state
+from codegen.progress import progress
+from codegen.receipts import state
 from codegen.render import render
-from codegen.select.choice import choose
+from codegen.report import JsonOption, console, report
+from codegen.select.choice import Choice, choose
 from codegen.select.problem import parse_problem, problem_fields, said_by
-from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec, json_schema
-from codegen.wording import in_shell
+from codegen.spec import TileCopySpec, json_schema
 
 BAD_INPUT = 2
 CHECK_FAILED = 1
@@ -71,6 +72,21 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in shipped_names() if name.startswith(incomplete)]
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"codegen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def codegen_command(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
 SPEC_HELP = "A YAML file, or the name of a shipped spec."
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=_complete)]
 SpecsArgument = Annotated[
@@ -110,6 +126,7 @@ def render_command(
     ] = None,
     every: AllOption = False,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file would change.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Render specs to CUDA sources: one self-contained .cu a spec, the same bytes every time.
 
@@ -122,18 +139,24 @@ def render_command(
     """
     named_specs = chosen(specs, every)
     if out == "-":
+        if as_json:
+            raise CodegenError("--out - prints sources, --json a report: say one of them")
         for named in named_specs:
             typer.echo(render(named), nl=False)
         return
     by_folder: dict[Path, list[NamedSpec]] = defaultdict(list)
     for named in named_specs:
         by_folder[Path(out) if out is not None else home_of(named)].append(named)
+    _render_once(named_specs)
     if check:
-        _report([p for folder, group in by_folder.items() for p in freshness.check_sources(folder, group)])
+        problems = [p for folder, group in by_folder.items() for p in freshness.check_sources(folder, group)]
+        _report_problems(problems, as_json=as_json)
         return
-    for folder, group in by_folder.items():
-        for path, changed in freshness.render_to(folder, group).items():
-            typer.echo(f"{'wrote' if changed else 'up to date'}  {freshness.display_path(path)}")
+    with report(as_json=as_json) as told:
+        for folder, group in by_folder.items():
+            for path, changed in freshness.render_to(folder, group).items():
+                line = f"{'wrote' if changed else 'up to date'}  {freshness.display_path(path)}"
+                told.row({"path": str(path), "changed": changed}, line)
 
 
 @app.command("check")
@@ -141,6 +164,7 @@ def check_command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Also fail on a receipt that is missing, failed or older than its source.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Re-render every shipped spec and compare with generated/: missing, stale, hand-edited and orphaned files.
 
@@ -150,24 +174,24 @@ def check_command(
       codegen check
       codegen check --strict
     """
-    _report(freshness.check(GENERATED, shipped_specs(), strict=strict))
+    _render_once(shipped_specs())
+    _report_problems(freshness.check(GENERATED, shipped_specs(), strict=strict), as_json=as_json)
 
 
 @app.command("list")
-def list_command() -> None:
-    """List the shipped specs and what their receipts say."""
-    table = Table(box=None, pad_edge=False, header_style="cyan")
-    for title in ("spec", "operator", "arch", "type", "what", "tile", "how", "receipt"):
-        table.add_column(title, overflow="fold", no_wrap=title == "spec")  # a name can be copied
-    colours = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatus.UNREADABLE: "red"}
-    for named in shipped_specs():
-        spec = named.spec
-        found = state(named, render(named))
-        how = f"{spec.mma}, {spec.copy_}, {spec.schedule}"
-        standing = f"[{colours.get(found.standing, 'yellow')}]{found.standing}[/]"
-        tile = " x ".join(map(str, spec.tile.model_dump().values()))
-        table.add_row(named.stem, spec.op, spec.arch, spec.dtype, _what(spec), tile, how, standing)
-    _print(table)
+def list_command(as_json: JsonOption = False) -> None:
+    """List the shipped specs and what their receipts say.
+
+    [bold]Examples[/bold]
+      codegen list
+      codegen list --json
+    """
+    with report(as_json=as_json) as told:
+        rows = []
+        for named in told.steps("reading", shipped_specs(), lambda named: named.stem):
+            rows.append(row_of(named, state(named, render(named))))
+            told.row(rows[-1])
+        told.show(table_of(rows, console().width))
 
 
 @app.command("explain")
@@ -184,6 +208,7 @@ def explain_command(
             show_default=False,
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the plan of a kernel: tiles, pipeline, shared-memory map, registers, FLOPs, index tensors.
 
@@ -195,23 +220,30 @@ def explain_command(
       codegen explain h100_causal --problem heads=16,q_len=1024,kv_len=1024
       codegen explain --problem op=bsr_spmm,block=64,m=4096,n=16,k=4096,density=0.3
     """
+    plan, choice = _plan_asked_for(spec, problem)
+    if as_json:
+        typer.echo(json.dumps(explained(plan, choice), indent=2))
+    else:
+        console().print(explain(plan, choice))
+
+
+def _plan_asked_for(spec: str | None, problem: str | None) -> tuple[Plan, Choice | None]:
+    """Return the plan that ``explain`` is to tell, and what is chosen for its problem."""
     sizes = {} if problem is None else problem_fields(problem)
     if spec is None:
         if problem is None:
             raise CodegenError("name a spec, or a problem with --problem")
         choice = choose(parse_problem(sizes))
-        _print(explain(plan_for(choice.named), choice))
-        return
+        return plan_for(choice.named), choice
     named = find_spec(spec)
     if isinstance(named.spec, TileCopySpec):
         choose(named, sizes or None)  # has no choice: refuses sizes
-        _print(explain(plan_for(named)))
-        return
+        return plan_for(named), None
     said = said_by(named.spec)
     wrong = [name for name in sizes if name in said]
     if wrong:
         raise SpecError(f"problem.{wrong[0]}", "is said by the spec: leave it out")
-    _print(explain(plan_for(named), choose(parse_problem({**said, **sizes}))))
+    return plan_for(named), choose(parse_problem({**said, **sizes}))
 
 
 @app.command("schema")
@@ -232,48 +264,37 @@ def schema_command(
 
 def home_of(named: NamedSpec) -> Path:
     """Return where a source goes unless the user says otherwise."""
-    in_source_tree = not GENERATED.is_relative_to(Path(__file__).resolve().parent)
-    return GENERATED if in_source_tree and named.is_shipped else Path()
+    return GENERATED if IN_SOURCE_TREE and named.is_shipped else Path()
+
+
+def _render_once(specs: Sequence[NamedSpec]) -> None:
+    """Render specs, and tell how far it is: what asks for a source later has it at once."""
+    with progress("rendering", len(specs)) as at:
+        for named in specs:
+            at(named.stem)
+            render(named)
+
+
+def place_of(named: NamedSpec, suffix: str) -> Path:
+    """Return where a kernel's source or receipt is: at its home or, of a shipped spec, where the package has it."""
+    inside = named.subfolder / f"{named.stem}{suffix}"
+    own = home_of(named) / inside
+    return GENERATED / inside if named.is_shipped and not is_file(own) else own
 
 
 def verify_line(named: NamedSpec) -> str:
     """Return the command that verifies a spec."""
-    by_name = named.path is None or named.is_shipped
-    return f"codegen verify {named.stem if by_name else in_shell(str(named.path))}"
+    return f"codegen verify {named.argument}"
 
 
-def _print(table: RenderableType) -> None:
-    """Print to the width of the terminal; a pipe or a file gets lines that need not be wrapped."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
-
-
-BY_DEFAULT = ("stream_k_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
-
-
-def _what(spec: Spec) -> str:
-    """Return what a kernel computes, and the options that it has."""
-    if isinstance(spec, AttentionSpec):
-        what = [f"{spec.pattern.stem()}, d {spec.head_dim}"]
-    else:
-        what = ["copy"] if isinstance(spec, TileCopySpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
-    for name in spec.options:
-        value = getattr(spec, name)
-        if value == type(spec).model_fields[name].default or name in BY_DEFAULT:
-            continue
-        if isinstance(value, Epilogue):
-            value = " ".join(["bias"] * value.bias + [value.activation] * (value.activation != "none"))
-        what.append(name if value is True else f"{name} {value}")
-    return ", ".join(what)
-
-
-def _report(problems: list[freshness.Problem]) -> None:
-    """Print the problems and leave with exit code 1 if there are any."""
-    for problem in problems:
-        typer.echo(f"{freshness.display_path(problem.path)}: {problem.message}\n    run: {problem.fix}")
-    if problems:
-        typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
-        raise typer.Exit(CHECK_FAILED)
-    typer.echo("every file is up to date")
+def _report_problems(problems: list[freshness.Problem], *, as_json: bool) -> None:
+    """Report the problems and leave with exit code 1 if there are any."""
+    with report(as_json=as_json) as told:
+        for problem in problems:
+            fields = {"path": str(problem.path), "kind": problem.kind, "message": problem.message, "fix": problem.fix}
+            place = freshness.display_path(problem.path)
+            told.row(fields, f"{place}: {problem.message}\n    run: {problem.fix}")
+        if problems:
+            typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
+            raise typer.Exit(CHECK_FAILED)
+        told.say("every file is up to date")

@@ -8,7 +8,8 @@ from codegen.wording import one_line
 
 MOST_OF_PLACE = 500
 """Characters of a path in a message: one of a few folders is whole."""
-_MOST_OF_REASON = 2000
+MOST_OF_MESSAGE = 2000
+"""Characters of a message that may name several files or values."""
 
 
 class CodegenError(Exception):
@@ -48,7 +49,7 @@ class SpecError(CodegenError):
 
     def __init__(self, field: str, reason: str, location: str = "") -> None:
         self.field = one_line(field)
-        self.reason = one_line(reason, _MOST_OF_REASON)
+        self.reason = one_line(reason, MOST_OF_MESSAGE)
         self.location = one_line(location, MOST_OF_PLACE)
         super().__init__(": ".join(part for part in (self.location, self.field, self.reason) if part))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from codegen.arch import KIB
+from codegen.patterns.base import IndexTensor
 from codegen.plan import Plan
 from codegen.select.choice import Choice
 from codegen.select.problem import tuning_of
@@ -61,9 +63,60 @@ def explain(plan: Plan, choice: Choice | None = None) -> RenderableType:
         plan: the plan.
         choice: what codegen.select chooses for the problem that is asked about.
     """
-    spec, arch = plan.spec, plan.arch
-    registers = plan.registers
-    facts = [
+    spec = plan.spec
+    parts: list[RenderableType] = [Text(plan.stem, style="bold"), _rows(_facts(plan)), Text(), *_shared(plan)]
+    if choice is not None:
+        parts += [Text(), *_choice(plan, choice)]
+    if isinstance(spec, AttentionSpec):
+        parts += [Text(), *_index_tensors(spec)]
+    return Group(*parts, Text(), *_params(plan))
+
+
+def explained(plan: Plan, choice: Choice | None = None) -> dict[str, Any]:
+    """Return the same as JSON has it."""
+    told: dict[str, Any] = {
+        "kernel": plan.stem,
+        "spec": json.loads(plan.spec.canonical_json()),
+        "spec_hash": plan.spec.hash,
+        "facts": dict(_facts(plan)),
+        "threads": plan.threads,
+        "ctas_per_sm": plan.ctas_per_sm,
+        "registers": {
+            "accumulators": plan.registers.accumulators,
+            "limit": plan.registers.limit,
+            "launch": launch_registers(plan),
+        },
+        "step": {"flops": plan.flops, "bytes": plan.bytes},
+        "shared_memory": {
+            "bytes": plan.shared_bytes,
+            "limit": plan.arch.shared_memory_per_block,
+            "regions": [
+                {"name": region.name, "offset": region.offset, "bytes": region.bytes, "holds": region.doc}
+                for region in plan.shared
+            ],
+        },
+        "params": [{"name": param.name, "type": param.ctype, "what": param.doc} for param in plan.params],
+    }
+    if isinstance(plan.spec, AttentionSpec):
+        told["index_tensors"] = [
+            {"name": tensor.name, "dims": dims, "optional": tensor.optional, "what": tensor.doc}
+            for tensor, dims in _dims(plan.spec)
+        ]
+    if choice is not None:
+        told["choice"] = {
+            "kernel": choice.named.stem,
+            "spec": json.loads(choice.spec.canonical_json()),
+            "rule": choice.rule,
+            "why": choice.reason,
+            "dense": choice.dense,
+        }
+    return told
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    """Return what there is to say of a plan in one line each."""
+    spec, arch, registers = plan.spec, plan.arch, plan.registers
+    return [
         ("operator", f"{spec.op}, {spec.dtype} in and out" + (", fp32 accumulation" if plan.flops else "")),
         ("architecture", f"{arch.name} (compute capability {arch.compute_capability[0]}.{arch.compute_capability[1]})"),
         ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
@@ -89,12 +142,12 @@ def explain(plan: Plan, choice: Choice | None = None) -> RenderableType:
         ("template", f"templates/{plan.template}"),
         ("spec hash", spec.hash),
     ]
-    parts: list[RenderableType] = [Text(plan.stem, style="bold"), _rows(facts), Text(), *_shared(plan)]
-    if choice is not None:
-        parts += [Text(), *_choice(plan, choice)]
-    if isinstance(spec, AttentionSpec):
-        parts += [Text(), *_index_tensors(spec)]
-    return Group(*parts, Text(), *_params(plan))
+
+
+def _dims(spec: AttentionSpec) -> list[tuple[IndexTensor, list[str]]]:
+    """Return the index tensors of a kernel with the sizes of their dimensions."""
+    packs = "heads" if spec.pack_gqa == 1 else f"heads / {spec.pack_gqa}"
+    return [(tensor, [packs if dim == "heads" else str(dim) for dim in tensor.dims]) for tensor in spec.index_tensors]
 
 
 def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
@@ -144,10 +197,8 @@ def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
         return [title]
     title.append(", int32, beside q, k and v", style="not bold")
     rows = []
-    for tensor in tensors:
-        packs = "heads" if spec.pack_gqa == 1 else f"heads / {spec.pack_gqa}"
-        dims = ", ".join(packs if dim == "heads" else str(dim) for dim in tensor.dims)
-        rows.append((tensor.name, f"({dims}){' optional' if tensor.optional else ''}: {tensor.doc}"))
+    for tensor, dims in _dims(spec):
+        rows.append((tensor.name, f"({', '.join(dims)}){' optional' if tensor.optional else ''}: {tensor.doc}"))
     return [title, _rows(rows)]
 
 

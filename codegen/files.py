@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,8 +30,8 @@ def read_text(path: Path) -> str:
         raise FileError(path, f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})") from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file.
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the bytes of a file, of which there may be ``most``.
 
     Raises:
         MissingFileError, FileError: as ``read_text`` does.
@@ -41,9 +42,9 @@ def read_bytes(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             _check_regular(path, os.fstat(file.fileno()))
-            data = file.read(MOST_BYTES + 1)  # it may say that it has 0 bytes, or grow
-    if len(data) > MOST_BYTES:
-        raise FileError(path, f"is too large: at most {MOST_BYTES >> 20} MiB is read")
+            data = file.read(most + 1)  # it may say that it has 0 bytes, or grow
+    if len(data) > most:
+        raise FileError(path, f"is too large: at most {most >> 20} MiB is read")
     return data
 
 
@@ -128,8 +129,10 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
                 changed[path] = not holds(path, text)
                 if changed[path]:
                     _make_folder(path.parent)
-                    staged[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                    staged[path].write_bytes(text.encode("utf-8"))
+                    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+                    with temporary.open("xb") as file:  # x: a link that somebody put there is not followed
+                        staged[path] = temporary
+                        file.write(text.encode("utf-8"))
         for path, temporary in staged.items():
             with _errors_of(path):
                 temporary.replace(path)

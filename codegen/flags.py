@@ -469,12 +469,12 @@ class SpmmFewColumnsFlags(Flags):
     """What bsr_spmm/sm90a_few_columns.cu.j2 asks.
 
     Attributes:
-        words: 32-bit words of a row of a step that a lane loads: 2 or 4.
-        block_steps: steps of a block of A.
+        a_words: 32-bit words of a row of A that a lane loads for a step: 2 or 4.
+        b_words: those of a row of B: 1, 2 or 4.
     """
 
-    words: int
-    block_steps: int
+    a_words: int
+    b_words: int
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from typing import Literal
 
 from codegen.errors import MOST_OF_PLACE, CodegenError
 from codegen.files import holds, is_file, read_bytes, write_if_changed
-from codegen.library import GENERATED, NamedSpec
+from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec
 from codegen.receipts import ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
 from codegen.wording import in_shell, one_line
 
+REINSTALL = "pip install --force-reinstall --no-deps sparse-kernel-codegen"
+"""What mends files of an installed package."""
 Kind = Literal[
     "missing",
     "stale",
@@ -75,7 +77,7 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
         fresh = render(named)
-        fix = _render_command(named, folder)
+        fix = _fix(named, folder)
         if not is_file(path):
             problems.append(Problem(path, "missing", "was not generated", fix))
         elif holds(path, fresh):
@@ -113,7 +115,9 @@ def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
         found = state(named, render(named), folder)
         if found.standing in kinds:
             fix = f"codegen verify {named.stem} (on a GPU)"
-            if found.standing is ReceiptStatus.STALE:
+            if folder == GENERATED and not IN_SOURCE_TREE:
+                fix = REINSTALL
+            elif found.standing is ReceiptStatus.STALE:
                 fix = f"codegen migrate {named.stem} (if only comments or names changed), or {fix}"
             path = receipt_path(named.stem, folder / named.subfolder)
             problems.append(Problem(path, kinds[found.standing], found.explanation, fix))
@@ -142,6 +146,13 @@ def _relative(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _render_command(named: NamedSpec, folder: Path) -> str:
-    out = "" if folder == GENERATED else f" --out {in_shell(_relative(folder))}"
-    return f"codegen render {in_shell(named.place or named.stem)}{out}"
+def render_command(named: NamedSpec) -> str:
+    """Return the command that renders a spec."""
+    return f"codegen render {named.argument}"
+
+
+def _fix(named: NamedSpec, folder: Path) -> str:
+    """Return what makes the source of a spec in a folder fresh."""
+    if folder == GENERATED:
+        return render_command(named) if IN_SOURCE_TREE else REINSTALL
+    return f"{render_command(named)} --out {in_shell(_relative(folder))}"

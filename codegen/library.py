@@ -21,7 +21,9 @@ from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import location_of, read_yaml
 
 _PACKAGE = Path(__file__).resolve().parent
-ROOT = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _PACKAGE.parent
+IN_SOURCE_TREE = not (_PACKAGE / "data").is_dir()
+"""Whether this is a source tree: what an installed package carries is not written to."""
+ROOT = _PACKAGE.parent if IN_SOURCE_TREE else _PACKAGE / "data"
 """Folder that holds templates/, specs/ and generated/."""
 TEMPLATES = ROOT / "templates"
 SPECS = ROOT / "specs"
@@ -69,6 +71,11 @@ class NamedSpec:
     def source_file(self) -> str:
         """Where its source belongs, relative to the project."""
         return ("generated" / self.subfolder / f"{self.stem}.cu").as_posix()
+
+    @property
+    def argument(self) -> str:
+        """How a command line names it: a shipped spec by its name, which an installed package knows too."""
+        return self.stem if self.path is None or self.is_shipped else in_shell(str(self.path))
 
     def located(self, error: SpecError) -> SpecError:
         """Return ``error`` with the file and line of its field."""

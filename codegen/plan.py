@@ -237,7 +237,6 @@ class Plan:
         tile_queries: queries of a tile, in attention.
         sub_tiles: sub-tiles of such a tile, with key blocks of their own: query blocks, or KV splits.
         kv_bytes: bytes that K, or V, may extend over, if the kernel does not reach all.
-        depth: rows of B that the kernel has room for, if there is a limit.
         row_cutting: split-K of long block rows, if there is one.
         gathered: layout of prepared row clusters, if tiles gather block rows.
         prologue: the kernel that is launched before this one, if there is one.
@@ -268,7 +267,6 @@ class Plan:
     tile_queries: int = 0
     sub_tiles: int = 1
     kv_bytes: int | None = None
-    depth: int | None = None
     row_cutting: RowCutting | None = None
     gathered: GatheredLayout | None = None
     prologue: Prologue | None = None

@@ -104,6 +104,14 @@ Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape
 
 
 @dataclass(frozen=True)
+class BlockSize:
+    """Threads of a thread block, and bytes of its dynamic shared memory."""
+
+    threads: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
 class LaunchArgs:
     """What a launch is given that follows from the shape of its problem.
 
@@ -115,6 +123,7 @@ class LaunchArgs:
         counters: 32-bit counters that are 0 between launches, by the pointer parameter that they are passed as.
         scratch: bytes of uninitialised device memory, by pointer parameter.
         copy_stride: elements from one row to the next of the copy of B that the prologue writes; None without one.
+        block: a thread block's size where the shape decides it; None for the plan's, which is the largest.
     """
 
     numbers: Mapping[str, int]
@@ -123,3 +132,4 @@ class LaunchArgs:
     counters: Mapping[str, int] = field(default_factory=dict)
     scratch: Mapping[str, int] = field(default_factory=dict)
     copy_stride: int | None = None
+    block: BlockSize | None = None

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 059ccd1919667699ad8616ea77393d948e50ac25d3d9b621192bf73eb2f7abbc
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b626a02657c1eef404a4c1b7cc07f835385dd71663d03a5887a912f8102ee674
+// seal: sha256 079b5881c99d02334626979876ee0c0e348f711722b8a73774070331c5a1afd8
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -370,6 +370,20 @@ __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_groups_map);
 }
 
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
@@ -384,7 +398,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Tile& tile, int block, int columns, int i) {
   const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
-  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, b_row, tile.column * kTileN);
+  if (elect()) load_step(p, base, state, block, b_row, tile.column * kTileN);
   state.advance();
   __syncwarp();
 }
@@ -426,7 +440,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   if (steps > 0 && warp_leader) mbarrier_arrive(running);
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d1385f9324ac97b5165287bda2c2a04a17bb72451105b6f787edb25500c1bf13
+// seal: sha256 678127cf704f701d1b750f52d426e8040e9129b154adedb7eaa8c420a3146153
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -379,6 +379,20 @@ __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_groups_map);
 }
 
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
@@ -395,7 +409,7 @@ constexpr int kRingBlocks = kStages;  // blocks of A that the ring has room for
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Unit& unit, int block, int columns, int i) {
   const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
-  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, b_row, unit.column * kTileN);
+  if (elect()) load_step(p, base, state, block, b_row, unit.column * kTileN);
   state.advance();
   __syncwarp();
 }
@@ -525,7 +539,7 @@ __device__ __forceinline__ Unit take_next(uint32 base, QueueState& state, int& c
   return unit;
 }
 
-// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   PipelineState state;
@@ -661,10 +675,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
     multiply(accumulators, base, state, a_descriptor, b_descriptor, unit.end - unit.first);
-    if (unit.first_chunk >= 0) {
-      if (!combine_partials(p, unit, warpgroup, accumulators)) continue;
+    if (unit.first_chunk >= 0 && !combine_partials(p, unit, warpgroup, accumulators)) continue;
 
-    }
     epilogue.store(p, accumulators, c_row, c_column);
   }
   epilogue.wait();

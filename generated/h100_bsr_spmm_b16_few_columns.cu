@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
 // spec hash: 4fd92a3aeedbd42a5815ec49a76a36db4491364a125b2fecdd2fbb63c90e66ce
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_several_blocks.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f4ee69ccf1f9b1869873749f8214914f7dce25cbb5f73f477b6a9697ed59a424
+// seal: sha256 7e9ebaf50bfe83e261a917926628de2a382246f2339289f779c1f9f55f497be5
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -373,6 +373,20 @@ __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_groups_map);
 }
 
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
 // Copies `count` blocks of A from `block` on, and the B tile of each, to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int count,
     const int (&b_rows)[kStepBlocks], int b_column) {
@@ -395,7 +409,7 @@ __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, Pipeli
 #pragma unroll
   for (int j = 0; j < kStepBlocks; ++j) b_rows[j] = __shfl_sync(0xFFFFFFFF, columns, i + j) * kBlockCols;
   const int count = min(kStepBlocks, tile.end - block);
-  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, count, b_rows, tile.column * kTileN);
+  if (elect()) load_step(p, base, state, block, count, b_rows, tile.column * kTileN);
   state.advance();
   __syncwarp();
 }
@@ -454,7 +468,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   }
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);

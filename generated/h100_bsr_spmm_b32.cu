@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0be0ac696d291c182ddbc032b1b6b1e16266979ff6d9a12240278455008d19b5
+// seal: sha256 2d3049f5bbc8de19b0d3fc640e32a7010bfb5f39f7a56cbef9b4172ea26964b0
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -372,6 +372,20 @@ __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_groups_map);
 }
 
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
@@ -386,7 +400,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Tile& tile, int block, int columns, int i) {
   const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
-  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, b_row, tile.column * kTileN);
+  if (elect()) load_step(p, base, state, block, b_row, tile.column * kTileN);
   state.advance();
   __syncwarp();
 }
@@ -428,7 +442,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   if (steps > 0 && warp_leader) mbarrier_arrive(running);
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);

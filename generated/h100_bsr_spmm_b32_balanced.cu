@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 616af45b8a11076f721939c723a1040af0e5b9b63334c2aa0205e90cc16a62a1
+// seal: sha256 9387f66128224a14ad52c9640c10d0d19cc1961e3997ac826ed4b32a633939c4
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -381,6 +381,20 @@ __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_groups_map);
 }
 
+// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
+// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
+// (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int b_row,
     int b_column) {
@@ -397,7 +411,7 @@ constexpr int kRingBlocks = kStages;  // blocks of A that the ring has room for
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Unit& unit, int block, int columns, int i) {
   const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
-  if (threadIdx.x % 32 == 0) load_step(p, base, state, block, b_row, unit.column * kTileN);
+  if (elect()) load_step(p, base, state, block, b_row, unit.column * kTileN);
   state.advance();
   __syncwarp();
 }
@@ -527,7 +541,7 @@ __device__ __forceinline__ Unit take_next(uint32 base, QueueState& state, int& c
   return unit;
 }
 
-// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   PipelineState state;
@@ -663,10 +677,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
       for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
     }
     multiply(accumulators, base, state, a_descriptor, b_descriptor, unit.end - unit.first);
-    if (unit.first_chunk >= 0) {
-      if (!combine_partials(p, unit, warpgroup, accumulators)) continue;
+    if (unit.first_chunk >= 0 && !combine_partials(p, unit, warpgroup, accumulators)) continue;
 
-    }
     epilogue.store(p, accumulators, c_row, c_column);
   }
   epilogue.wait();

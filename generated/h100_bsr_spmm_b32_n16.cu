@@ -1,60 +1,55 @@
 // Generated from specs/h100_bsr_spmm_b32_n16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b32_n16.yaml
-// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":2048,"m":960,"n":16}}
-// spec hash: 4a20532fe53541bf582d50d24e61e99f4c763663a73ab1a2b4900f16934ea8fa
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/cluster.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e684f9fd0f8eb5809fbe8844f9e08a03ccb78e4e557141be7ef4cef36f49a4fa
+// spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
+// spec hash: 727bf228b7ace8487211b9819d26bd0c260ddb2ec31c482e632d9f796634d0d1
+// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 a8dde079466f1435b88c6e9f152f7cacdb037675e36e66613572270208dc158e
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a cluster of thread blocks computes tiles of C, one after the other. Each thread block keeps a slice
-// of B's rows in shared memory, and multiplies the blocks of A whose columns lie in it. A warp has 16 rows of a tile, a
-// strip: it reads their part of these blocks from global memory straight into registers, each byte once. Then each
-// thread block adds up the partial sums of all slices for its share of the tile's rows, which it reads from the others'
-// shared memory: split-K over a cluster, reduced through distributed shared memory.
+// The time is that of reading A's blocks, so these are read once, as they lie in memory. Nothing passes through shared
+// memory but the last sums: A and B go from global memory straight to the registers that mma.sync reads. B's rows,
+// which are read again for each block row, come from the L1 and the L2.
 //
-// Barriers of the cluster, by turns
-//   partial sums are there   before they are added up
-//   they have been read      before those of the next tile take their place; the products of that tile come first
+// Who does what: a thread block computes one tile of C. Its warps, 1 to kMostWarps of them, take the steps of the block
+// row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
+//
+// Pipeline: a warp has kStages steps in registers, or on their way there. Block columns are asked for 32 steps ahead.
 //
 // Symbols
-//   slice    p.slice_blocks block rows of B
-//   step     kStepColumns columns of a strip's part of a block of A
-//   list     steps of a strip that lie in the slice, in the order of A's blocks
-//   A lane has rows r and r + 8 of a strip (r = lane / 4), and of a step kLaneColumns columns of each, side by side, so
-//   that it reads whole words. In a product its columns stand for others; B's rows are kept in the order that fits.
+//   tile    kTileM x kTileN of C: rows of one block row
+//   step    kTileK columns of a block of A, kTileK rows of B
+//   strip   16 rows of a tile
+//   A lane has rows r and r + 8 of a strip (r = lane / 4), and of each kLaneDepth columns of a step side by side, so that
+//   it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows that meet these, and
+//   of each kLaneColumns columns side by side, kLaneColumns r and up. What a product takes for its columns of A, rows of
+//   B and columns of B are these; C's columns are put back when it is stored.
 
 using int64 = long long;
 using uint32 = unsigned int;
 
+constexpr int kTileM = 32;  // rows of a C tile
 constexpr int kTileN = 16;  // columns of a C tile
+constexpr int kTileK = 32;  // columns of A, and rows of B, of a step
 constexpr int kBlockRows = 32;  // rows of a stored block of A
 constexpr int kBlockCols = 32;  // columns of a stored block of A
 constexpr int kBlockElements = 1024;  // elements of a stored block of A
-constexpr int kStepColumns = 32;  // columns of A of a step
-constexpr int kLaneColumns = 8;  // of these, side by side, those of a lane
-constexpr int kStages = 4;  // steps of A that a warp has in registers, or on their way there
-constexpr int kCluster = 8;  // slices of B's rows: thread blocks of a cluster
-constexpr int kThreads = 640;  // all load and compute
-constexpr int kLaneIndices = 4;  // block columns that a lane looks at, at a time
-constexpr int kEntries = 128;  // entries of a warp's list
-constexpr int kGroupBytes = 32768;  // bytes of a column group of B
+constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there
+constexpr int kMostWarps = 8;  // of a thread block: all load and compute
 constexpr int kPartialStride = 24;  // floats from one row of partial sums to the next
 
-// Dynamic shared memory: 178176 bytes. Byte offsets:
-constexpr int kBOffset = 0;  // 65536 bytes: 2048 rows of B in column groups of 8: 16 bytes a row
-constexpr int kPartialOffset = 65536;  // 92160 bytes: fp32 partial sums of a tile of C, over this slice of B
-constexpr int kEntriesOffset = 157696;  // 20480 bytes: lists of steps, one a warp
+constexpr int kStripRows = 16, kMmaColumns = 8;  // of one product
+constexpr int kStrips = kTileM / kStripRows;
+constexpr int kMmas = kTileN / kMmaColumns;  // of a strip, side by side
+constexpr int kLaneDepth = kTileK / 4;  // columns of A, and rows of B, of a lane in a step
+constexpr int kLaneColumns = kMmas;  // columns of B of a lane
+constexpr int kAWords = kLaneDepth / 2, kBWords = kLaneColumns / 2;  // words of a lane's part of a row
+constexpr int kBlockSteps = kBlockCols / kTileK;
+constexpr int kPartialFloats = kTileM * kPartialStride;  // of one warp
 
-constexpr int kStripRows = 16, kMmaColumns = 8;  // rows of a warp, and columns, of one product
-constexpr int kMmaDepth = 16;  // of one product
-constexpr int kWarps = kThreads / 32;
-constexpr int kRoundIndices = 32 * kLaneIndices;  // block columns that a warp looks at, at a time
-constexpr int kChunk = 16;  // bytes: 8 columns of a row of B
-
-// Launch: 640 threads a block, 178176 bytes of dynamic shared memory, clusters of 8.
-// Grid: clusters of 8 thread blocks, as many as run at once.
+// Launch: 256 threads a block, 24576 bytes of dynamic shared memory.
+// Grid: one thread block, of 1 to 8 warps, per C tile: (M / tile m) * (N / tile n).
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
@@ -64,76 +59,28 @@ struct Params {
   const int* crow_indices;  // first block of each block row, and one more
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  int block_rows;  // block rows of A
-  int block_columns;  // blocks across A, block rows of B
-  int slice_blocks;  // of these, those of a slice
-  int n;  // columns of B and C; rows of C have room for the next multiple of 8
-  int tile_strips;  // strips of a tile, whole block rows
-  int row_tiles;  // tiles of so many
-  int row_clusters;  // clusters that divide them, each having every row_clusters-th
+  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
+  int n;  // columns of B and C; rows of both have room for the next multiple of 8
+  int column_tiles;  // tiles side by side
 };
 
 using Element = unsigned short;  // the bits of one fp16
-using StepWords = uint4;  // what a lane has of one row of a step
 
-// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen after it
-// (PTX ISA, "barrier.cluster")
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-// barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-
-// barrier.cluster.arrive.relaxed: this thread has come to the cluster's barrier, without writes that others must see
-// (PTX ISA, "barrier.cluster")
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-
-// mapa: where a shared-memory address of this thread block is in another one of the cluster (PTX ISA, "mapa")
-__device__ __forceinline__ uint32 map_shared(uint32 address, int block) {
-  uint32 mapped;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
-  return mapped;
-}
-
-// ld.shared::cluster.v4: four floats from the shared memory of a thread block of the cluster (PTX ISA, "ld")
-__device__ __forceinline__ float4 load_cluster(uint32 mapped) {
-  float4 x;
-  asm volatile("ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [%4];"
-      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(mapped) : "memory");
-  return x;
-}
-
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
-__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
-      : "memory");
-}
-
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// ld.global.nc.v4: 16 bytes that are read once, so that the L1 keeps none of them, and that this
-// launch does not write (PTX ISA, "ld.global.nc")
-__device__ __forceinline__ uint4 load_streamed(const void* from) {
-  uint4 x;
+// ld.global.nc.v4: 16 bytes that are read once, so that the L1 keeps none of them (PTX ISA,
+// "ld.global.nc")
+__device__ __forceinline__ void load_streamed(uint32 (&x)[4], const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
-  return x;
+      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(from));
 }
 
-// ldmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each transposed on the way; lanes 8 i .. 8 i + 7 give
-// the row addresses of matrix i (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+// ld.global.nc: 4 bytes that are read again (PTX ISA, "ld.global.nc")
+__device__ __forceinline__ void load_cached(uint32 (&x)[1], const void* from) {
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x[0]) : "l"(from));
 }
+
+// The low halves of two words, and the high ones: x's below, y's above (prmt: PTX ISA, "prmt")
+__device__ __forceinline__ uint32 low_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x5410); }
+__device__ __forceinline__ uint32 high_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x7632); }
 
 // mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
@@ -155,222 +102,175 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// The row of B, among kStepColumns, that is kept in a place. What the product takes as its columns of A 2 t, 2 t + 1,
-// 2 t + 8 and 2 t + 9 (t = lane % 4) lies side by side in A, with those of a second product behind.
-__device__ __forceinline__ int row_of_place(int place) {
-  const int lane = place / 2 % 4, half = place / 8 % 2;
-  return lane * kLaneColumns + place / kMmaDepth * 4 + half * 2 + place % 2;
-}
+// What a lane has of a step.
+struct Step {
+  uint32 upper[kStrips][kAWords], lower[kStrips][kAWords];  // rows r and r + 8 of A
+  uint32 b[kLaneDepth][kBWords];  // rows of B
 
-// Copies a thread block's slice of B to shared memory, kTileN columns from `first_column` on. What lies outside B is
-// zeros. Threads side by side write 16 places that follow each other, in two column groups: in distinct banks, and
-// whole sectors are read.
-__device__ __forceinline__ void copy_b(const Params& p, uint32 to, int first_row, int rows, int first_column) {
-#pragma unroll 1
-  for (int pair = 0; pair < kTileN / (2 * kMmaColumns); ++pair) {
-    const int group = 2 * pair + static_cast<int>(threadIdx.x) % 2, column = first_column + group * kMmaColumns;
-    const bool valid = column < p.n;
-    const Element* from = p.b + first_row * p.b_row_stride + (valid ? column : 0);
-#pragma unroll 4
-    for (int place = static_cast<int>(threadIdx.x) / 2; place < rows; place += kThreads / 2) {
-      const int row = place / kStepColumns * kStepColumns + row_of_place(place % kStepColumns);
-      cp_async_16(to + group * kGroupBytes + place * kChunk, from + row * p.b_row_stride, valid);
-    }
-  }
-}
-
-// The blocks of a block row.
-struct BlockRow {
-  int begin, end;
-
-  // That of the warp's strip in a turn; none beyond the tile, or beyond C.
-  __device__ __forceinline__ BlockRow(const Params& p, int tile, int turn) {
-    const int strip = turn * kWarps + static_cast<int>(threadIdx.x) / 32;
-    const int row = (tile * p.tile_strips + strip) * kStripRows / kBlockRows;
-    const bool valid = strip < p.tile_strips && row < p.block_rows;
-    begin = valid ? load_index(p, p.crow_indices, row) : 0;
-    end = valid ? load_index(p, p.crow_indices, row + 1) : 0;
-  }
-};
-
-// This lane's block columns of blocks begin, begin + 1, ...; -1 where there is none.
-__device__ __forceinline__ void load_columns(int (&columns)[kLaneIndices], const Params& p, int begin, int end) {
+  __device__ __forceinline__ void load_a(const Element* a) {
 #pragma unroll
-  for (int i = 0; i < kLaneIndices; ++i) {
-    const int block = begin + i * 32 + static_cast<int>(threadIdx.x % 32);
-    columns[i] = block < end ? load_index(p, p.col_indices, block) : -1;
-  }
-}
-
-// An entry of a list: where the step begins in A, in elements from the round's first block; its first row in the slice.
-struct Entry {
-  int a, b_row;
-};
-
-// What one warp works on: the steps of its strip that are in the list, kStages of them in registers or on their way.
-struct Strip {
-  Entry* entries;       // of this warp's list
-  int count;            // how many it has
-  const Element* from;  // this lane's first element of the round's first block
-  StepWords upper[kStages], lower[kStages];  // rows r and r + 8
-
-  // Lists the steps of a round that lie in the slice, and asks for the first ones.
-  __device__ __forceinline__ void begin(const Params& p, const Element* lane_a, int first_block,
-      const int (&columns)[kLaneIndices], int slice_first, int slice_blocks) {
-    const int lane = threadIdx.x % 32;
-    from = lane_a + static_cast<int64>(first_block) * kBlockElements;
-    count = 0;
-    __syncwarp();  // all have read the list of the round before
-#pragma unroll
-    for (int i = 0; i < kLaneIndices; ++i) {
-      const int in_slice = columns[i] - slice_first;
-      const bool listed = in_slice >= 0 && in_slice < slice_blocks;
-      const uint32 lanes = __ballot_sync(0xFFFFFFFF, listed);
-      if (listed) {
-        entries[count + __popc(lanes & ((1u << lane) - 1))] = {
-            (i * 32 + lane) * kBlockElements, in_slice * kBlockCols};
-      }
-      count += __popc(lanes);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      if (stage < count) load(stage, stage);
+    for (int strip = 0; strip < kStrips; ++strip) {
+      load_streamed(upper[strip], a + strip * kStripRows * kBlockCols);
+      load_streamed(lower[strip], a + (strip * kStripRows + 8) * kBlockCols);
     }
   }
 
-  // Asks for a step.
-  __device__ __forceinline__ void load(int stage, int step) {
-    const Element* row = from + entries[step].a;
-    upper[stage] = load_streamed(row);
-    lower[stage] = load_streamed(row + 8 * kBlockCols);
-  }
-
-  // accumulators += all steps of the list times their rows of B.
-  __device__ __forceinline__ void multiply(float (&accumulators)[kTileN / kMmaColumns][4], uint32 lane_b) {
-#pragma unroll 1
-    for (int first = 0; first < count; first += kStages) {
+  // Rows outside B, where `row` is null, are zeros.
+  __device__ __forceinline__ void load_b(const Element* row, int64 row_stride) {
 #pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) {
-        if (first + stage < count) {
-          const uint32 b = lane_b + entries[first + stage].b_row * kChunk;
-          multiply_rows(accumulators, {upper[stage].x, lower[stage].x, upper[stage].y, lower[stage].y}, b);
-          multiply_rows(accumulators, {upper[stage].z, lower[stage].z, upper[stage].w, lower[stage].w},
-              b + kMmaDepth * kChunk);
-          if (first + stage + kStages < count) load(stage, first + stage + kStages);
-        }
+    for (int i = 0; i < kLaneDepth; ++i) {
+      if (row != nullptr) {
+        load_cached(b[i], row + i * row_stride);
+      } else {
+#pragma unroll
+        for (int word = 0; word < kBWords; ++word) b[i][word] = 0;
       }
     }
   }
-
-  // accumulators += 16 columns of A times 16 rows of B.
-  static __device__ __forceinline__ void multiply_rows(
-      float (&accumulators)[kTileN / kMmaColumns][4], const uint32 (&a)[4], uint32 b) {
-#pragma unroll
-    for (int pair = 0; pair < kTileN / (2 * kMmaColumns); ++pair) {
-      uint32 rows[4];
-      ldmatrix_x4_trans(rows, b + pair * 2 * kGroupBytes);
-      mma_m16n8k16(accumulators[2 * pair], a, rows[0], rows[1]);
-      mma_m16n8k16(accumulators[2 * pair + 1], a, rows[2], rows[3]);
-    }
-  }
 };
 
-// Leaves a strip's partial sums in shared memory, where `partial` says.
-__device__ __forceinline__ void store_partial(float* partial, const float (&accumulators)[kTileN / kMmaColumns][4]) {
+using Accumulators = float[kStrips][kMmas][4];
+
+// accumulators += A B of one step. Columns 2 i and 2 i + 1 of a lane's columns of B are those of products 2 i, 2 i + 1.
+__device__ __forceinline__ void multiply(Accumulators& accumulators, const Step& x) {
+#pragma unroll
+  for (int k = 0; k < kAWords; k += 2) {
+#pragma unroll
+    for (int word = 0; word < kBWords; ++word) {
+      const uint32 *b0 = x.b[2 * k], *b1 = x.b[2 * k + 1], *b2 = x.b[2 * k + 2], *b3 = x.b[2 * k + 3];
+      const uint32 even0 = low_halves(b0[word], b1[word]), even1 = low_halves(b2[word], b3[word]);
+      const uint32 odd0 = high_halves(b0[word], b1[word]), odd1 = high_halves(b2[word], b3[word]);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        const uint32* upper = x.upper[strip] + k;
+        const uint32* lower = x.lower[strip] + k;
+        const uint32 a[4] = {upper[0], lower[0], upper[1], lower[1]};
+        mma_m16n8k16(accumulators[strip][2 * word], a, even0, even1);
+        mma_m16n8k16(accumulators[strip][2 * word + 1], a, odd0, odd1);
+      }
+    }
+  }
+}
+
+// Leaves a warp's partial sums in shared memory. Of product i, column c of C is kLaneColumns c + i.
+__device__ __forceinline__ void store_partial(float* partial, const Accumulators& accumulators) {
   const int lane = threadIdx.x % 32;
-  float* to = partial + lane / 4 * kPartialStride + lane % 4 * 2;
 #pragma unroll
-  for (int group = 0; group < kTileN / kMmaColumns; ++group) {
-    const float* x = accumulators[group];
-    *reinterpret_cast<float2*>(to + group * kMmaColumns) = {x[0], x[1]};
-    *reinterpret_cast<float2*>(to + 8 * kPartialStride + group * kMmaColumns) = {x[2], x[3]};
+  for (int strip = 0; strip < kStrips; ++strip) {
+    float* to = partial + (strip * kStripRows + lane / 4) * kPartialStride + lane % 4 * 2 * kLaneColumns;
+#pragma unroll
+    for (int i = 0; i < kMmas; i += 2) {
+      const float *x = accumulators[strip][i], *y = accumulators[strip][i + 1];
+      *reinterpret_cast<float2*>(to + i) = {x[0], y[0]};
+      *reinterpret_cast<float2*>(to + kLaneColumns + i) = {x[1], y[1]};
+      *reinterpret_cast<float2*>(to + 8 * kPartialStride + i) = {x[2], y[2]};
+      *reinterpret_cast<float2*>(to + 8 * kPartialStride + kLaneColumns + i) = {x[3], y[3]};
+    }
   }
 }
 
-// Split-K reduction: adds up the partial sums of all slices, in their order, for every kCluster-th row of a tile, and
-// stores the result. A thread has four columns of a row at a time.
-__device__ __forceinline__ void reduce_partials(
-    const Params& p, uint32 partial, int slice, int tile, int first_column) {
+// Adds up the partial sums of all warps and stores the tile. A thread has four columns of a row at a time.
+__device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_row, int first_column) {
   constexpr int kRowThreads = kTileN / 4;
-  const int column = static_cast<int>(threadIdx.x) % kRowThreads * 4;
-  const int first_row = tile * p.tile_strips * kStripRows;
-  const int rows = min(p.tile_strips * kStripRows, p.block_rows * kBlockRows - first_row);
-  if (first_column + column >= p.n) return;
-  for (int row = static_cast<int>(threadIdx.x) / kRowThreads * kCluster + slice; row < rows;
-      row += kThreads / kRowThreads * kCluster) {
-    const uint32 from = partial + (row * kPartialStride + column) * 4;
+  const int threads = blockDim.x;
+  for (int i = threadIdx.x; i < kTileM * kRowThreads; i += threads) {
+    const int row = i / kRowThreads, in_row = i % kRowThreads * 4;
+    if (first_column + in_row >= p.n) continue;
+    const float* from = partials + row * kPartialStride + in_row;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int other = 0; other < kCluster; ++other) {
-      const float4 x = load_cluster(map_shared(from, other));
+    for (int warp = 0; warp < threads / 32; ++warp, from += kPartialFloats) {
+      const float4 x = *reinterpret_cast<const float4*>(from);
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
-    Element* to = p.c + (first_row + row) * p.c_row_stride + first_column + column;
+    Element* to = p.c + (first_row + row) * p.c_row_stride + first_column + in_row;
     *reinterpret_cast<uint2*>(to) = {pack(sum.x, sum.y), pack(sum.z, sum.w)};
   }
 }
 
-extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+// The steps of a block row that are one warp's: as many lie between two of them as there are other warps.
+struct Steps {
+  const Params& p;
+  int first, warps;  // the first one's number in the block row, and warps that take turns
+  int begin, count;  // first block of the block row; steps of this warp
+  const Element *a, *b;  // this lane's first element of the block row, and of B for block column 0
+  int columns, next_columns;  // a lane's: block columns of 32 steps, and of the next 32
+
+  __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column)
+      : p(p), first(warp), warps(blockDim.x / 32) {
+    const int lane = threadIdx.x % 32, column = first_column + lane / 4 * kLaneColumns;
+    begin = load_index(p, p.crow_indices, row / kBlockRows);
+    const int end = load_index(p, p.crow_indices, row / kBlockRows + 1);
+    count = max(0, (end - begin) * kBlockSteps - first + warps - 1) / warps;
+    a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + lane / 4) * kBlockCols +
+        lane % 4 * kLaneDepth;
+    // Columns beyond B are others' again, and are not stored.
+    b = p.b + lane % 4 * kLaneDepth * p.b_row_stride + (column < p.n ? column : 0);
+    next_columns = load_columns(0);
+    advance(0);
+  }
+
+  __device__ __forceinline__ int load_columns(int step) const {
+    step += threadIdx.x % 32;
+    return step < count ? load_index(p, p.col_indices, begin + number(step) / kBlockSteps) : 0;
+  }
+
+  // The number in the block row of this warp's step `step`.
+  __device__ __forceinline__ int number(int step) const { return first + step * warps; }
+
+  // Goes on to the block columns from step `step` on, a multiple of 32.
+  __device__ __forceinline__ void advance(int step) {
+    columns = next_columns;
+    next_columns = load_columns(step + 32);
+  }
+
+  __device__ __forceinline__ void load_a(Step& x, int step) const {
+    x.load_a(a + number(step) / kBlockSteps * kBlockElements + number(step) % kBlockSteps * kTileK);
+  }
+
+  __device__ __forceinline__ void load_b(Step& x, int step) const {
+    const int column = __shfl_sync(0xFFFFFFFF, columns, step % 32);
+    const bool valid = static_cast<uint32>(column) < static_cast<uint32>(p.block_columns);
+    const int row = column * kBlockCols + number(step) % kBlockSteps * kTileK;
+    x.load_b(valid ? b + row * p.b_row_stride : nullptr, p.b_row_stride);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * kMostWarps, 2)
     h100_bsr_spmm_b32_n16(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-  const int slice = blockIdx.x % kCluster, cluster = blockIdx.x / kCluster;
-  const int first_tile = cluster % p.row_clusters, first_column = cluster / p.row_clusters * kTileN;
-  const int slice_first = slice * p.slice_blocks;
-  const int slice_blocks = max(0, min(p.slice_blocks, p.block_columns - slice_first));
-  float* const partial = reinterpret_cast<float*>(shared + kPartialOffset);
-  // Lanes 8 i to 8 i + 7 address matrix i: rows 0 to 7 of a column group, rows 8 to 15, then both of the next group.
-  const uint32 lane_b = base + kBOffset + lane / 16 * kGroupBytes + lane % 16 * kChunk;
-  // Tiles, and the strips of a turn, are whole block rows: this lane's place in a block is the same in all of them.
-  const int row_in_block = warp * kStripRows % kBlockRows + lane / 4;
-  const Element* const lane_a = p.a + row_in_block * kBlockCols + lane % 4 * kLaneColumns;
-  const int turns = (p.tile_strips + kWarps - 1) / kWarps;
+  float* const partials = reinterpret_cast<float*>(shared);
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
+  const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
+  Steps steps(p, warp, first_row, first_column);
 
-  copy_b(p, base + kBOffset, slice_first * kBlockCols, slice_blocks * kBlockCols, first_column);
-  cp_async_commit();
-  // What is known first of a strip is asked for while the one before it, or that before, is worked on.
-  int tile = first_tile, turn = 0, next_tile = tile, next_turn = 0;  // of the strip after the next
-  const auto advance = [&]() {
-    if (++next_turn == turns) next_turn = 0, next_tile += p.row_clusters;
-  };
-  int columns[kLaneIndices];
-  BlockRow row(p, tile, 0);
-  advance();
-  BlockRow next_row(p, next_tile, next_turn);
-  load_columns(columns, p, row.begin, row.end);
-  Strip strip;
-  strip.entries = reinterpret_cast<Entry*>(shared + kEntriesOffset) + warp * kEntries;
-  strip.begin(p, lane_a, row.begin, columns, slice_first, slice_blocks);
-  cp_async_wait<0>();
-  __syncthreads();
-
-  for (; tile < p.row_tiles; tile += p.row_clusters) {
-    for (turn = 0; turn < turns; ++turn) {
-      load_columns(columns, p, next_row.begin, next_row.end);
-      advance();
-      const BlockRow row_after(p, next_tile, next_turn);
-      float accumulators[kTileN / kMmaColumns][4] = {};
-      strip.multiply(accumulators, lane_b);
-      for (int block = row.begin + kRoundIndices; block < row.end; block += kRoundIndices) {
-        int further[kLaneIndices];
-        load_columns(further, p, block, row.end);
-        strip.begin(p, lane_a, block, further, slice_first, slice_blocks);
-        strip.multiply(accumulators, lane_b);
-      }
-      if (turn == 0 && tile != first_tile) cluster_wait();  // the partial sums of the tile before have been read
-      const int in_tile = turn * kWarps + warp;
-      if (in_tile < p.tile_strips) store_partial(partial + in_tile * kStripRows * kPartialStride, accumulators);
-      if (turn + 1 == turns) cluster_arrive();
-      row = next_row;
-      next_row = row_after;
-      strip.begin(p, lane_a, row.begin, columns, slice_first, slice_blocks);
-    }
-    cluster_wait();
-    reduce_partials(p, base + kPartialOffset, slice, tile, first_column);
-    cluster_arrive_relaxed();  // nothing was written for others
+  // A's part does not wait for block columns.
+  Step stages[kStages];
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (stage < steps.count) steps.load_a(stages[stage], stage);
   }
-  // Shared memory must outlive the loads of others.
-  cluster_wait();
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (stage < steps.count) steps.load_b(stages[stage], stage);
+  }
+
+  Accumulators accumulators = {};
+#pragma unroll 1
+  for (int step = 0; step < steps.count; step += kStages) {
+    const int next = step + kStages;
+    if (next % 32 == 0) steps.advance(next);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      if (step + stage < steps.count) {
+        multiply(accumulators, stages[stage]);
+        if (next + stage < steps.count) {
+          steps.load_a(stages[stage], next + stage);
+          steps.load_b(stages[stage], next + stage);
+        }
+      }
+    }
+  }
+  store_partial(partials + warp * kPartialFloats, accumulators);
+  __syncthreads();
+  reduce_partials(p, partials, first_row, first_column);
 }

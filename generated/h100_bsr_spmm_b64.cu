@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: ff10a7dccd00751e11b73f6c343a3a6d90e5ad226c84e9e4fc69b05956cd664e
 // templates: bsr_spmm/b_tile_clipped.cuh.j2, bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 120c78722a9aeb76d9d54e20313cb3746d6a7cd7190741e0f4a4ebe570081ad7
+// seal: sha256 d0fc1ec4955f2be0b5cf540f0bb348622099d2cfaae2f4bcc09540ca5944d720
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.
@@ -377,7 +377,7 @@ __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, Pipeli
   __syncwarp();
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);

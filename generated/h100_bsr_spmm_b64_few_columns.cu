@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":64,"n":128}}
 // spec hash: 985ca9f93e471a59ea0ef3683a3df0751d588796734620b2158f3973b701242e
 // templates: bsr_spmm/b_tile_clipped.cuh.j2, bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ef1d02a5975c179ec7227b7241ec03d3c5d07911b2dae9ed576346e3d7070076
+// seal: sha256 d0d42ab306ae7283249ebc108c959c9511a569b4751f4d84804712facaf9d69d
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.
@@ -349,7 +349,7 @@ __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, Pipeli
   __syncwarp();
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, the first lane issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
+    from runtime.prepare.problem import bsr_problem
 
 # Need torch, and are imported when they are asked for: the command line works without.
 _NEED_TORCH = {
@@ -19,6 +20,7 @@ _NEED_TORCH = {
     "Kernel": "runtime.kernel",
     "PreparedBsr": "runtime.prepare.prepared",
     "PreparedLists": "runtime.prepare.prepared",
+    "bsr_problem": "runtime.prepare.problem",
     "load_kernel": "runtime.kernel",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "PreparedLists",
     "SpecError",
     "ToolchainError",
+    "bsr_problem",
     "load_kernel",
 ]
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, verify_line
-from codegen.errors import CodegenError
+from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
+from codegen.errors import MOST_OF_PLACE, CodegenError
 from codegen.files import holds
-from codegen.freshness import display_path, render_to
+from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
-from codegen.receipts import MeasurementRecord, Receipt, receipt_path, source_sha256
+from codegen.receipts import MeasurementRecord, Receipt, VerificationRecord, receipt_path, source_sha256
 from codegen.render import render
+from codegen.report import JsonOption, Report, report
 from codegen.select.candidates import MOST
-from codegen.wording import in_shell
+from codegen.wording import in_shell, one_line
+from runtime.compile import rows as compile_rows
+from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache
+from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
-from runtime.compile.inspection import INSTRUCTIONS, usage
+from runtime.compile.inspection import usage
 from runtime.errors import DeviceError, ToolchainError
+
+if TYPE_CHECKING:
+    from runtime.verify.receipts import Comparison
 
 OutOption = Annotated[
     Path | None,
@@ -47,78 +53,81 @@ def compile_command(
     check: Annotated[
         bool, typer.Option("--check", help="Compare with the receipts; fail if a cubin is not the one they name.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compile specs to cubins with NVRTC and report what they use. Needs no GPU.
+
+    With --check the exit code is 1 if a cubin is not that of its receipt, or if none could be compared.
 
     [bold]Examples[/bold]
       codegen compile h100_topk32
       codegen compile --all --check
     """
-    table = Table(box=None, pad_edge=False, header_style="cyan")
-    for title in ("kernel", "arch", "regs", "spill B", "stack", "shared KB", *INSTRUCTIONS, "from"):
-        table.add_column(title, justify="left" if title in ("kernel", "arch", "from") else "right")
-    made, differences = [], []
-    for named in chosen(specs, every):
-        compiled = compile_spec(named)
-        made.append(compiled)
-        used = usage(compiled)
-        counts = [str(used.instructions[name]) for name in INSTRUCTIONS]
-        memory = [used.spill_bytes, used.stack_bytes, f"{used.dynamic_shared_bytes / 1024:.1f}"]
-        row = [named.stem, named.spec.arch, used.registers, *memory]
-        table.add_row(*map(str, row), *counts, "cache" if compiled.was_cached else "NVRTC")
+    named_specs = chosen(specs, every)
+    names = max(len(named.stem) for named in named_specs)
+    made: list[Compiled] = []
+    comparisons: list[Comparison] = []
+    with report(as_json=as_json) as told:
+        told.note("compiler", toolchain.compiler_version()[1], compile_rows.header(names))
+        for named in told.steps("compiling", named_specs, lambda named: named.stem):
+            compiled = compile_spec(named)
+            used = usage(compiled)
+            made.append(compiled)
+            told.row(compile_rows.fields_of(compiled, used), compile_rows.lines_of(compiled, used, names))
+            if check:
+                comparisons.append(_compared(compiled))
+        for compiled, row in zip(made, told.rows, strict=True):  # an entry may have had to go for a later one
+            row |= {"source": source_place(compiled.named), "cubin": cubin_place(compiled)}
+            source, cubin = one_line(row["source"], MOST_OF_PLACE), one_line(row["cubin"], MOST_OF_PLACE)
+            told.say(f"{compiled.named.stem}: source {source}, cubin {cubin}")
         if check:
-            differences += receipt_differences(compiled)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
-    for compiled in made:  # after all of them: an entry may have had to go for a later one
-        typer.echo(f"{compiled.named.stem}: source {source_place(compiled.named)}, cubin {cubin_place(compiled)}")
-    for difference in differences:
+            _conclude(told, comparisons)
+
+
+def _compared(compiled: Compiled) -> Comparison:
+    """Compare a cubin with its receipt, and tell what differs."""
+    from runtime.verify.receipts import compared  # noqa: PLC0415 - not for those who only compile
+
+    found = compared(compiled, place_of(compiled.named, ".json"))
+    _tell_differences(found)
+    return found
+
+
+def _tell_differences(comparison: Comparison) -> None:
+    for difference in comparison.differences:
         typer.echo(difference, err=True)
-    if differences:
+
+
+def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
+    """Say how many cubins were compared with their receipts; leave with exit code 1 if one differs, or none was."""
+    others = sorted({comparison.of_other for comparison in comparisons} - {""})
+    count = sum(not comparison.of_other for comparison in comparisons)
+    _, package = toolchain.compiler_version()
+    told.note("differences", [line for comparison in comparisons for line in comparison.differences])
+    told.note("compared", count, f"{count} of {len(comparisons)} compared with their receipts")
+    if others:
+        wanted = " or ".join(f"pip install {in_shell(other.replace(' ', '=='))}" for other in others)
+        named = ", ".join(map(one_line, others))
+        typer.echo(
+            f"{'not all were' if count else 'nothing was'} compared: receipts are of {named}, this is {package}; "
+            f"to compare: {wanted}",
+            err=True,
+        )
+    if not count or any(comparison.differences for comparison in comparisons):
         raise typer.Exit(CHECK_FAILED)
 
 
 def source_place(named: NamedSpec) -> str:
     """Return where the rendered source of a spec lies, if it was written."""
-    path = home_of(named) / named.subfolder / f"{named.stem}.cu"
-    if holds(path, render(named)):
-        return display_path(path)
-    return f"not written (codegen render {in_shell(named.place or named.stem)})"
+    path = place_of(named, ".cu")
+    return str(path) if holds(path, render(named)) else f"not written ({render_command(named)})"
 
 
 def cubin_place(compiled: Compiled) -> str:
     """Return where a cubin lies in the cache, if it is still there."""
     cache = KernelCache()
-    path = cache.file_of(compiled.code)
+    path = cache.file_of(compiled.key)
     return str(path or f"no longer in the cache, which keeps at most {cache.max_bytes} bytes (CODEGEN_CACHE_MAX_BYTES)")
-
-
-def receipt_differences(compiled: Compiled, folder: Path | None = None, *, strict: bool = False) -> list[str]:
-    """Return what a receipt says differently about a cubin that has just been made.
-
-    Cubins of another compiler are not compared, unless ``strict``: then they differ.
-    """
-    from runtime.verify.receipts import cubin_record, differences  # noqa: PLC0415
-
-    named = compiled.named
-    path = receipt_path(named.stem, home_of(named) / named.subfolder if folder is None else folder)
-    if not path.is_file():
-        return [f"{named.stem}: has no receipt; run: {verify_line(named)}"]
-    receipt = Receipt.read(path)
-    told, found = receipt.cubin, cubin_record(compiled)
-    if told.compiler_package != found.compiler_package and not strict:
-        typer.echo(
-            f"{named.stem}: not compared, the receipt is of {told.compiler_package}, this is {found.compiler_package}"
-        )
-        return []
-    if receipt.schema_version == 1:  # its launch hash is another one: nothing to compare
-        told = told.model_copy(update={"launch_sha256": found.launch_sha256})
-    found_differences = differences(told, found)
-    if receipt.schema_version == 1:
-        found_differences.append(f"its receipt is of version 1; run: codegen migrate {named.stem}")
-    return [f"{named.stem}: {difference}" for difference in found_differences]
 
 
 def require_gpu(verb: str, undone: str) -> None:
@@ -131,10 +140,10 @@ def require_gpu(verb: str, undone: str) -> None:
         raise DeviceError(f"{verb} needs a GPU, and torch sees none; nothing was {undone}")
 
 
-def print_timings(timings: Iterable[MeasurementRecord]) -> None:
-    """Print what was timed."""
+def tell_timings(told: Report, timings: Iterable[MeasurementRecord]) -> None:
+    """Say what was timed."""
     for timing in timings:
-        typer.echo(
+        told.say(
             f"    {timing.shape}: {timing.milliseconds} ms, {timing.tflops} TFLOPS; "
             f"{timing.peer}: {timing.peer_milliseconds} ms, {timing.peer_tflops} TFLOPS"
         )
@@ -146,6 +155,7 @@ def verify_command(
     every: AllOption = False,
     measure: Annotated[bool, typer.Option("--measure", help="Also time the kernel beside its peers.")] = False,
     out: OutOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
 
@@ -162,32 +172,43 @@ def verify_command(
     from runtime.verify.run import verify  # noqa: PLC0415
 
     failed = 0
-    for named in named_specs:
-        kernel, record = verify(named)
-        timings = measure_kernel(kernel) if measure else ()
-        folder = home_of(named) if out is None else out
-        render_to(folder, [named])
-        written, path = receipt(named, record, timings), receipt_path(named.stem, folder / named.subfolder)
-        (written if measure else written.with_measurement_at(path)).write(path)
-        verdict = "FAILED" if record.failed else "ok"
-        typer.echo(
-            f"{verdict:6} {named.stem}: {len(record.cases)} cases on {record.device} ({record.target}), "
-            f"worst error {record.worst_error:.2g}"
-        )
-        for case in record.cases:
-            if not case.passed:
-                typer.echo(
-                    f"    {case.name} ({case.description}): error {case.max_error:.3g}, allowed {case.tolerance:.3g}, "
-                    f"torch {case.torch_error}; repeat: {verify_line(named)}"
-                )
-        print_timings(timings)
-        failed += bool(record.failed)
-    if failed:
-        raise typer.Exit(CHECK_FAILED)
+    with report(as_json=as_json) as told:
+        for named in told.steps("verifying", named_specs, lambda named: named.stem):
+            kernel, record = verify(named)
+            timings = measure_kernel(kernel) if measure else ()
+            folder = home_of(named) if out is None else out
+            render_to(folder, [named])
+            written, path = receipt(named, record, timings), receipt_path(named.stem, folder / named.subfolder)
+            (written if measure else written.with_measurement_at(path)).write(path)
+            fields = {"kernel": named.stem, "receipt": str(path), "passed": not record.failed}
+            measured = [timing.model_dump(mode="json") for timing in timings]
+            told.row(fields | {"verification": record.model_dump(mode="json"), "measurement": measured})
+            tell_verified(told, named, record)
+            tell_timings(told, timings)
+            failed += bool(record.failed)
+        if failed:
+            raise typer.Exit(CHECK_FAILED)
+
+
+def tell_verified(told: Report, named: NamedSpec, record: VerificationRecord) -> None:
+    """Say what a GPU made of a kernel, and which cases failed."""
+    verdict = "FAILED" if record.failed else "ok"
+    told.say(
+        f"{verdict:6} {named.stem}: {len(record.cases)} cases on {record.device} ({record.target}), "
+        f"worst error {record.worst_error:.2g}"
+    )
+    for case in record.cases:
+        if not case.passed:
+            told.say(
+                f"    {case.name} ({case.description}): error {case.max_error:.3g}, allowed {case.tolerance:.3g}, "
+                f"torch {case.torch_error}; repeat: {verify_line(named)}"
+            )
 
 
 @app.command("measure")
-def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: OutOption = None) -> None:
+def measure_command(
+    specs: SpecsArgument = None, every: AllOption = False, out: OutOption = None, as_json: JsonOption = False
+) -> None:
     """Time a verified kernel on the GPU beside its peers, and put that in its receipt.
 
     The receipt must be that of the source and of the cubin as they are now.
@@ -200,25 +221,28 @@ def measure_command(specs: SpecsArgument = None, every: AllOption = False, out: 
     require_gpu("measure", "measured")
     from runtime.bench.measurement import measure  # noqa: PLC0415
     from runtime.kernel import load_kernel  # noqa: PLC0415
+    from runtime.verify.receipts import Comparison, compared  # noqa: PLC0415
 
-    unverified = []
-    for named in named_specs:
-        path = receipt_path(named.stem, (home_of(named) if out is None else out) / named.subfolder)
-        kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
-        differences = receipt_differences(compiled, path.parent, strict=True)
-        if not differences and Receipt.read(path).source.sha256 != source_sha256(compiled.source):
-            differences = [f"{named.stem}: its receipt is of another source; run: {verify_line(named)}"]
-        if differences:
-            unverified += differences
-            continue
-        timings = measure(kernel)
-        Receipt.read(path).model_copy(update={"measurement": timings}).write(path)
-        typer.echo(f"{named.stem}:")
-        print_timings(timings)
-    for difference in unverified:
-        typer.echo(difference, err=True)
-    if unverified:
-        raise typer.Exit(CHECK_FAILED)
+    unverified = 0
+    with report(as_json=as_json) as told:
+        for named in told.steps("measuring", named_specs, lambda named: named.stem):
+            path = receipt_path(named.stem, (home_of(named) if out is None else out) / named.subfolder)
+            kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
+            found = compared(compiled, path, strict=True)
+            if not found.differences and Receipt.read(path).source.sha256 != source_sha256(compiled.source):
+                found = Comparison((f"{named.stem}: its receipt is of another source; run: {verify_line(named)}",))
+            if found.differences:
+                unverified += 1
+                told.row({"kernel": named.stem, "differences": found.differences})
+                _tell_differences(found)
+                continue
+            timings = measure(kernel)
+            Receipt.read(path).model_copy(update={"measurement": timings}).write(path)
+            measured = [timing.model_dump(mode="json") for timing in timings]
+            told.row({"kernel": named.stem, "receipt": str(path), "measurement": measured}, f"{named.stem}:")
+            tell_timings(told, timings)
+        if unverified:
+            raise typer.Exit(CHECK_FAILED)
 
 
 @app.command("migrate")
@@ -236,6 +260,7 @@ def migrate_command(
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if something would change.")] = False,
     out: OutOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Carry specs, receipts and rows over a change of names or comments.
 
@@ -251,11 +276,12 @@ def migrate_command(
     """
     from runtime.verify.migrate_files import Migration, files  # noqa: PLC0415
 
-    migration = Migration(out, check=check)
-    for path in files(names, every):
-        migration.file(path)
-    if migration.refused or (check and migration.changed):
-        raise typer.Exit(CHECK_FAILED)
+    with report(as_json=as_json) as told:
+        migration = Migration(told, out, check=check)
+        for path in told.steps("migrating", files(names, every), lambda path: path.name):
+            migration.file(path)
+        if migration.refused or (check and migration.changed):
+            raise typer.Exit(CHECK_FAILED)
 
 
 @app.command("tune")
@@ -281,6 +307,7 @@ def tune_command(
     ] = None,
     most: Annotated[int, typer.Option("--most", min=0, help="Variations of a problem, beside shipped specs.")] = MOST,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Find the fastest kernels of problems: shipped specs and variations, compiled, verified, timed.
 
@@ -302,31 +329,61 @@ def tune_command(
     if asked and not compile_only:
         require_gpu("tune", "timed")
     found = Database(database)
-    if asked:
-        run(found, asked, compile_only=compile_only, most=most, jobs=jobs)
-    if export is not None:
-        typer.echo(f"wrote {export_rows(found, export)} rows to {display_path(export)}")
+    with report(as_json=as_json) as told:
+        if asked:
+            run(told, found, asked, compile_only=compile_only, most=most, jobs=jobs)
+        if export is not None:
+            count = export_rows(found, export)
+            told.note("exported", {"rows": count, "file": str(export)}, f"wrote {count} rows to {display_path(export)}")
+
+
+@app.command("doctor")
+def doctor_command(as_json: JsonOption = False) -> None:
+    """Look at what the machine has for rendering, compiling and running kernels, and say what mends what is wrong.
+
+    The exit code is 1 if something is wrong. What only some commands need is noted where it is not there.
+
+    [bold]Examples[/bold]
+      codegen doctor
+      codegen doctor --json
+    """
+    from runtime.doctor import LOOKS, look  # noqa: PLC0415 - not for those who only compile
+
+    wrong = 0
+    with report(as_json=as_json) as told:
+        for name in told.steps("looking at", LOOKS, str):
+            found = look(name)
+            remedy = f"\n{'':17}-> {found.remedy}" if found.remedy else ""
+            told.row({"name": name, **asdict(found)}, f"{found.state:5}  {name:9} {found.told}{remedy}")
+            wrong += found.state == "wrong"
+        if wrong:
+            raise typer.Exit(CHECK_FAILED)
 
 
 @cache_app.command("path")
-def cache_path() -> None:
+def cache_path(as_json: JsonOption = False) -> None:
     """Print the folder of the cache."""
-    typer.echo(KernelCache().folder)
+    with report(as_json=as_json) as told:
+        told.note("folder", str(default_folder()), str(default_folder()))
 
 
 @cache_app.command("list")
-def cache_list() -> None:
+def cache_list(as_json: JsonOption = False) -> None:
     """List the compiled kernels in the cache."""
-    total = 0
-    for path, entry in KernelCache().entries():
-        size = path.stat().st_size
-        total += size
-        what = f"{entry.stem} ({entry.target})" if entry else "corrupt: will be rebuilt when it is needed"
-        typer.echo(f"{path.name[:16]}  {size:>9}  {what}")
-    typer.echo(f"{total} bytes in {KernelCache().folder}")
+    cache, total = KernelCache(), 0
+    with report(as_json=as_json) as told:
+        for stored in cache.entries():
+            total += stored.size
+            of = stored.entry.identity if stored.entry else None
+            what = f"{of.stem} ({of.arch} {of.target})" if of else "corrupt: will be rebuilt when it is needed"
+            fields = {"file": str(stored.path), "bytes": stored.size, **(asdict(of) if of else {"corrupt": True})}
+            told.row(fields, f"{one_line(stored.path.name[:16])}  {stored.size:>9}  {one_line(what)}")
+        told.note("bytes", total, f"{total} bytes in {display_path(cache.folder)}")
 
 
 @cache_app.command("clear")
-def cache_clear() -> None:
+def cache_clear(as_json: JsonOption = False) -> None:
     """Remove every compiled kernel."""
-    typer.echo(f"removed {KernelCache().clear()} entries")
+    with report(as_json=as_json) as told:
+        count = KernelCache().clear()
+        told.note("removed", count, f"removed {count} entries")

@@ -14,8 +14,10 @@ from codegen.select import Problem, choose
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import compile_generated
+from runtime.driver import process
+from runtime.driver.context import entered
 from runtime.driver.launch import LoadedKernel
-from runtime.errors import DeviceError
+from runtime.errors import ArgumentError, DeviceError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
@@ -34,7 +36,7 @@ def load_kernel(
     device: torch.device | str | int | None = None,
     cache: KernelCache | None = None,
 ) -> Kernel:
-    """Render, compile (or take from the cache) and load a kernel.
+    """Render, compile (or take from the cache) and load a kernel, in any thread.
 
     Args:
         spec: path of a YAML spec, name of a shipped spec, mapping of fields, spec model, or a problem
@@ -54,20 +56,22 @@ def load_kernel(
 
     Raises:
         SpecError: for an unknown name or an illegal spec.
-        DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there.
+        ArgumentError: for a ``device`` that is no CUDA device here.
+        DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there. In a
+            process that was forked after the first use of CUDA.
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
     """
-    device_name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else None
+    process.claim(torch_forked=torch.cuda._is_in_bad_fork())
+    where = _device(device) if torch.cuda.is_available() else None
+    device_name = None if where is None else torch.cuda.get_device_name(where)
     named = choose(spec, problem, device=device_name).named
     generated = generate(named)
-    if not torch.cuda.is_available():
+    if where is None:
         raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")
-    where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
     check_device(named, where, forward_compatible)
     native = torch.cuda.get_device_capability(where) == generated.plan.arch.compute_capability
     compiled = compile_generated(generated, "cubin" if native else "ptx", cache)
-    with torch.cuda.device(where):
-        torch.cuda.current_stream()  # the driver needs a context before it loads anything
+    with entered(where.index):
         loaded = LoadedKernel(compiled)
     if isinstance(named.spec, AttentionSpec):
         return AttentionKernel(compiled, loaded)
@@ -78,3 +82,22 @@ def load_kernel(
     if isinstance(named.spec, TileCopySpec):
         return TileCopyKernel(compiled, loaded)
     return BsrSpmmKernel(compiled, loaded)
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    """Return a CUDA device with its number; by default torch's current one.
+
+    Raises:
+        ArgumentError: for what is none, or is not there.
+    """
+    try:
+        given = "cuda" if device is None else device
+        found = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError("device", f"is {device!r}, expected a CUDA device: {error}") from None
+    if found.type != "cuda":
+        raise ArgumentError("device", f"is {device!r}, expected a CUDA device, such as 'cuda:0'")
+    index, count = torch.cuda.current_device() if found.index is None else found.index, torch.cuda.device_count()
+    if index >= count:
+        raise ArgumentError("device", f"is {device!r}, torch sees {count} CUDA devices, 0 to {count - 1}")
+    return torch.device("cuda", index)

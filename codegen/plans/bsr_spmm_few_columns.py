@@ -1,7 +1,7 @@
-"""Plan of the sm_90a BSR x dense kernel for few columns: B stays in shared memory, A goes straight to registers.
+"""Plan of the sm_90a BSR x dense kernel for few columns: A and B go from global memory straight to registers.
 
 With few columns a product takes as long as the stored blocks take to be read. So these are read once, in the order
-in which they are stored, by all SMs; B, cut by its rows, is divided between the thread blocks of a cluster.
+in which they are stored; the warps of a thread block divide a block row, so that there is work for all SMs.
 """
 
 from __future__ import annotations
@@ -11,43 +11,38 @@ from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFewColumnsFlags
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, i32, i64, pointer, require
 from codegen.plan import require_left_out as left_out
-from codegen.problem import LaunchArgs, SpmmShape
+from codegen.problem import BlockSize, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
 
-WARPS = 20  # 16 would need a second turn where a cluster has 4096 / 15 rows
-STRIP_ROWS = 16  # rows of a warp: of one mma.sync
-SLICES = 8  # of B: thread blocks of a cluster, the most that every device can place
-CLUSTERS = 15  # of a column tile, where it is not known how many run at once: as many as on an H100
-STEP_COLUMNS = 32  # of A: 8 elements a lane; fewer in narrower blocks
-LANE_INDICES = 4  # of a block row that a lane looks at a time
-ENTRY_BYTES = 8
+WARPS = (8, 4, 2, 1)  # of a thread block, as a launch chooses
+STRIP_ROWS = 16  # rows of one mma.sync
+MOST_CTAS = 4  # thread blocks on an SM: more warps read no faster
+NEARLY_ALL = 1.25  # warps of a launch over those that run at once; measured
 PADDING = 8  # floats behind a row of partial sums: rows of a warp's store lie in distinct banks
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
-BLOCK_SIDES = (16, 32, 64)
+ROWS = (16, 32, 64)
+DEPTHS = (16, 32)
 WIDTHS = (16, 32, 64)
+STAGES = (2, 4)
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     _check(spec)
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
-    assert WARPS * STRIP_ROWS % block.rows == 0, "a lane has the same place in a block in every turn"
-    threads = 32 * WARPS
-    step_columns = min(STEP_COLUMNS, block.cols)
-    block_steps = block.cols // step_columns
-    words = step_columns // 8  # of a lane, of each of its two rows
-    list_entries = 32 * LANE_INDICES * block_steps
+    threads = 32 * WARPS[0]
+    strips = tile.m // STRIP_ROWS
+    a_words, b_words = tile.k // 8, tile.n // 16  # 32-bit words of a lane's part of a row
 
     shared = SharedLayout()
-    group_bytes = tile.k * 8 * dtype.bytes
-    shared.add("B", tile.n // 8 * group_bytes, f"{tile.k} rows of B in column groups of 8: 16 bytes a row", align=128)
     stride = tile.n + PADDING
-    shared.add("Partial", tile.m * stride * 4, "fp32 partial sums of a tile of C, over this slice of B", align=128)
-    shared.add("Entries", WARPS * list_entries * ENTRY_BYTES, "lists of steps, one a warp", align=16)
+    shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
+    used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k // 4 * b_words)
+    ctas_per_sm = max(1, min(MOST_CTAS, arch.blocks_for(threads, used + OVERHEAD_REGISTERS)))
     registers = Registers(
-        accumulators=tile.n // 2 + spec.stages * 2 * words,
+        accumulators=used,
         overhead=OVERHEAD_REGISTERS,
-        limit=arch.registers_for(threads, 1),
+        limit=arch.registers_for(threads, ctas_per_sm),
     )
     check_budget(spec, shared.size, registers)
     element = "unsigned short"
@@ -56,7 +51,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         stem=stem,
         template="bsr_spmm/sm90a_few_columns.cu.j2",
         threads=threads,
-        ctas_per_sm=1,
+        ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -70,84 +65,65 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             pointer("crow_indices", "int", "first block of each block row, and one more"),
             pointer("col_indices", "int", "block column of each block"),
             i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-            i32("block_rows", "block rows of A"),
-            i32("block_columns", "blocks across A, block rows of B"),
-            i32("slice_blocks", "of these, those of a slice"),
-            i32("n", "columns of B and C; rows of C have room for the next multiple of 8"),
-            i32("tile_strips", "strips of a tile, whole block rows"),
-            i32("row_tiles", "tiles of so many"),
-            i32("row_clusters", "clusters that divide them, each having every row_clusters-th"),
+            i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
+            i32("n", "columns of B and C; rows of both have room for the next multiple of 8"),
+            i32("column_tiles", "tiles side by side"),
         ),
         tensor_maps={},
         constants=(
+            Constant("kTileM", tile.m, "rows of a C tile"),
             Constant("kTileN", tile.n, "columns of a C tile"),
+            Constant("kTileK", tile.k, "columns of A, and rows of B, of a step"),
             Constant("kBlockRows", block.rows, "rows of a stored block of A"),
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
-            Constant("kStepColumns", step_columns, "columns of A of a step"),
-            Constant("kLaneColumns", step_columns // 4, "of these, side by side, those of a lane"),
-            Constant("kStages", spec.stages, "steps of A that a warp has in registers, or on their way there"),
-            Constant("kCluster", SLICES, "slices of B's rows: thread blocks of a cluster"),
-            Constant("kThreads", threads, "all load and compute"),
-            Constant("kLaneIndices", LANE_INDICES, "block columns that a lane looks at, at a time"),
-            Constant("kEntries", list_entries, "entries of a warp's list"),
-            Constant("kGroupBytes", group_bytes, "bytes of a column group of B"),
+            Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there"),
+            Constant("kMostWarps", WARPS[0], "of a thread block: all load and compute"),
             Constant("kPartialStride", stride, "floats from one row of partial sums to the next"),
         ),
-        flags=SpmmFewColumnsFlags(words=words, block_steps=block_steps),
-        grid_summary=f"clusters of {SLICES} thread blocks, as many as run at once",
+        flags=SpmmFewColumnsFlags(a_words=a_words, b_words=b_words),
+        grid_summary="one thread block, of 1 to 8 warps, per C tile: (M / tile m) * (N / tile n)",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
-            ("tile", f"{tile.m} x {tile.n} of C; each of {WARPS} warps has {STRIP_ROWS} rows at a time"),
-            ("slices", f"{SLICES} of B's rows, up to {tile.k} rows each, one a thread block of a cluster"),
+            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
-            ("pipeline", f"{spec.stages} steps of {step_columns} columns of A in registers, or on their way"),
+            ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers, or on their way"),
         ),
-        flops=2 * STRIP_ROWS * tile.n * step_columns,
-        bytes=STRIP_ROWS * step_columns * dtype.bytes,
+        flops=2 * tile.m * tile.n * tile.k,
+        bytes=(tile.m + tile.n) * tile.k * dtype.bytes,
         arguments=_arguments,
-        cluster=SLICES,
-        depth=SLICES * tile.k,
     )
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Work out a launch. How rows are divided between clusters changes no sum."""
+    """Work out a launch: as many warps for a tile as let nearly all tiles be computed at once.
+
+    More would have less to do before their sums meet, fewer would leave SMs without loads on their way.
+    """
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
-    block_columns = shape.depth // spec.block.cols
     column_tiles = -(-shape.columns // spec.tile.n)
-    # All clusters at once, with tiles as nearly equal as whole block rows allow.
-    at_once, unit = slots // SLICES or CLUSTERS, spec.block.rows
-    most = max(1, at_once // column_tiles)
-    rounds = max(1, -(-shape.rows // (most * spec.tile.m)))
-    tile_rows = max(unit, min(spec.tile.m, -(-shape.rows // (most * rounds * unit)) * unit))
-    row_tiles = -(-shape.rows // tile_rows)
-    row_clusters = min(most, row_tiles)
+    tiles = shape.rows // spec.tile.m * column_tiles
+    most = NEARLY_ALL * slots * WARPS[0]
+    warps = next((warps for warps in WARPS if tiles * warps <= most), WARPS[-1])
     numbers = {
-        "block_rows": shape.rows // spec.block.rows,
-        "block_columns": block_columns,
-        "slice_blocks": -(-block_columns // SLICES),
+        "block_columns": shape.depth // spec.block.cols,
         "n": shape.columns,
-        "tile_strips": tile_rows // STRIP_ROWS,
-        "row_tiles": row_tiles,
-        "row_clusters": row_clusters,
+        "column_tiles": column_tiles,
     }
-    return LaunchArgs(numbers, row_clusters * column_tiles * SLICES)
+    block = BlockSize(32 * warps, plan.shared_bytes // WARPS[0] * warps)
+    return LaunchArgs(numbers, tiles, block=block)
 
 
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     left_out(spec, spec.options, f"{spec.arch} with mma and ld_global")
+    block, tile = spec.block, spec.tile
     for name, value, allowed in (
-        ("block.rows", spec.block.rows, BLOCK_SIDES),
-        ("block.cols", spec.block.cols, BLOCK_SIDES),
-        ("tile.n", spec.tile.n, WIDTHS),
+        ("tile.m", tile.m, [rows for rows in ROWS if block.rows % rows == 0]),
+        ("tile.k", tile.k, [depth for depth in DEPTHS if block.cols % depth == 0]),
+        ("tile.n", tile.n, WIDTHS),
+        ("stages", spec.stages, STAGES),
     ):
-        words = ", ".join(map(str, allowed))
+        words = ", ".join(map(str, allowed)) or f"none, with blocks of {block.rows} x {block.cols}"
         require(value in allowed, name, f"is {value}; allowed with mma and ld_global: {words}")
-    k = spec.tile.k
-    m = spec.tile.m
-    require(m > 0 and m % 64 == 0, "tile.m", f"is {m}; allowed with mma and ld_global: multiples of 64")
-    require(k > 0 and k % 64 == 0, "tile.k", f"is {k}; allowed with mma and ld_global: multiples of 64")
-    require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

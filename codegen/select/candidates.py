@@ -23,11 +23,12 @@ STAGES = (8, 6, 5, 4, 3, 2, 1)
 UNEVEN = 1.2
 """Longest row over the mean one from which a dynamic scheduler is tried on large products; on small ones it is anyway,
 as it cuts rows."""
+FEW_COLUMNS = 128  # of B, up to which its own kernel is tried
 FEW_TILES = 4096 * 2048  # elements of C
 
 
 def variations(problem: Problem) -> Iterator[Fields]:
-    """Yield tunings without stages, of which a plan need not accept any."""
+    """Yield tunings, of which a plan need not accept any; without stages where as many as fit are best."""
     if isinstance(problem, AttentionProblem):
         yield from _attention_sm90a(problem) if problem.arch == "sm_90a" else _attention_mma_sync(problem)
     else:
@@ -71,6 +72,10 @@ def _bsr(problem: BsrProblem) -> Iterator[Fields]:
         for how, n, k, ctas in itertools.product(combined, widths, depths, resident):
             yield {**how, "tile": {"m": rows, "n": n, "k": k}, "ctas_per_sm": ctas}
         return
+    if problem.arch == "sm_90a" and (problem.n is None or problem.n <= FEW_COLUMNS):
+        few = {"mma": "mma", "copy": "ld_global", "schedule": "multistage", "stages": 2}
+        for m, n, k in itertools.product((16, 32, 64), (16, 32, 64), (16, 32)):
+            yield {**few, "tile": {"m": m, "n": n, "k": k}}
     heights = [rows, 128] if rows == 64 else [rows]
     schedulers = ["static", "dynamic"] if _may_be_uneven(problem) else ["static"]
     for how, m, n, k, ctas, scheduler in itertools.product(combined, heights, widths, depths, resident, schedulers):
@@ -137,7 +142,8 @@ def _ranked(problem: Problem) -> list[Spec]:
     fields = problem.fields()
     found: list[tuple[float, int, Spec]] = []
     for tuning in variations(problem):
-        accepted = (_accepted({**fields, **tuning, "stages": stages}) for stages in STAGES)
+        numbers = (tuning["stages"],) if "stages" in tuning else STAGES
+        accepted = (_accepted({**fields, **tuning, "stages": stages}) for stages in numbers)
         deepest = next((each for each in accepted if each is not None), None)
         if deepest is None:
             continue

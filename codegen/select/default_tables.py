@@ -64,8 +64,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "bsr_spmm": (
         Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
         Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
-        Row(MMA | {"copy": "ld_global", "cols": 16}, (960, 16, 2048), (8,)),
-        Row(MMA | {"copy": "ld_global"}, (960, 16, 2048), (4,)),
+        *(
+            Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
+            for rows, m in (({"rows": 16}, 16), ({}, 32))
+            for cols, k in (({"cols": 16}, 16), ({}, 32))
+        ),
         Row({"copy": "ld_global"}, ("rows", 128, "depth"), (1,)),
         Row(WMMA, ("rows", 128, "depth"), (3,)),
         # As many stages as leave room for two thread blocks on an SM.

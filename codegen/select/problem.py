@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from codegen.errors import CodegenError, SpecError
+from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
 from codegen.patterns.sliding_window import SlidingWindow
 from codegen.plain import PlainCopy, json_value
@@ -77,6 +78,11 @@ class _Problem(SpecModel):
             "dtype": self.dtype,
             **{name: every[name] for name in self.said if name in every},
         }
+
+    def text(self) -> str:
+        """Return the problem as ``codegen explain --problem`` and ``codegen tune`` take it; see ``problem_fields``."""
+        every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
+        return ",".join(f"{name}={_plain(value)}" for name, value in _flat(every))
 
 
 class AttentionProblem(_Problem):
@@ -301,7 +307,23 @@ def problem_fields(text: str) -> Fields:
         inner[last] = _spelt(name, value)
     if "head_dim" in fields:
         fields.setdefault("op", "attention")
+    if isinstance(pattern := fields.get("pattern"), dict):
+        _square_block(pattern)
     return fields
+
+
+def _flat(fields: Fields, outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield plain fields by name, inner ones with dots."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", value
+
+
+def _plain(value: Any) -> str:
+    """Return a value as ``_spelt`` reads it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _spelt(name: str, value: str) -> Any:
@@ -312,9 +334,15 @@ def _spelt(name: str, value: str) -> Any:
         plain = value
     if name == "pattern":
         return {"kind": plain}
-    if name in ("block", "pattern.block") and isinstance(plain, int):
-        return dict.fromkeys(("rows", "cols") if name == "block" else ("q", "kv"), plain)
-    return plain
+    return dict.fromkeys(("rows", "cols"), plain) if name == "block" and isinstance(plain, int) else plain
+
+
+def _square_block(pattern: Fields) -> None:
+    """Make a shape of a pattern's block that is given as one number, if the pattern's blocks have two."""
+    model, block = PATTERNS.get(str(pattern.get("kind"))), pattern.get("block")
+    known = None if model is None else model.model_fields.get("block")
+    if known is not None and known.annotation is Block and isinstance(block, int):
+        pattern["block"] = {"q": block, "kv": block}
 
 
 def said_by(spec: Spec) -> Fields:

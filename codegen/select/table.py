@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from codegen.errors import CodegenError, FileError
+from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
 from codegen.files import read_text
 from codegen.library import find_spec
 from codegen.patterns.base import SpecModel
@@ -137,8 +137,8 @@ def read_rows(path: Path) -> tuple[Measurement, ...]:
             rows.append(Measurement.model_validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            raise TableError(f"{path}:{number}: {one_line(field)}: {first['msg']}") from None
+            place, field = one_line(str(path), MOST_OF_PLACE), one_line(".".join(map(str, first["loc"])))
+            raise TableError(f"{place}:{number}: {field}: {first['msg']}") from None
     return tuple(rows)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import Generated, generate
-from runtime.compile import toolchain
-from runtime.compile.cache import Entry, KernelCache, cache_key
+from runtime.compile import child, nvrtc_child, toolchain
+from runtime.compile.cache import KernelCache
+from runtime.compile.cache_entry import Identity, cache_key
 from runtime.errors import CompileError, ToolchainError
 
 Target = Literal["cubin", "ptx"]
@@ -33,6 +29,7 @@ class Compiled:
         options: compiler options, in order, without include folders.
         key: where it is in the cache.
         was_cached: whether it came from there.
+        findings: what is known of the code there, beside the log: see ``runtime.compile.inspection``.
     """
 
     generated: Generated
@@ -42,6 +39,12 @@ class Compiled:
     options: tuple[str, ...]
     key: str
     was_cached: bool
+    findings: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        """What the cache knows it by."""
+        return Identity(self.key, self.named.stem, _arch(self.plan, self.target), self.target)
 
     @property
     def named(self) -> NamedSpec:
@@ -80,12 +83,13 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
     named, plan = generated.named, generated.plan
     options, key = _options(plan, target), _key(generated, target)
 
-    def build() -> Entry:
-        code, log = run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
-        return Entry(stem=named.stem, target=target, log=log, code=code)
+    def build() -> tuple[bytes, str]:
+        toolchain.check_arch(plan.arch)
+        return run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
 
-    entry, was_cached = (cache or KernelCache()).get_or_build(key, build)
-    return Compiled(generated, target, entry.code, entry.log, options, key, was_cached)
+    identity = Identity(key, named.stem, _arch(plan, target), target)
+    entry, was_cached = (cache or KernelCache()).get_or_build(identity, build)
+    return Compiled(generated, target, entry.code, entry.log, options, key, was_cached, entry.findings)
 
 
 def key_of(named: NamedSpec, target: Target = "cubin") -> str:
@@ -98,8 +102,12 @@ def key_of(named: NamedSpec, target: Target = "cubin") -> str:
     return _key(generate(named), target)
 
 
+def _arch(plan: Plan, target: Target) -> str:
+    return plan.arch.name if target == "cubin" else plan.arch.virtual
+
+
 def _options(plan: Plan, target: Target) -> tuple[str, ...]:
-    return (f"--gpu-architecture={plan.arch.name if target == 'cubin' else plan.arch.virtual}", *OPTIONS)
+    return (f"--gpu-architecture={_arch(plan, target)}", *OPTIONS)
 
 
 def _key(generated: Generated, target: Target) -> str:
@@ -112,10 +120,6 @@ def _key(generated: Generated, target: Target) -> str:
         headers=toolchain.headers_digest(plan.headers),
         target=target,
     )
-
-
-# Where there is a driver, NVRTC has a cache of its own, and what comes from it has no log: no registers, no spills.
-_CHILD = {"CUDA_CACHE_DISABLE": "1"}
 
 
 def run_nvrtc(
@@ -134,31 +138,23 @@ def run_nvrtc(
         The code and the compiler's log.
 
     Raises:
-        ToolchainError: when NVRTC or a header is missing.
+        ToolchainError: when NVRTC or a header is missing or not what it was, or the process did not end by itself.
         CompileError: with the whole log.
     """
-    toolchain.nvrtc()  # says how to install it if it is missing
-    arguments = [*options, *(f"--include-path={folder}" for folder in toolchain.include_folders(headers))]
-    request = {"source": source, "name": name, "target": target, "arguments": arguments}
-    # -P: modules of the current folder are not in the way; where this process takes some from there, so does that one.
-    modules = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    try:
-        result = subprocess.run(
-            [sys.executable, "-P", "-m", "runtime.compile.nvrtc_child"],
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            check=False,
-            env={**os.environ, **_CHILD, "PYTHONPATH": modules},
-        )
-    except OSError as error:
-        raise ToolchainError(
-            f"Python cannot be started for the compilation: {sys.executable}: {error.strerror}"
-        ) from None
-    if result.returncode != 0:
-        raise CompileError(name, result.stderr.decode(errors="replace").strip() or f"exit code {result.returncode}")
-    head, _, code = result.stdout.partition(b"\n")
-    told = json.loads(head)
+    request = {
+        "library": child.text_of(toolchain.nvrtc().library),
+        "folders": toolchain.folders_of_request(headers),
+        "headers": headers,
+        "source": source,
+        "name": name,
+        "target": target,
+        "options": options,
+    }
+    told, code = child.ask(request, name)
     log = "\n".join(line for line in told["log"].splitlines() if "Compile time" not in line).strip()
-    if told["error"]:
+    if told["status"] == nvrtc_child.REFUSED:
         raise CompileError(name, log or told["error"])
+    if told["status"] != 0:
+        raise ToolchainError(f"{toolchain.nvrtc()} failed on {name}: {told['error']}" + (f"\n{log}" if log else ""))
+    toolchain.check_loaded(told["loaded"], headers)
     return code, log

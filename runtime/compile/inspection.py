@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 import subprocess
 import tempfile
@@ -9,9 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.compile import toolchain
+from codegen.errors import CodegenError
+from codegen.plain import json_value
+from runtime.compile import child, toolchain
+from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
-from runtime.errors import ToolchainError
+from runtime.errors import CacheError, ToolchainError
 
 # SASS opcode -> what it is.
 INSTRUCTIONS = {
@@ -50,13 +56,29 @@ class Usage:
     instructions: dict[str, int]
 
 
-def usage(compiled: Compiled) -> Usage:
+def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
     """Return what a compiled cubin uses.
+
+    A kernel is disassembled once: how many instructions it has stays with its entry of the cache.
 
     Raises:
         ToolchainError: when the disassembler is missing or fails.
     """
-    return replace(resources(compiled), instructions=count_instructions(compiled.code))
+    counts = _counted(compiled.findings)
+    if counts is None:
+        counts = count_instructions(compiled.code)
+        with contextlib.suppress(CacheError):  # one that cannot be written serves what it has
+            (cache or KernelCache()).keep_findings(compiled.identity, json.dumps(counts))
+    return replace(resources(compiled), instructions=counts)
+
+
+def _counted(findings: str) -> dict[str, int] | None:
+    """Return the counts that an entry of the cache has; None if it has none, or of other instructions."""
+    try:
+        counts = json_value(findings)
+    except CodegenError:  # "", or whatever else was put there
+        return None
+    return counts if isinstance(counts, dict) and counts.keys() == INSTRUCTIONS.keys() else None
 
 
 def resources(compiled: Compiled) -> Usage:
@@ -85,15 +107,30 @@ def mnemonics(cubin: bytes) -> list[str]:
 
 
 def disassemble(cubin: bytes) -> str:
-    """Return the SASS of a cubin."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        command = [toolchain.cuobjdump(), "--dump-sass", str(path)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Return the SASS of a cubin.
+
+    Raises:
+        ToolchainError: when the disassembler is missing or fails.
+    """
+    tool = toolchain.cuobjdump()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(cubin)
+            # Its own temporary files go there too: TMPDIR may name a folder that is not there.
+            environment = {**os.environ, "TMPDIR": folder}
+            command = [tool, "--dump-sass", str(path)]
+            result = subprocess.run(command, capture_output=True, check=False, env=environment)
+    except OSError as error:
+        where = error.filename or tool
+        raise ToolchainError(
+            f"a cubin cannot be disassembled: {where}: {error.strerror or error}; "
+            "TMPDIR names a folder for temporary files"
+        ) from None
     if result.returncode != 0:
-        raise ToolchainError(f"cuobjdump failed: {(result.stderr or result.stdout).strip()}")
-    return result.stdout
+        said = (result.stderr or result.stdout).decode(errors="replace").strip()
+        raise ToolchainError(f"cuobjdump failed: {said or child.ending(result.returncode)}")
+    return result.stdout.decode(errors="replace")
 
 
 def _told_of(symbol: str, log: str) -> str:

@@ -1,46 +1,146 @@
-"""One compilation with NVRTC, in a process of its own (``python -m runtime.compile.nvrtc_child``).
+"""One compilation with NVRTC, in a process of its own: a script that :mod:`runtime.compile.child` starts.
 
-Reads a JSON object from stdin: source, name, target and arguments. Writes one line of JSON (error, log) to stdout, and
-behind it the code. The same source and options then give the same bytes whatever else the calling process compiled:
-NVRTC keeps state that some options change for every later compilation of a process.
+NVRTC keeps state that some options change for every later compilation of a process: with a process for each, the same
+source and options give the same bytes whatever else the caller compiled. The script needs the standard library alone
+and the library's path, so neither ``sys.path`` nor a ``sitecustomize`` of the caller's reaches it.
+
+It reads a JSON object from stdin, in which paths are bytes read as Latin-1, and writes ``ANSWER``, one line of JSON and
+the code to stdout. The answer says which NVRTC was loaded and which headers lay there, for the caller to compare.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import os
+import re
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+ANSWER = b"\ncodegen: the answer of NVRTC follows\n"
+REFUSED = 6
+"""NVRTC_ERROR_COMPILATION: the source is at fault. Any other error is one of the installation or of the machine."""
 
-def compile_source(source: str, name: str, target: str, arguments: list[str]) -> tuple[str, str, bytes]:
-    """Return NVRTC's error ("" if there was none), its log, and the code."""
-    from cuda.bindings import nvrtc  # noqa: PLC0415 - importing this module needs no CUDA
 
-    def call(function: Any, *values: Any) -> Any:
-        status, *results = function(*values)
-        if int(status) != 0:
-            raise RuntimeError(f"{function.__name__}: {status!s}")
-        return results[0] if results else None
+class Nvrtc:
+    """The library at a path.
 
-    def read(size_of: Any, get: Any) -> bytes:
-        buffer = bytes(call(size_of, program))
-        call(get, program, buffer)
-        return buffer
+    Raises:
+        OSError: when it cannot be loaded, or is not NVRTC.
+    """
 
-    program = call(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
-    log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0")
-    if int(status) != 0:
-        return str(status), log, b""
-    if target == "cubin":
-        return "", log, read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-    return "", log, read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+    def __init__(self, library: bytes) -> None:
+        self._library = ctypes.CDLL(os.fsdecode(library))
+        if not hasattr(self._library, "nvrtcGetErrorString"):
+            raise OSError(f"{os.fsdecode(library)} has no nvrtcGetErrorString")
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        # NVRTC asks the system for its builtins by name, which finds those of its own folder only if they are loaded.
+        major, minor = self.version()
+        builtins = Path(os.fsdecode(library)).resolve().with_name(f"libnvrtc-builtins.so.{major}.{minor}")
+        if builtins.is_file():
+            ctypes.CDLL(str(builtins))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function.
+
+        Raises:
+            RuntimeError: with NVRTC's name of the error.
+        """
+        status = getattr(self._library, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name}: {self.name_of(status)}")
+
+    def name_of(self, status: int) -> str:
+        """Return NVRTC's name of an error."""
+        return str(self._library.nvrtcGetErrorString(status).decode())
+
+    def version(self) -> tuple[int, int]:
+        """Return major and minor version."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def compile(
+        self, source: bytes, name: bytes, target: str, arguments: Sequence[bytes]
+    ) -> tuple[int, str, bytes, bytes]:
+        """Return NVRTC's status and its name ("" if there was no error), the log, and the code."""
+        program = ctypes.c_void_p()
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source, name, 0, None, None)
+        options = (ctypes.c_char_p * len(arguments))(*arguments)
+        status = self._library.nvrtcCompileProgram(program, len(arguments), options)
+        log = self._read(program, "ProgramLog").rstrip(b"\0")
+        if status != 0:
+            return status, self.name_of(status), log, b""
+        return 0, "", log, self._read(program, "CUBIN" if target == "cubin" else "PTX")
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call(f"nvrtcGet{what}", program, buffer)
+        return buffer.raw
+
+
+def stamp_of(library: bytes) -> list[int]:
+    """Return what changes when another file takes the place of a library: NVRTC's version tells no patch level."""
+    found = Path(os.fsdecode(library)).stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def headers_digest(headers: Iterable[str], folders: Sequence[Path]) -> str:
+    """Return the SHA-256 of every file of ``folders`` that ``headers`` include, directly or not."""
+    digest = hashlib.sha256()
+    for name, content in sorted(included(headers, folders).items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def included(headers: Iterable[str], folders: Sequence[Path]) -> dict[str, bytes]:
+    """Return name -> content of the headers reachable by #include, whatever the preprocessor would skip."""
+    contents: dict[str, bytes] = {}
+    todo = list(headers)
+    while todo:
+        name = todo.pop()
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if path is None or name in contents:
+            continue
+        contents[name] = path.read_bytes()
+        for include in re.findall(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', contents[name], re.MULTILINE):
+            inner = include.decode()
+            todo += [inner, (Path(name).parent / inner).as_posix()]
+    return contents
+
+
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Compile what a request describes; return what there is to tell of it, and the code."""
+    library = request["library"].encode("latin-1")
+    folders = [folder.encode("latin-1") for folder in request["folders"]]
+    nvrtc = Nvrtc(library)
+    arguments = [*(option.encode() for option in request["options"]), *(b"--include-path=" + f for f in folders)]
+    status, error, log, code = nvrtc.compile(
+        request["source"].encode(), request["name"].encode(), request["target"], arguments
+    )
+    loaded = {
+        "version": nvrtc.version(),
+        "stamp": stamp_of(library),
+        "headers": headers_digest(request["headers"], [Path(os.fsdecode(folder)) for folder in folders]),
+    }
+    return {"status": status, "error": error, "log": log.decode(errors="replace"), "loaded": loaded}, code
 
 
 def main() -> None:
     """Compile what stdin describes."""
-    error, log, code = compile_source(**json.load(sys.stdin))
-    sys.stdout.buffer.write(json.dumps({"error": error, "log": log}).encode() + b"\n" + code)
+    with os.fdopen(os.dup(1), "wb") as stdout:
+        os.dup2(2, 1)  # whatever else is printed is no part of the answer
+        try:
+            told, code = answer(json.load(sys.stdin.buffer))
+        except (OSError, RuntimeError) as error:  # the library cannot be loaded, or does not do its part
+            told, code = {"failure": str(error)}, b""
+        stdout.write(ANSWER + json.dumps(told).encode() + b"\n" + code)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,12 @@ from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import NO_MEMORY, Memory, reserve
 
 
+def current_stream(device: torch.device) -> int:
+    """Return the handle of torch's current stream of a device, without the Stream object that torch makes of it."""
+    stream: int = torch._C._cuda_getCurrentRawStream(device.index)
+    return stream
+
+
 def enqueue(
     loaded: LoadedKernel,
     signature: Signature,
@@ -22,19 +28,12 @@ def enqueue(
     Args:
         loaded: the kernel.
         signature: of the call.
-        addresses: of its tensors by name; those of memory that is reserved here are added.
-        device: of the tensors.
+        addresses: of its tensors by name, to which those of memory that is reserved here are added.
+        device: of the tensors; its primary context is current.
         memory: what the launch needs beside its arguments.
         prologue: whether the plan's prologue goes before, if it has one.
     """
-    # What torch.cuda.current_device() is; tensors on the device show that CUDA is initialised.
-    if device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device(device):
-            enqueue(loaded, signature, addresses, device, memory, prologue=prologue)
-        return
-    # What torch.cuda.current_stream(device).cuda_stream is, without the Stream object.
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    more, held = reserve(device, stream, memory)
-    addresses |= more
+    stream = current_stream(device)
+    held = reserve(device, stream, memory, addresses)
     loaded.launch(signature, addresses, stream, prologue=prologue)
     del held  # not before: freed memory could be allocated again

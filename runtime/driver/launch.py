@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.plan import PARAM_ABI, Param, Plan, Prologue, aligned, param_offsets
+from codegen.problem import BlockSize
 from runtime.compile.compiler import Compiled
-from runtime.driver.api import call, driver, make_context_current
+from runtime.driver import process
+from runtime.driver.api import call, driver
 from runtime.driver.tensor_map import MapEncoder
 from runtime.errors import DeviceError
 
@@ -80,13 +82,13 @@ class Signature:
         pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
         maps: of each tensor map.
         grid: thread blocks.
-        dims: grid, block and dynamic shared memory, in the order of cuLaunchKernel's arguments.
         extra: what the operator wants to find again at the next call of this signature.
         arguments: the driver's list of kernel arguments: the block's address.
         list_address: the address of that list.
         lock: what a launch holds, as ``_lock_of`` describes it.
         prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
-        config: how the driver launches a kernel that may overlap with the one before it; the stream is each launch's.
+        config: how the driver launches the kernel, made once, as it costs more to make than to launch by; the stream
+            is each launch's.
     """
 
     device: int
@@ -94,19 +96,22 @@ class Signature:
     pointers: tuple[tuple[str, ctypes.c_uint64], ...]
     maps: tuple[MapPlace, ...]
     grid: int
-    dims: tuple[int, int, int, int, int, int, int]
     extra: Any
     arguments: ctypes.Array[ctypes.c_void_p]
     list_address: int
     lock: threading.Lock
+    config: Any
     prologue_grid: int = 0
-    config: Any = None
 
 
 class LoadedKernel:
-    """A kernel in the driver, ready to be launched on any device of its architecture."""
+    """A kernel in the driver, ready to be launched on any device of its architecture.
+
+    Its methods, and making one, need that device's primary context current (``runtime.driver.context``).
+    """
 
     def __init__(self, compiled: Compiled) -> None:
+        process.claim()
         cuda = driver()
         self.plan: Plan = compiled.plan
         self.layout = ParameterLayout.of(compiled.plan.params)
@@ -118,10 +123,9 @@ class LoadedKernel:
         if prologue is not None:
             self._prologue_kernel = self._find(prologue.symbol)
             self._prologue = cuda.CUfunction(int(self._prologue_kernel))
-        self._launch = cuda.cuLaunchKernel
+        self._launch = cuda.cuLaunchKernel  # of prologues
         self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}
-        self._slots: dict[int, int] = {}  # of kernels with clusters
 
     def _find(self, symbol: str) -> Any:
         """Return a kernel of the library, whose parameters are as this side lays them out."""
@@ -147,27 +151,8 @@ class LoadedKernel:
         return self._sm_counts[device]
 
     def slots(self, device: int) -> int:
-        """Return how many thread blocks run at once; of clusters, those that the device places: not on all SMs."""
-        if self.plan.cluster == 1:
-            return self.sm_count(device) * self.plan.ctas_per_sm
-        if device not in self._slots:
-            self._slots[device] = self._active_clusters(device) * self.plan.cluster
-        return self._slots[device]
-
-    def _active_clusters(self, device: int) -> int:
-        cuda = driver()
-        self.sm_count(device)  # prepares the kernel
-        make_context_current(device)
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = attribute.value.clusterDim
-        size.x, size.y, size.z = self.plan.cluster, 1, 1
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self.plan.cluster, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
-        config.sharedMemBytes = self.plan.shared_bytes
-        config.attrs, config.numAttrs = [attribute], 1
-        return int(call(cuda.cuOccupancyMaxActiveClusters, self._function, config))
+        """Return how many thread blocks run at once."""
+        return self.sm_count(device) * self.plan.ctas_per_sm
 
     def signature(
         self,
@@ -178,6 +163,7 @@ class LoadedKernel:
         extra: Any = None,
         *,
         prologue_grid: int = 0,
+        size: BlockSize | None = None,
     ) -> Signature:
         """Prepare calls of one signature.
 
@@ -188,6 +174,7 @@ class LoadedKernel:
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.
             prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+            size: of a thread block; None for the plan's.
         """
         slots = self.slots(device)  # prepares the kernel, which any grid needs
         offsets, types = self.layout.offsets, self.layout.types
@@ -210,27 +197,28 @@ class LoadedKernel:
             ),
             maps=tuple(maps),
             grid=grid,
-            dims=(grid, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes),
             extra=extra,
             arguments=arguments,
             list_address=ctypes.addressof(arguments),
             lock=_lock_of(device),
             prologue_grid=prologue_grid,
-            config=self._overlapping(grid) if self.plan.prologue is not None and self.plan.prologue.overlaps else None,
+            config=self._config(grid, size or BlockSize(self.plan.threads, self.plan.shared_bytes)),
         )
 
-    def _overlapping(self, grid: int) -> Any:
-        """Return how a kernel is launched that may begin before the one before it has ended."""
+    def _config(self, grid: int, size: BlockSize) -> Any:
+        """Return how the kernel is launched; after a prologue that says so it may begin before that has ended."""
         cuda = driver()
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes = []
+        if self.plan.prologue is not None and self.plan.prologue.overlaps:
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
-        config.sharedMemBytes = self.plan.shared_bytes
-        config.attrs = [attribute]
-        config.numAttrs = 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = size.threads, 1, 1
+        config.sharedMemBytes = size.shared_bytes
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def launch(self, signature: Signature, addresses: Mapping[str, int], stream: int, *, prologue: bool = True) -> None:
@@ -242,7 +230,6 @@ class LoadedKernel:
             stream: CUDA stream.
             prologue: whether the plan's prologue goes before, if it has one.
         """
-        make_context_current(signature.device)
         arguments = signature.list_address
         with signature.lock:
             for tensor_map in signature.maps:
@@ -253,11 +240,8 @@ class LoadedKernel:
                 pointer.value = addresses[name]
             if prologue and self.plan.prologue is not None:
                 self._launch_prologue(self.plan.prologue, signature.prologue_grid, arguments, stream)
-            if signature.config is not None:
-                signature.config.hStream = stream
-                (status,) = self._launch_by(signature.config, self._function, arguments, 0)
-            else:
-                (status,) = self._launch(self._function, *signature.dims, stream, arguments, 0)
+            signature.config.hStream = stream
+            (status,) = self._launch_by(signature.config, self._function, arguments, 0)
         if status != 0:
             raise _launch_error(self.plan.stem, status)
 
@@ -272,7 +256,6 @@ class LoadedKernel:
         """
         assert self.plan.prologue is not None
         self.sm_count(device)  # prepares the kernel
-        make_context_current(device)
         block = ctypes.create_string_buffer(self.layout.size)
         for name, address in addresses.items():
             ctypes.c_uint64.from_buffer(block, self.layout.offsets[name]).value = address
@@ -299,4 +282,5 @@ def _lock_of(device: int) -> threading.Lock:
 
 def _launch_error(symbol: str, status: Any) -> DeviceError:
     """Return the error of a launch that the driver did not take."""
-    return DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}")
+    why = f": {process.FORKED}" if process.was_forked() else ""
+    return DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}{why}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -92,22 +92,23 @@ def _places(wanted: Mapping[str, int], unit: int) -> tuple[tuple[str, int], ...]
     return tuple(zip(wanted, (0, *ends), strict=False))
 
 
-def reserve(device: torch.device, stream: int, memory: Memory) -> tuple[dict[str, int], list[torch.Tensor]]:
-    """Return the addresses of a launch's counters and of its scratch memory by parameter, and the tensors they are in.
+def reserve(device: torch.device, stream: int, memory: Memory, addresses: dict[str, int]) -> tuple[Any, Any]:
+    """Add the addresses of a launch's counters and of its scratch memory by parameter; return the tensors they are in.
 
     These must be held until the launch is enqueued: freed memory could be allocated again, in a capture at once.
     Where nothing is wanted of a kind, its addresses are 0.
     """
-    addresses = memory.unused.copy()
-    held: list[torch.Tensor] = []
+    counted = kept = None
+    if memory.unused:
+        addresses |= memory.unused
     if memory.counters:
-        held.append(counters(device, stream, memory.counters))
-        first = held[-1].data_ptr()
+        counted = counters(device, stream, memory.counters)
+        first = counted.data_ptr()
         for name, offset in memory.counter_places:
             addresses[name] = first + offset
     if memory.scratch:
-        held.append(scratch(device, stream, memory.scratch))
-        first = held[-1].data_ptr()
+        kept = scratch(device, stream, memory.scratch)
+        first = kept.data_ptr()
         for name, offset in memory.scratch_places:
             addresses[name] = first + offset
-    return addresses, held
+    return counted, kept

@@ -40,6 +40,29 @@ def remember(signatures: dict[Any, Any], key: Any, found: Any) -> Any:
     return found
 
 
+class Signatures(dict[Any, Any]):
+    """What the checks of calls found, by their keys.
+
+    Attributes:
+        last: the key of the last call, and what was found: compared with the next key, which costs half of a look-up,
+            as that takes the hash of the key first.
+    """
+
+    last: tuple[Any, Any] = (None, None)
+
+    def find(self, key: Any) -> Any:
+        """Return what the checks found of a call that is not like the last one; None if it is new."""
+        found = self.get(key)
+        self.last = key, found
+        return found
+
+    def keep(self, key: Any, found: Any) -> Any:
+        """Keep what the checks of a new call found, with that of few others, and return it."""
+        remember(self, key, found)
+        self.last = key, found
+        return found
+
+
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:
     """Check one dense input: type, device, dtype, rank, emptiness, last dimension, strides.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,8 @@ from codegen.patterns import IndexTensor
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import Allocate, allocator
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
@@ -19,6 +20,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_extent,
@@ -29,13 +31,14 @@ from runtime.kernels.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
-    remember,
     shape_words,
     used_strides,
 )
+from runtime.kernels.index_values import check_index_values
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 _LOG2_E = math.log2(math.e)
 
 
@@ -56,13 +59,17 @@ class _Outputs(NamedTuple):
     """What a signature knows of what the kernel writes.
 
     Attributes:
-        keeps_layout: whether a new ``out`` is allocated like q.
-        lse_layout: shape and strides of the LSE.
+        out_layout: shape, strides and type of a new ``out``.
+        lse_layout: those of the LSE; None without one.
+        allocate: makes both.
+        left_out: index tensors that are not given, the sink if there is none: their addresses are 0.
         memory: what the launch needs beside its arguments.
     """
 
-    keeps_layout: bool
-    lse_layout: tuple[tuple[int, ...], tuple[int, ...]]
+    out_layout: Layout
+    lse_layout: Layout | None
+    allocate: Allocate
+    left_out: dict[str, int]
     memory: Memory
 
 
@@ -84,11 +91,10 @@ class AttentionKernel:
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._returns_lse = self.spec.lse
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
@@ -117,7 +123,8 @@ class AttentionKernel:
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k), with any k, also 0, if the spec
                 leaves k out; for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
-                neither, full_kv_num_blocks and full_kv_indices. Out-of-range entries count as blocks without keys.
+                neither, full_kv_num_blocks and full_kv_indices. Shorter lists of ``topk`` are filled up with -1 at
+                their end. Out-of-range entries count as blocks without keys; ``validate`` refuses others than those.
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
                 Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
@@ -138,35 +145,41 @@ class AttentionKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(q):
+            with entered(q.device.index):
+                return self(q, k, v, *indices, scale=scale, out=out, sink=sink, validate=validate, **named_indices)
         given = self._gather(indices, named_indices) if named_indices else indices
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
         key = (scale, call_key(q, k, v, out, sink, *tensors))
-        signature = self._signatures.get(key)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
         if signature is None:
             checked = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
-            signature = remember(self._signatures, key, checked)
+            signature = self._signatures.keep(key, checked)
         if validate:
             self._check_values(q, k, tensors)
             check_sink_values(sink)
         outputs: _Outputs = signature.extra
-        device = q.device
         if out is None:
-            out = torch.empty_like(q) if outputs.keeps_layout else q.new_empty(q.shape)
+            out = outputs.allocate(*outputs.out_layout)
         at_q, at_k, at_v, at_out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (at_q | at_k | at_v | at_out) % TMA_ALIGNMENT:
             for name, address in (("q", at_q), ("k", at_k), ("v", at_v), ("out", at_out)):
                 check_address(name, address)
-        addresses = {"q": at_q, "k": at_k, "v": at_v, "o": at_out, "sink": 0 if sink is None else sink.data_ptr()}
-        if self._index_names:
-            for name, tensor in zip_longest(self._index_names, tensors):
-                addresses[name] = 0 if tensor is None else tensor.data_ptr()
+        addresses = {"q": at_q, "k": at_k, "v": at_v, "o": at_out, **outputs.left_out}
+        for name, tensor in zip(self._index_names, tensors, strict=False):  # those left out may be the last ones
+            if tensor is not None:
+                addresses[name] = tensor.data_ptr()
+        if sink is not None:
+            addresses["sink"] = sink.data_ptr()
         lse = None
-        if self._returns_lse:
-            lse = torch.empty_strided(*outputs.lse_layout, dtype=torch.float32, device=device)
+        if outputs.lse_layout is not None:
+            lse = outputs.allocate(*outputs.lse_layout)
             addresses["lse"] = lse.data_ptr()
-        enqueue(self._loaded, signature, addresses, device, outputs.memory)
+        enqueue(self._loaded, signature, addresses, q.device, outputs.memory)
         return AttentionResult(out, lse)
 
     def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
@@ -198,6 +211,9 @@ class AttentionKernel:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")
         if not self._order_is_given:
             return PreparedLists(kv_indices)
+        if is_elsewhere(kv_indices):
+            with entered(kv_indices.device.index):
+                return self.prepare(kv_indices, kv_len)
         return PreparedLists(kv_indices, find_query_order(kv_indices, -(-kv_len // block.kv), self._plan.sub_tiles))
 
     def _unprepared(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -245,9 +261,7 @@ class AttentionKernel:
                 "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
             )
         self._check_addressing(q, k, v)
-        # empty_like keeps q's layout only where TMA can write it.
-        keeps_layout = q.stride() == torch.empty_like(q, device="meta").stride()
-        written = q if keeps_layout else torch.empty(q.shape, dtype=q.dtype, device="meta")
+        written = self._like(q)
         if out is not None:
             check_tensor("out", out, self._dtype, 4, q.device)
             names = ("batch", "heads", "q_len", "head_dim")
@@ -280,8 +294,27 @@ class AttentionKernel:
             args.tiles,
             values,
             {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
-            extra=_Outputs(keeps_layout, ((batch, heads, q_len), (heads * q_len, q_len, 1)), Memory.of(args)),
+            extra=self._outputs(q, indices, sink, Memory.of(args)),
             prologue_grid=args.prologue_grid,
+        )
+
+    @staticmethod
+    def _like(q: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of no memory with the layout of a new ``out``: that of q, where TMA can write it."""
+        like = torch.empty_like(q, device="meta")
+        return like if like.stride() == q.stride() else torch.empty(q.shape, dtype=q.dtype, device="meta")
+
+    def _outputs(self, q: torch.Tensor, indices: tuple[Any, ...], sink: Any, memory: Memory) -> _Outputs:
+        """Return what calls of a checked signature do beside the launch."""
+        batch, heads, q_len, _ = q.shape
+        given = dict(zip(self._index_names, indices, strict=False)) | {"sink": sink}
+        lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
+        return _Outputs(
+            (tuple(q.shape), self._like(q).stride(), self._dtype),
+            lse_layout if self.spec.lse else None,
+            allocator(q.device),
+            dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),
+            memory,
         )
 
     def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -355,7 +388,7 @@ class AttentionKernel:
         block = self.spec.pattern.fixed_block
         return 0 if block is None else -(-q.shape[2] // block.q)
 
-    def _upper(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
+    def _limit(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
         """Return what the values of an index tensor, one of those ``given``, are less than."""
         if spec.upper == "kv_len":
             return int(k.shape[2]) + 1
@@ -370,21 +403,5 @@ class AttentionKernel:
     def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
         """Check the values of the index tensors (synchronises)."""
         given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
-        for spec in self._indices:
-            tensor = given.get(spec.name)
-            if tensor is None:
-                continue
-            used = torch.ones_like(tensor, dtype=torch.bool)
-            upper = self._upper(spec, q, k, given)
-            if spec.upper == "key_blocks":
-                counter = next((t.name for t in self._indices if t.upper == spec.name), None)
-                if counter is not None:
-                    places = torch.arange(tensor.shape[3], device=tensor.device)
-                    used = places < given[counter].unsqueeze(3)
-                    used, tensor = torch.broadcast_tensors(used, tensor)
-            wrong = used & ((tensor < 0) | (tensor >= upper))
-            if bool(wrong.any()):
-                place = tuple(int(i) for i in wrong.nonzero()[0])
-                raise ArgumentError(spec.name, f"is {int(tensor[place])} at {place}, allowed: 0 to {upper - 1}")
-            if spec.upper == "query_blocks" and bool((tensor.sort(-1).values.diff() == 0).any()):
-                raise ArgumentError(spec.name, f"does not name each of the {upper} query blocks once")
+        limits = {spec.name: self._limit(spec, q, k, given) for spec in self._indices if spec.name in given}
+        check_index_values(self._indices, given, limits)

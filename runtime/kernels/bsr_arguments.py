@@ -9,20 +9,10 @@ import torch
 from codegen.spec import BlockShape
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import check_output, check_shape, check_size, check_strides, check_tensor
+from runtime.prepare.matrix import check_row_pointers
 
 INDEX_WORDS = {torch.int32: 1, torch.int64: 2}
 STORE = 8  # columns of one 16-byte store, the least that the kernels write
-
-
-def check_layout(name: str, matrix: Any) -> None:
-    """Check that an argument is a torch.sparse_bsr tensor.
-
-    Raises:
-        ArgumentError: with what it is instead.
-    """
-    if not isinstance(matrix, torch.Tensor) or matrix.layout != torch.sparse_bsr:
-        what = matrix.layout if isinstance(matrix, torch.Tensor) else type(matrix).__name__
-        raise ArgumentError(name, f"is {what}, expected a torch.sparse_bsr tensor ({name}.to_sparse_bsr(block))")
 
 
 def check_structure(name: str, matrix: torch.Tensor, block: BlockShape, device: torch.device) -> None:
@@ -79,17 +69,6 @@ def check_values(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> None:
         raise ArgumentError(name, reason)
     if not values.is_contiguous():
         raise ArgumentError(f"{name}.values()", f"has strides {values.stride()}, expected a contiguous tensor")
-
-
-def check_row_pointers(name: str, matrix: torch.Tensor) -> None:
-    """Check the row pointers of a BSR tensor (synchronises).
-
-    Raises:
-        ArgumentError: if they do not rise from 0 to the number of stored blocks.
-    """
-    crow, nnz = matrix.crow_indices(), matrix.col_indices().shape[0]
-    if int(crow[0]) != 0 or int(crow[-1]) != nnz or bool((crow.diff() < 0).any()):
-        raise ArgumentError(f"{name}.crow_indices()", f"must rise from 0 to the number of stored blocks, {nnz}")
 
 
 def check_indices(name: str, matrix: torch.Tensor, *, rising: bool = False) -> None:

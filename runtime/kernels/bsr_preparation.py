@@ -10,18 +10,20 @@ import torch
 
 from codegen.plan import Plan
 from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
+from codegen.select.problem import said_by
 from codegen.spec import BsrSpmmSpec
+from runtime.driver.enqueue import current_stream
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor, remember
 from runtime.kernels.bsr_arguments import (
     check_indices,
-    check_layout,
     check_prepared,
-    check_row_pointers,
     check_structure,
     check_values,
 )
+from runtime.kernels.bsr_orders import OrderMemory
+from runtime.prepare.matrix import check_layout, check_row_pointers
 from runtime.prepare.prepared import EFFORTS, ORDERS, Effort, PreparedBsr, RowOrder
 from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers
 from runtime.prepare.row_split import RowSplit, split_rows
@@ -103,10 +105,13 @@ class BsrPreparation:
         assert isinstance(plan.spec, BsrSpmmSpec)
         self._spec: BsrSpmmSpec = plan.spec
         self._stem = plan.stem
+        # The matrix says the block.
+        self._said = {name: value for name, value in said_by(plan.spec).items() if name != "block"}
         self._loaded = loaded
         self._gathered = plan.gathered
         self._cluster = plan.cluster
         self._cutting = plan.row_cutting
+        self._orders = OrderMemory()
         self._structures: dict[Any, None] = {}  # those of matrices that were checked
         self._operands: WeakKeyDictionary[PreparedBsr, Operand] = WeakKeyDictionary()
         self._is_prepared = plan.spec.is_dynamic or plan.spec.transpose_a  # by each call, if the caller has not
@@ -134,7 +139,8 @@ class BsrPreparation:
             check_layout("a", a)
             check_structure("a", a, self._spec.block, a.device)
             index = transposed_index(a) if self._spec.transpose_a else None
-            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index)
+            said = {**self._said, "n": columns}
+            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index, said=said)
         return replace(prepared, packed=self._pack(prepared)) if pack else prepared
 
     def take(self, a: Any, b: Any, validate: bool) -> Operand:
@@ -151,18 +157,38 @@ class BsrPreparation:
         operand = Operand.of(a)
         if not self._is_prepared:
             return operand
-        if operand.key not in self._structures:
-            check_structure("a", a, self._spec.block, a.device)
-            remember(self._structures, operand.key, None)
         if self._spec.transpose_a:
+            self._check_once(operand)
             if validate:  # before its row pointers say how much is written where
                 check_row_pointers("a", a)
             operand.add(index=transposed_index(a))
+        elif self._cutting is None:
+            operand.add(self._remembered_order(operand, validate))
         else:
+            self._check_once(operand)
             # What is wrong with b is told when it is checked.
             given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
             operand.add(self._find_order(a, b.shape[-1] if given else None, "fast"))
         return operand
+
+    def _check_once(self, a: Operand) -> None:
+        """Check the structure of a raw matrix, unless that of one like it was checked before."""
+        if a.key not in self._structures:
+            check_structure("a", a.matrix, self._spec.block, a.matrix.device)
+            remember(self._structures, a.key, None)
+
+    def _remembered_order(self, a: Operand, validate: bool) -> RowOrder | None:
+        """Return the block rows of a raw matrix by length, as an earlier call found them unless it is to be checked."""
+        place = self._orders.place(a.matrix)
+        order = None if place is None or validate else self._orders.find(a.matrix, a.key, place)
+        if order is not None:
+            return order
+        self._check_once(a)
+        found = self._find_order(a.matrix, None, "fast")
+        if place is not None:
+            assert isinstance(found, torch.Tensor)
+            self._orders.keep(a.matrix, a.key, place, found)
+        return found
 
     def _take_prepared(self, a: PreparedBsr, validate: bool) -> Operand:
         """Return the operand of a prepared matrix, checked now unless an earlier call has done it."""
@@ -219,9 +245,8 @@ class BsrPreparation:
         if packets.shape[0]:
             tensors = {"a": values, "entries": clusters.entries, "packets": packets}
             addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            with torch.cuda.device(values.device):
-                stream = torch.cuda.current_stream().cuda_stream
-                self._loaded.launch_prologue(values.device.index, clusters.rounds.shape[0], addresses, stream)
+            stream = current_stream(values.device)
+            self._loaded.launch_prologue(values.device.index, clusters.rounds.shape[0], addresses, stream)
         return packets
 
     def _check(self, a: PreparedBsr, validate: bool) -> PreparedBsr:

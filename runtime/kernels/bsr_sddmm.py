@@ -9,24 +9,26 @@ import torch
 from codegen.problem import SddmmShape
 from codegen.spec import BsrSddmmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_shape,
     check_strides,
     check_tensor,
-    remember,
 )
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
-    check_layout,
     check_out_values,
     check_structure,
 )
+from runtime.prepare.matrix import check_layout
 
 
 class BsrSddmmKernel:
@@ -43,7 +45,7 @@ class BsrSddmmKernel:
         self.spec: BsrSddmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         return f"<bsr_sddmm kernel {self.compiled.named.stem}(a, b, pattern) for {self.spec.arch}>"
@@ -75,16 +77,21 @@ class BsrSddmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(a):
+            with entered(a.device.index):
+                return self(a, b, pattern, out=out, validate=validate)
         check_layout("pattern", pattern)
         values, crow, col = pattern.values(), pattern.crow_indices(), pattern.col_indices()
         key = (pattern.shape, call_key(values, crow, col, a, b, out))
-        signature = self._signatures.get(key)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
         if signature is None:
-            signature = remember(self._signatures, key, self._check(a, b, pattern, out))
+            signature = self._signatures.keep(key, self._check(a, b, pattern, out))
         if validate:
             check_indices("pattern", pattern)
         if out is None:
-            out = torch.empty(values.shape, dtype=a.dtype, device=a.device)
+            out = allocator(a.device)(*contiguous(values.shape), self._dtype)
         if values.shape[0] > 0:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():

@@ -9,21 +9,23 @@ import torch
 from codegen.problem import SpgemmShape
 from codegen.spec import BsrSpgemmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, remember
+from runtime.kernels.arguments import TORCH_DTYPES, Signatures, call_key, check_address, check_shape
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
-    check_layout,
     check_on_gpu,
     check_out,
     check_out_values,
     check_structure,
     check_values,
 )
+from runtime.prepare.matrix import check_layout
 
 MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 
@@ -42,7 +44,7 @@ class BsrSpgemmKernel:
         self.spec: BsrSpgemmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, tuple[Signature, Memory]] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
@@ -79,6 +81,9 @@ class BsrSpgemmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(a):
+            with entered(a.device.index):
+                return self(a, b, pattern, out=out, validate=validate)
         check_layout("a", a)
         check_layout("b", b)
         self._check_pattern_given(pattern)
@@ -88,9 +93,11 @@ class BsrSpgemmKernel:
         indices |= {f"{name}_col_indices": matrix.col_indices() for name, matrix in matrices.items()}
         shapes = tuple(matrix.shape for matrix in matrices.values())
         key = (shapes, call_key(*values.values(), *indices.values(), out))
-        found = self._signatures.get(key)
+        last, found = self._signatures.last
+        if key != last:
+            found = self._signatures.find(key)
         if found is None:
-            found = remember(self._signatures, key, self._check(a, b, pattern, out))
+            found = self._signatures.keep(key, self._check(a, b, pattern, out))
         signature, memory = found
         if validate:
             check_indices("a", a)
@@ -99,7 +106,7 @@ class BsrSpgemmKernel:
                 check_indices("pattern", pattern)
         if out is None:
             shape = (a.shape[0], b.shape[1]) if pattern is None else values["c"].shape
-            out = torch.empty(shape, dtype=values["a"].dtype, device=values["a"].device)
+            out = allocator(values["a"].device)(*contiguous(shape), self._dtype)
         if values["a"].shape[0] == 0 or values["b"].shape[0] == 0:
             out.zero_()
         elif out.shape[0] > 0:

@@ -11,6 +11,8 @@ import torch
 from codegen.problem import SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
@@ -18,6 +20,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_number,
@@ -26,7 +29,6 @@ from runtime.kernels.arguments import (
     check_shape,
     check_strides,
     check_tensor,
-    remember,
     used_strides,
 )
 from runtime.kernels.bsr_arguments import (
@@ -102,7 +104,7 @@ class BsrSpmmKernel:
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._preparation = BsrPreparation(compiled.plan, loaded)
-        self._signatures: dict[Any, _Checked] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
@@ -125,12 +127,13 @@ class BsrSpmmKernel:
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape, the spec's dtype; int32 or int64 indices.
                 Columns of a row may be unsorted; a repeated column counts as often as it is listed. Or what
-                ``prepare`` made of such a matrix. Specs with ``transpose_a`` or a dynamic scheduler prepare others in
-                each call, by a few small kernels; those that gather block rows (``tile.m`` 384) take prepared ones
-                only. With a dynamic scheduler and blocks of 16 and 32 rows, split rows take device memory for partial
-                sums: for long block rows at most the bytes of C, or of 128 block rows in fp32 if these are more; for
-                others, where all tiles are fewer than half the SMs, two tiles for each SM, of a B as wide as they were
-                split for.
+                ``prepare`` made of such a matrix. Specs with ``transpose_a`` or a dynamic scheduler prepare others
+                themselves, by a few small kernels: in each call, or, if that is no more than an order of block rows
+                (blocks of 64 rows and more), in the first one on a stream and when torch has written to the matrix;
+                those that gather block rows (``tile.m`` 384) take prepared ones only. With a dynamic scheduler and
+                blocks of 16 and 32 rows, split rows take device memory for partial sums: for long block rows at most
+                the bytes of C, or of 128 block rows in fp32 if these are more; for others, where all tiles are fewer
+                than half the SMs, two tiles for each SM, of a B as wide as they were split for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
                 device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
@@ -151,6 +154,9 @@ class BsrSpmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(b):
+            with entered(b.device.index):
+                return self(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
         beta = check_number("beta", beta)
         operand = self._preparation.take(a, b, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
@@ -181,7 +187,7 @@ class BsrSpmmKernel:
         With ``scheduler: dynamic`` these are the block rows in order of their length, with blocks of 16 and 32 rows
         long ones split along K; with ``transpose_a`` the index by block column; for gathered block rows clusters of
         rows with common columns. Others have none. They depend on the places of the blocks, not on their values: see
-        ``PreparedBsr.with_values``.
+        ``PreparedBsr.with_values``. The result's ``problem`` has the density and evenness of the matrix.
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its
@@ -202,6 +208,10 @@ class BsrSpmmKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        matrix = a.matrix if isinstance(a, PreparedBsr) else a
+        if is_elsewhere(matrix):
+            with entered(matrix.device.index):
+                return self._preparation.prepare(a, columns, pack, effort)
         return self._preparation.prepare(a, columns, pack, effort)
 
     def _one(
@@ -233,10 +243,12 @@ class BsrSpmmKernel:
             own_out: what ``_empty`` returned, to be written if there is no ``out``.
         """
         key = (a.key, beta, call_key(b, c, bias, out))
-        found = self._signatures.get(key)
+        last, found = self._signatures.last
+        if key != last:
+            found = self._signatures.find(key)
         if found is None:
             checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, row_order=a.row_order)
-            found = remember(self._signatures, key, checked)
+            found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)
         if out is None:
@@ -301,10 +313,9 @@ class BsrSpmmKernel:
     def _empty(shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
         """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
         rows, columns = shape
-        if columns % STORE == 0:
-            return b.new_empty_strided(shape, (columns, 1))
         padded = -(-columns // STORE) * STORE
-        return torch.empty((rows, padded), dtype=b.dtype, device=b.device)[:, :columns]
+        written = allocator(b.device)((rows, padded), (padded, 1), b.dtype)
+        return written if padded == columns else written[:, :columns]
 
     def _without_blocks(
         self, c: torch.Tensor | None, beta: float, bias: torch.Tensor | None, out: torch.Tensor
@@ -376,9 +387,6 @@ class BsrSpmmKernel:
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-        if self._plan.depth is not None and depth > self._plan.depth:
-            what = f"{self.compiled.named.stem} has room for {self._plan.depth}"
-            raise ArgumentError("b", f"has {depth} rows, {what}: use a spec with a lower tile.n, or another kernel")
         by_columns = self.spec.b_layout == "column_major"
         self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)
@@ -411,7 +419,7 @@ class BsrSpmmKernel:
             "c": ((rows, columns), (stride, 1)),
         }
         signature = self._loaded.signature(
-            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid
+            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid, size=args.block
         )
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 

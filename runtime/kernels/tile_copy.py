@@ -9,18 +9,20 @@ import torch
 from codegen.problem import CopyShape
 from codegen.spec import TileCopySpec
 from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
+    Signatures,
     call_key,
     check_address,
     check_output,
     check_shape,
     check_strides,
     check_tensor,
-    remember,
     used_strides,
 )
 
@@ -42,7 +44,7 @@ class TileCopyKernel:
         self.spec: TileCopySpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures: dict[Any, Signature] = {}
+        self._signatures = Signatures()
 
     def __repr__(self) -> str:
         return f"<tile_copy kernel {self.compiled.named.stem}(x) for {self.spec.arch}>"
@@ -61,12 +63,17 @@ class TileCopyKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        if is_elsewhere(x):
+            with entered(x.device.index):
+                return self(x, out=out)
         key = call_key(x, out)
-        signature = self._signatures.get(key)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
         if signature is None:
-            signature = remember(self._signatures, key, self._check(x, out))
+            signature = self._signatures.keep(key, self._check(x, out))
         if out is None:
-            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            out = allocator(x.device)(*contiguous(x.shape), self._dtype)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}
         for name, address in addresses.items():
             check_address({"in": "x"}.get(name, name), address)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from codegen.select import BsrProblem
 from runtime.errors import ArgumentError
+from runtime.prepare.problem import bsr_problem
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex
@@ -29,12 +32,24 @@ class PreparedBsr:
         row_order: in which order, parts or clusters the kernel takes its block rows; None if in their own.
         index: its blocks in the order of the block columns, for kernels that transpose it.
         packed: uint8 (bytes,): its values as a kernel reads them that gathers block rows, a copy.
+        said: fields of its problem that the kernel says, and the columns of B.
     """
 
     matrix: torch.Tensor
     row_order: RowOrder | None = None
     index: TransposedIndex | None = None
     packed: torch.Tensor | None = None
+    said: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def problem(self) -> BsrProblem:
+        """Its problem, with the density and evenness of the matrix: read at the first look, and never in a call.
+
+        It says what the kernel computes, in which sizes: ``codegen.select.choose(a.problem)`` tells which kernel is
+        fastest for it.
+        """
+        prepared = "rows" if self.packed is None else "packed"
+        return bsr_problem(self.matrix, **{**self.said, "prepared": prepared})
 
     def __repr__(self) -> str:
         kind = f", {ORDERS[type(self.row_order)]}" if self.row_order is not None else ""

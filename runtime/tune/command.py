@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
 from codegen.files import read_text, write_if_changed
 from codegen.library import NamedSpec
 from codegen.plain import json_value
+from codegen.progress import progress
+from codegen.report import Report
 from codegen.select.candidates import candidates
 from codegen.select.problem import Problem, parse_problem, problem_fields
 from codegen.select.table import written
@@ -41,60 +42,53 @@ def read_problems(texts: Sequence[str], file: Path | None) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
-def run(database: Database, problems: Sequence[Problem], *, compile_only: bool, most: int, jobs: int | None) -> None:
+def run(
+    told: Report, database: Database, problems: Sequence[Problem], *, compile_only: bool, most: int, jobs: int | None
+) -> None:
     """Compile the candidates of problems and, unless told otherwise, time them."""
-    with _progress() as progress:
-        task = progress.add_task("", what="candidates")
-        of_problem: dict[Problem, list[NamedSpec]] = {}
-        for problem in problems:
-            progress.update(task, what=f"candidates of {problem}")
-            of_problem[problem] = candidates(problem, most)
-        every = [named for group in of_problem.values() for named in group]
-
-        def done(stem: str) -> None:
-            progress.update(task, what=f"compiled {stem}")
-
-        compiler = " ".join(toolchain.compiler_version())
-        failures = compile_all(database, every, compiler, compile_spec, progress=done, jobs=jobs)
+    of_problem = {problem: candidates(problem, most) for problem in told.steps("finding candidates", problems, str)}
+    every = [named for group in of_problem.values() for named in group]
+    compiler = " ".join(toolchain.compiler_version())
+    with progress("compiling", len({named.spec.hash for named in every})) as at:
+        failures = compile_all(database, every, compiler, compile_spec, progress=at, jobs=jobs)
     for spec_hash, failure in failures.items():
         stem = next(named.stem for named in every if named.spec.hash == spec_hash)
-        typer.echo(f"{stem} does not compile: {failure.splitlines()[0]}", err=True)
-    typer.echo(f"{len({named.spec.hash for named in every})} candidates of {len(of_problem)} problems are compiled")
+        typer.echo(f"{stem} does not compile: {one_line(failure.splitlines()[0], MOST_OF_MESSAGE)}", err=True)
+    count = len({named.spec.hash for named in every})
+    told.note("candidates", count, f"{count} candidates of {len(of_problem)} problems are compiled")
     if not compile_only:
-        _time(database, of_problem, failures)
+        _time(told, database, of_problem, failures)
 
 
-def _time(database: Database, of_problem: dict[Problem, list[NamedSpec]], failures: dict[str, str]) -> None:
+def _time(
+    told: Report, database: Database, of_problem: dict[Problem, list[NamedSpec]], failures: dict[str, str]
+) -> None:
     from runtime.tune.gpu import GpuBench, device  # noqa: PLC0415
 
     here = device(of_problem)
-    with _progress() as progress:
-        task = progress.add_task("", what="")
+    with progress("timing", sum(map(len, of_problem.values()))) as at:
         for problem, named in of_problem.items():
 
             def done(stem: str, problem: Problem = problem) -> None:
-                progress.update(task, what=f"{problem}: {stem}")
+                at(f"{problem}: {stem}")
 
-            _tell(problem, tune(database, problem, named, here, GpuBench, failures=failures, progress=done))
+            _tell(told, problem, tune(database, problem, named, here, GpuBench, failures=failures, progress=done))
 
 
-def _tell(problem: Problem, records: Sequence[Record]) -> None:
+def _tell(told: Report, problem: Problem, records: Sequence[Record]) -> None:
     """Print the fastest kernels of a problem and those that failed."""
-    typer.echo(str(problem))
-    for record in best_of(records)[:SHOWN]:
+    told.say(str(problem))
+    for place, record in enumerate(best_of(records)):
         assert record.figures is not None
         back_to_back = record.figures.back_to_back_us
         more = "" if back_to_back is None else f" / {back_to_back:.4g}"
-        typer.echo(f"    {record.figures.single_us:.4g}{more} us  {record.named.stem}")
+        line = f"    {record.figures.single_us:.4g}{more} us  {record.named.stem}" if place < SHOWN else ""
+        told.row({"problem": str(problem), "kernel": record.named.stem, **asdict(record.figures)}, line)
     for record in records:
         if record.failure:
-            typer.echo(f"    no time: {record.named.stem} {record.failure.splitlines()[0]}", err=True)
-
-
-def _progress() -> Progress:
-    """Return a line that says what is being done; on standard error, where that is a terminal."""
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.fields[what]}"))
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+            failure = one_line(record.failure.splitlines()[0], MOST_OF_MESSAGE)
+            told.row({"problem": str(problem), "kernel": record.named.stem, "failure": record.failure})
+            typer.echo(f"    no time: {record.named.stem} {failure}", err=True)
 
 
 def export_rows(database: Database, path: Path) -> int:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import CodegenError, FileError
+from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
 from codegen.files import check_replaceable
 from codegen.library import NamedSpec
 from codegen.plain import json_value
@@ -150,6 +150,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.place = one_line(str(path), MOST_OF_PLACE)
         try:
             check_replaceable(path)  # SQLite writes its journal beside whatever it opens
         except FileError as error:
@@ -159,7 +160,7 @@ class Database:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.executescript(SCHEMA)
         except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
-            raise DatabaseError(f"{one_line(str(path))}: cannot be opened: {error}") from None
+            raise DatabaseError(f"{self.place}: cannot be opened: {error}") from None
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -168,7 +169,7 @@ class Database:
             with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
                 yield connection
         except sqlite3.Error as error:
-            raise DatabaseError(f"{self.path}: {error}") from None
+            raise DatabaseError(f"{self.place}: {error}") from None
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -176,7 +177,7 @@ class Database:
         try:
             yield
         except CodegenError as error:
-            raise DatabaseError(f"{self.path}: holds what no tuner wrote there: {error}") from None
+            raise DatabaseError(f"{self.place}: holds what no tuner wrote there: {error}") from None
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
@@ -215,7 +216,7 @@ class Database:
         for date, failure, single, back_to_back, again in found:
             with self._kept():
                 figures = None if single is None else _figures(single, back_to_back)
-            return Record(problem, named, device, date, failure, figures, bool(again))
+                return Record(problem, named, device, _word(date), _word(failure), figures, bool(again))
         return None
 
     def problems(self) -> list[tuple[Problem, Device]]:

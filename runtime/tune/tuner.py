@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, SpecError
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
@@ -23,6 +23,7 @@ from codegen.select.problem import Problem, preparation_of, tuning_of
 from codegen.select.table import Dense, Measurement, Timing, ordered
 from codegen.spec import canonical
 from codegen.wording import shown
+from runtime.errors import CompileError
 from runtime.tune.database import Database, DatabaseError, Device, Figures, Record
 
 BEST = 4  # of a problem, which are timed again, in turns
@@ -71,8 +72,8 @@ def compile_all(
         database: where it is kept.
         named: the candidates.
         compiler: its name and version.
-        compile_one: raises CodegenError if a candidate does not compile. Each call starts a compiler process of its
-            own, so threads suffice.
+        compile_one: raises CompileError or SpecError if a candidate does not compile. Each call starts a compiler
+            process of its own, so threads suffice. Any other error says nothing of the candidate, and ends it all.
         progress: called with the stem of each candidate that is done.
         jobs: compilations at a time; by default one for each CPU.
     """
@@ -89,7 +90,9 @@ def compile_all(
     def attempt(each: NamedSpec) -> tuple[NamedSpec, str]:
         try:
             compile_one(each)
-        except CodegenError as error:
+        except CompileError as error:
+            return each, error.log
+        except SpecError as error:
             return each, str(error)
         return each, ""
 
@@ -209,7 +212,7 @@ def exported(database: Database, most: int = KEPT) -> list[Measurement]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         told = f"{'.'.join(map(str, first['loc']))}: is {shown(first['input'])}; {first['msg']}"
-        raise DatabaseError(f"{database.path}: holds what no tuner wrote there: {told}") from None
+        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {told}") from None
 
 
 def _exported(database: Database, most: int) -> list[Measurement]:

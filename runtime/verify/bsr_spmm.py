@@ -119,8 +119,7 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
     if plan.gathered is not None:
         return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
-        deep = min(8192, plan.depth or 8192)
-        return (*CASES, Case("several_groups", 4096 // spec.block.rows, deep // spec.block.cols, n=264))
+        return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
     wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)
     group = plan.problem(wide).numbers.get("group_tiles", 1)
     if spec.mma == "wgmma" and group > 1 and not spec.transpose_a:  # column tiles in groups: two, and a narrower one

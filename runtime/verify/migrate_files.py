@@ -11,9 +11,19 @@ from codegen.cli import home_of, verify_line
 from codegen.errors import CodegenError
 from codegen.files import holds, is_file, read_bytes, write_all, write_if_changed
 from codegen.freshness import display_path
-from codegen.library import ROOT, NamedSpec, find_spec, read_spec, shipped_files, shown_place, spec_text
+from codegen.library import (
+    GENERATED,
+    ROOT,
+    NamedSpec,
+    find_spec,
+    read_spec,
+    shipped_files,
+    shown_place,
+    spec_text,
+)
 from codegen.receipts import MissingReceipt, Receipt, ReceiptError, receipt_path
 from codegen.render import render
+from codegen.report import Report
 from codegen.rewriting import rewritten
 from codegen.wording import one_line
 from runtime.verify import migration, rows
@@ -49,6 +59,7 @@ class Migration:
     """Carries files over, one after another, and tells what became of each.
 
     Args:
+        told: is told what became of each.
         out: where sources and receipts are, if not where ``codegen render`` puts them.
         check: whether nothing is written.
 
@@ -57,7 +68,8 @@ class Migration:
         refused: whether something could not be carried over.
     """
 
-    def __init__(self, out: Path | None = None, *, check: bool = False) -> None:
+    def __init__(self, told: Report, out: Path | None = None, *, check: bool = False) -> None:
+        self._told = told
         self._out = out
         self._check = check
         self.changed = False
@@ -86,6 +98,7 @@ class Migration:
             known = self._receipt(named, folder)
         except ReceiptError as error:
             self.refused = True
+            self._told.row({"name": named.stem, "became": "refused", "why": str(error)})
             typer.echo(f"{error}; run: {verify_line(named)}", err=True)
         else:
             if not known and not changes:
@@ -93,7 +106,9 @@ class Migration:
 
     def _receipt(self, named: NamedSpec, folder: Path) -> bool:
         """Carry the receipt of a spec over, if it has one; return whether it has."""
-        earlier_path, path = migration.place_of(named, folder), receipt_path(named.stem, folder / named.subfolder)
+        path = receipt_path(named.stem, folder / named.subfolder)
+        packaged = self._out is None and named.is_shipped and folder != GENERATED and not is_file(path)
+        earlier_path = migration.place_of(named, GENERATED if packaged else folder)
         try:
             earlier = Receipt.read(earlier_path)
         except MissingReceipt:
@@ -103,11 +118,13 @@ class Migration:
         old_source = earlier_path.with_suffix(".cu")
         told = read_bytes(old_source).decode("utf-8", "replace") if is_file(old_source) else None
         texts = {path.with_suffix(".cu"): render(named), path: migration.carried_over(earlier, named, told).text}
-        if self._check:
+        if packaged and all(holds(earlier_path.with_suffix(p.suffix), text) for p, text in texts.items()):
+            changed = False  # an installed package's own files say so, and stay where they are
+        elif self._check:
             changed = not all(holds(p, text) for p, text in texts.items())
         else:
             changed = any(write_all(texts).values())
-            if earlier_path != path:
+            if earlier_path != path and not packaged:
                 old_source.unlink(missing_ok=True)
                 earlier_path.unlink()
         self._tell(changed, named.stem)
@@ -119,10 +136,11 @@ class Migration:
             outcome.write(path)
         counts = f": rows: {len(outcome.carried)} carried over, {outcome.current} up to date"
         self._tell(bool(outcome.carried), display_path(path), counts, otherwise="unchanged")
+        self._told.rows[-1] |= {"carried": outcome.carried, "current": outcome.current, "left": outcome.left}
         for reason, names in outcome.left.items():
-            typer.echo(f"    left as they are, {reason}: {', '.join(map(one_line, names))}")
+            self._told.say(f"    left as they are, {reason}: {', '.join(map(one_line, names))}")
 
     def _tell(self, changed: bool, name: str, more: str = "", *, otherwise: str = "up to date") -> None:
         self.changed |= changed
         verdict = ("would change" if self._check else "carried over") if changed else otherwise
-        typer.echo(f"{verdict}  {name}{more}")
+        self._told.row({"name": name, "became": verdict, "more": more.removeprefix(": ")}, f"{verdict}  {name}{more}")

@@ -10,6 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from codegen.files import is_file
 from codegen.library import NamedSpec, shipped_names
 from codegen.migrations import migrated
 from codegen.plain import json_value
@@ -30,7 +31,7 @@ def place_of(named: NamedSpec, folder: Path) -> Path:
         ReceiptError: if there is none but that of a kernel with another name.
     """
     path = receipt_path(named.stem, folder / named.subfolder)
-    if path.is_file() or not named.is_shipped:
+    if is_file(path) or not named.is_shipped:
         return path
     known = set(shipped_names())
     for found in sorted(folder.rglob("*.json")):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from pathlib import Path
 
+from codegen.cli import verify_line
 from codegen.library import NamedSpec
 from codegen.receipts import (
     CubinRecord,
     MeasurementRecord,
+    MissingReceipt,
     Receipt,
     SourceRecord,
     SpecRecord,
@@ -59,3 +63,40 @@ def differences(recorded: CubinRecord, found: CubinRecord) -> list[str]:
     """Return in words what a receipt says differently about a cubin."""
     fields = [name for name in CubinRecord.model_fields if getattr(recorded, name) != getattr(found, name)]
     return [f"{name} is {getattr(found, name)}, the receipt says {getattr(recorded, name)}" for name in fields]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a receipt says about a cubin that has just been made.
+
+    Attributes:
+        differences: each in a line; () if it is the cubin of the receipt.
+        of_other: the compiler of the receipt, if it is another one: nothing was compared then.
+    """
+
+    differences: tuple[str, ...] = ()
+    of_other: str = ""
+
+
+def compared(compiled: Compiled, path: Path, *, strict: bool = False) -> Comparison:
+    """Compare a cubin with the receipt at ``path``.
+
+    Cubins of another compiler are not compared, unless ``strict``: then they differ.
+
+    Raises:
+        ReceiptError: for a receipt that cannot be read.
+    """
+    named = compiled.named
+    try:
+        receipt = Receipt.read(path)
+    except MissingReceipt:
+        return Comparison((f"{named.stem}: has no receipt; run: {verify_line(named)}",))
+    told, found = receipt.cubin, cubin_record(compiled)
+    if told.compiler_package != found.compiler_package and not strict:
+        return Comparison(of_other=told.compiler_package)
+    if receipt.schema_version == 1:  # its launch hash is another one: nothing to compare
+        told = told.model_copy(update={"launch_sha256": found.launch_sha256})
+    found_differences = differences(told, found)
+    if receipt.schema_version == 1:
+        found_differences.append(f"its receipt is of version 1; run: codegen migrate {named.stem}")
+    return Comparison(tuple(f"{named.stem}: {difference}" for difference in found_differences))

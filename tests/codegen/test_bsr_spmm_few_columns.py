@@ -12,7 +12,7 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.plans.bsr_spmm_few_columns import SLICES, STRIP_ROWS
+from codegen.plans.bsr_spmm_few_columns import NEARLY_ALL, WARPS
 from codegen.problem import SpmmShape
 
 
@@ -24,13 +24,14 @@ def plan_of(rows: int = 16, cols: int = 16, **changes: Any) -> Plan:
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("block.rows", {"rows": 128}),
-        ("block.cols", {"cols": 128}),
-        ("tile.m", {"tile": {"m": 80, "n": 16, "k": 1024}}),
-        ("tile.n", {"tile": {"m": 256, "n": 128, "k": 1024}}),
-        ("tile.k", {"tile": {"m": 256, "n": 16, "k": 1040}}),
+        ("tile.m", {"tile": {"m": 32, "n": 16, "k": 16}}),  # more than a block has rows
+        ("tile.m", {"rows": 48, "tile": {"m": 32, "n": 16, "k": 16}}),  # no whole part of them
+        ("tile.n", {"tile": {"m": 16, "n": 128, "k": 16}}),
+        ("tile.k", {"tile": {"m": 16, "n": 16, "k": 32}}),  # more than a block has columns
+        ("tile.k", {"cols": 128, "tile": {"m": 16, "n": 16, "k": 64}}),
         ("stages", {"stages": 1}),
-        ("stages", {"tile": {"m": 960, "n": 64, "k": 2048}}),  # shared memory
+        ("stages", {"stages": 8}),
+        ("tile", {"rows": 64, "cols": 64, "tile": {"m": 64, "n": 64, "k": 32}, "stages": 4}),  # registers
         ("epilogue", {"epilogue": {"bias": True}}),
         ("transpose_a", {"transpose_a": True}),
         ("b_layout", {"b_layout": "column_major"}),
@@ -46,34 +47,32 @@ def test_what_the_kernel_is_not_written_for_is_refused(field: str, changes: dict
 
 
 @given(
-    block=st.sampled_from([(16, 16), (32, 32), (64, 64), (16, 32), (64, 16)]),
+    block=st.sampled_from([(16, 16), (32, 32), (64, 64), (128, 128), (16, 32), (64, 16)]),
     rows=st.integers(1, 2000),
-    depth=st.integers(1, 256),
     columns=st.integers(1, 200),
-    at_once=st.sampled_from([0, 1, 8, 15, 16]),
+    sms=st.integers(1, 132),
 )
-def test_tiles_and_slices_cover_the_product(
-    block: tuple[int, int], rows: int, depth: int, columns: int, at_once: int
-) -> None:
+def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, columns: int, sms: int) -> None:
     plan = plan_of(*block)
-    shape = SpmmShape(rows * block[0], depth * block[1], columns, blocks=rows, b_row_stride=columns)
-    args = plan.problem(shape, at_once * SLICES)
-    numbers = args.numbers
-    tile_rows = numbers["tile_strips"] * STRIP_ROWS
-    assert 0 < tile_rows <= plan.spec.tile.m
-    assert tile_rows % block[0] == 0
-    assert (numbers["row_tiles"] - 1) * tile_rows < shape.rows <= numbers["row_tiles"] * tile_rows
-    assert 1 <= numbers["row_clusters"] <= numbers["row_tiles"]  # each has a tile, so that its barriers end
-    assert numbers["slice_blocks"] * SLICES >= depth
-    if shape.depth <= plan.depth:
-        assert numbers["slice_blocks"] * block[1] <= plan.spec.tile.k
-    column_tiles = -(-columns // plan.spec.tile.n)
-    assert args.tiles == numbers["row_clusters"] * column_tiles * SLICES
-    if at_once >= column_tiles and at_once:
-        assert args.tiles <= at_once * SLICES
+    shape = SpmmShape(rows * block[0], 4 * block[1], columns, blocks=rows, b_row_stride=columns)
+    slots = sms * plan.ctas_per_sm
+    args = plan.problem(shape, slots)
+    numbers, tile = args.numbers, plan.spec.tile
+    assert numbers["column_tiles"] * tile.n >= columns > (numbers["column_tiles"] - 1) * tile.n
+    assert args.tiles * tile.m == shape.rows * numbers["column_tiles"]
+    assert args.block is not None and args.block.threads % 32 == 0
+    warps = args.block.threads // 32
+    assert warps in WARPS and args.block.threads <= plan.threads
+    assert args.block.shared_bytes * WARPS[0] == plan.shared_bytes * warps
+    # Hardly more warps than run at once are for tiles alone, and no tile could have twice as many.
+    at_once = NEARLY_ALL * slots * WARPS[0]
+    assert args.tiles * warps <= at_once or warps == 1
+    assert 2 * args.tiles * warps > at_once or warps == WARPS[0]
 
 
 def test_registers_have_room() -> None:
-    for rows, stages, width in ((16, 8, 16), (32, 4, 16), (16, 4, 32), (32, 2, 64)):
-        plan = plan_of(rows, rows, tile={"m": 320, "n": width, "k": 640}, stages=stages)
-        assert plan.registers.needed <= plan.registers.limit == 96
+    for rows, width in ((16, 16), (16, 32), (16, 64), (32, 16), (64, 32), (128, 32)):
+        side = min(rows, 32)
+        plan = plan_of(rows, rows, tile={"m": side, "n": width, "k": side}, stages=2)
+        assert plan.registers.needed <= plan.registers.limit
+        assert plan.ctas_per_sm >= 2

@@ -8,8 +8,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +28,11 @@ from runtime.prepare.prepared import PreparedLists  # noqa: E402
 
 
 class Driver:
-    """Stands for cuLaunchKernel and cuLaunchKernelEx; keeps each launch's parameters, as the driver copies them."""
+    """Stands for cuLaunchKernel, which launches prologues, and cuLaunchKernelEx; keeps each launch's parameters."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, plan: Plan, size: int) -> None:
+        self.plan, self.size = plan, size
+        self.overlaps = plan.prologue is not None and plan.prologue.overlaps
         self.launches: list[tuple[int, int, bytes]] = []
 
     def __call__(self, function: int, grid: int, *rest: Any) -> tuple[int]:
@@ -42,17 +42,19 @@ class Driver:
         return (0,)
 
     def by(self, config: Any, function: int, arguments: int, extra: int) -> tuple[int]:
-        (attribute,) = config.attrs
-        assert attribute.value.programmaticStreamSerializationAllowed == config.numAttrs == 1
+        assert config.numAttrs == len(config.attrs) == self.overlaps
+        assert all(attribute.value.programmaticStreamSerializationAllowed == 1 for attribute in config.attrs)
+        plan = self.plan
+        assert (config.blockDimX, config.sharedMemBytes) == (plan.threads, plan.shared_bytes)
+        assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ) == (1, 1, 1, 1)
         return self(function, config.gridDimX, int(config.hStream), arguments, extra)
 
 
 def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
     loaded = launch.LoadedKernel.__new__(launch.LoadedKernel)
     loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
-    driver = Driver(loaded.layout.size)
+    driver = Driver(plan, loaded.layout.size)
     loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
-    loaded._slots = {None: 132}  # type: ignore[dict-item]
     loaded._prologue, loaded._launch_by = 0, driver.by
     return loaded, driver
 
@@ -60,10 +62,8 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
-    monkeypatch.setattr(launch, "make_context_current", lambda device: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(workspace, "_counters", {})
@@ -319,10 +319,10 @@ def test_keys_and_values_that_numbers_of_chunks_do_not_reach(kernel: Any, name: 
 def test_a_failed_launch_raises_and_the_next_one_works(kernel: Any) -> None:
     call, driver = kernel("h100_dense")
     q, k, v = qkv()
-    call._loaded._launch = lambda *arguments: (700,)
+    call._loaded._launch_by = lambda *arguments: (700,)
     with pytest.raises(launch.DeviceError, match="launch of h100_dense failed: 700"):
         call(q, k, v)
-    call._loaded._launch = driver
+    call._loaded._launch_by = driver.by
     call(q, k, v)
     assert len(driver.launches) == 1
 
@@ -346,6 +346,12 @@ def listed(heads: int = 4, kv_heads: int = 2, q_len: int = 256, kv_len: int = 40
     """Arguments of l4_topk32."""
     q, k, v = (torch.zeros(2, h, s, 128).half() for h, s in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)))
     return {"q": q, "k": k, "v": v, "kv_indices": torch.zeros(2, heads, q_len // 64, 32, dtype=torch.int32)}
+
+
+def holed(t: Any) -> Any:
+    """Return lists of which one has padding before its last block."""
+    t[1, 2, 3, 20:31] = -1
+    return t
 
 
 def shifted(t: Any) -> Any:
@@ -380,8 +386,13 @@ def shifted(t: Any) -> Any:
         ("kv_indices", lambda t: t[:, :2], r"kv_indices: has shape .* heads 1 or 4"),
         ("kv_indices", lambda t: t.mT.contiguous().mT, r"kv_indices: has stride 4 in its last dimension, expected 1"),
         ("kv_indices", lambda t: None, r"kv_indices: is missing"),
-        ("kv_indices", lambda t: t.fill_(64), r"kv_indices: is 64 at \(0, 0, 0, 0\), allowed: 0 to 63"),
-        ("kv_indices", lambda t: t.fill_(-1), r"kv_indices: is -1 at"),
+        (
+            "kv_indices",
+            lambda t: t.fill_(64),
+            r"kv_indices: is 64 at batch 0, head 0, row 0, column 0; allowed: 0 to 63, and -1 behind",
+        ),
+        ("kv_indices", lambda t: t.fill_(-2), r"kv_indices: is -2 at batch 0, head 0, row 0, column 0; allowed"),
+        ("kv_indices", holed, "kv_indices: is -1 at batch 1, head 2, row 3, column 30, and block 0 follows"),
         ("scale", lambda _: -1.0, r"scale: is -1\.0"),
         ("sink", lambda _: torch.zeros(4), r"sink: is given, but the spec of l4_topk32 says sink: false"),
         ("mask", lambda _: None, r"mask: is not an argument of l4_topk32; allowed: kv_indices, scale, out, sink"),
@@ -432,10 +443,11 @@ def test_entries_behind_the_count_of_a_list_are_not_checked(kernel: Any) -> None
     lists[..., 1] = 99
     call(q, k, v, counts, lists, validate=True)
     assert field(call, driver.launches[-1][2], "kv_indices_length") == (2,)
-    with pytest.raises(ArgumentError, match=r"kv_num_blocks: is 3 at .* allowed: 0 to 2"):
+    with pytest.raises(ArgumentError, match="kv_num_blocks: is 3 at batch 0, head 0, row 0; allowed: 0 to 2"):
         call(q, k, v, counts * 3, lists, validate=True)
     lists[..., 0] = 98
-    with pytest.raises(ArgumentError, match=r"kv_indices: is 98 at \(0, 0, 0, 0\), allowed: 0 to 1"):
+    counted = "allowed: 0 to 1 in the blocks that kv_num_blocks counts"
+    with pytest.raises(ArgumentError, match=f"kv_indices: is 98 at batch 0, head 0, row 0, column 0; {counted}"):
         call(q, k, v, counts, lists, validate=True)
     with pytest.raises(ArgumentError, match="full_kv_num_blocks and full_kv_indices: belong together"):
         call(q, k, v, counts, lists, counts)
@@ -466,8 +478,8 @@ def prefixed(prefix_len: Any) -> dict[str, Any]:
         (torch.zeros(3, dtype=torch.int64), r"prefix_len: is torch\.int64, expected torch\.int32"),
         (torch.zeros(2, dtype=torch.int32), r"prefix_len: has shape \(2,\), expected \(batch 1 or 3\)"),
         (torch.zeros(3, 1, dtype=torch.int32), r"prefix_len: has shape \(3, 1\), expected \(batch 1 or 3\)"),
-        (torch.tensor([0, 301, 5], dtype=torch.int32), r"prefix_len: is 301 at \(1,\), allowed: 0 to 300"),
-        (torch.tensor([-1], dtype=torch.int32), r"prefix_len: is -1 at \(0,\), allowed: 0 to 300"),
+        (torch.tensor([0, 301, 5], dtype=torch.int32), r"prefix_len: is 301 at batch 1; allowed: 0 to 300"),
+        (torch.tensor([-1], dtype=torch.int32), r"prefix_len: is -1 at batch 0; allowed: 0 to 300"),
     ],
 )
 def test_what_is_wrong_with_the_value_of_each_batch(kernel: Any, given: Any, message: str) -> None:
@@ -626,9 +638,53 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
 
 
-def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[Any] = []
-    monkeypatch.setattr(launch, "make_context_current", devices.append)
+LISTED = [named for named in ATTENTION if named.spec.pattern.fixed_block is not None]
+
+
+def listing(call: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return q, k and v, and lists of blocks 1 and 0 or the first of them alone, in two batches and two heads."""
+    spec, block = call.spec, call.spec.pattern.fixed_block
+    q, k, v = (torch.zeros(2, h, 256, spec.head_dim).half() for h in (2 * spec.pack_gqa, 2, 2))
+    q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
+    sizes = {"batch": 2, "heads": 2, "query_blocks": -(-256 // block.q), "any": 4}
+    indices = {t.name: torch.full([sizes.get(n, n) for n in t.dims], -1).int() for t in spec.index_tensors}
+    for name, tensor in indices.items():
+        if name == "query_order":
+            tensor.copy_(torch.arange(tensor.shape[2]))
+        elif name.endswith("num_blocks"):
+            tensor.fill_(2)
+        else:
+            tensor[..., :2] = torch.tensor([1, 0])
+    return [q, k, v], indices
+
+
+@pytest.mark.parametrize("named", LISTED, ids=lambda named: named.stem)
+def test_lists_are_padded_at_their_end_and_nowhere_else(kernel: Any, named: Any) -> None:
+    call, driver = kernel(named.stem)
+    tensors, indices = listing(call)
+    call(*tensors, **indices, validate=True)
+    assert driver.launches
+    driver.launches.clear()
+    counted = "kv_num_blocks" in indices
+    for name in indices.keys() & {"kv_indices", "full_kv_indices"}:
+        lists = indices[name]
+        lists[1, 1, 1, 0] = -1
+        why = r"; allowed: 0 to \d in the blocks that \w+ counts" if counted else ", and block 0 follows: a list"
+        with pytest.raises(ArgumentError, match=f"^{name}: is -1 at batch 1, head 1, row 1, column 0{why}"):
+            call(*tensors, **indices, validate=True)
+        lists[1, 1, 1] = -1  # an empty list
+        if counted:
+            indices[f"{name.removesuffix('indices')}num_blocks"][1, 1, 1] = 0
+        lists[0, 1, 0, 1] = 1 << 20
+        with pytest.raises(ArgumentError, match=f"^{name}: is 1048576 at batch 0, head 1, row 0, column 1; allowed: 0"):
+            call(*tensors, **indices, validate=True)
+        lists[0, 1, 0, 1] = 0
+    assert not driver.launches
+    call(*tensors, **indices, validate=True)
+    assert driver.launches
+
+
+def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else() -> None:
     loaded, driver = loaded_kernel(plan_for(find_spec("h100_bsr_spmm_b16_gathered")))
     given = {"a": 2**40, "rounds": 48, "entries": 64, "packets": 80}
     loaded.launch_prologue(None, 5, given, 7)  # type: ignore[arg-type]
@@ -636,12 +692,11 @@ def test_a_prologue_by_itself_gets_its_addresses_and_nothing_else(monkeypatch: p
     expected = bytearray(loaded.layout.size)
     for name, address in given.items():
         struct.pack_into("<Q", expected, loaded.layout.offsets[name], address)
-    assert (grid, stream, block, devices) == (5, 7, bytes(expected), [None])
+    assert (grid, stream, block) == (5, 7, bytes(expected))
 
 
 @pytest.mark.parametrize("prologue", [True, False])
 def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch, prologue: bool) -> None:
-    monkeypatch.setattr(launch, "make_context_current", lambda device: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: bytes(128))
     plan = plan_for(find_spec("h100_bsr_spmm_b16_gathered"))
     loaded, driver = loaded_kernel(plan)
@@ -651,15 +706,6 @@ def test_a_prologue_is_left_out_where_it_has_run(monkeypatch: pytest.MonkeyPatch
     addresses = {param.name.removesuffix("_map"): 16 for param in plan.params}
     loaded.launch(signature, addresses, 7, prologue=prologue)
     assert [grid for grid, *_ in driver.launches] == [9] * prologue + [4]
-
-
-def test_a_launch_sees_to_a_context_of_its_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[Any] = []
-    monkeypatch.setattr(launch, "make_context_current", devices.append)
-    call, _ = kernel("h100_dense")
-    call(*qkv())
-    call(*qkv())
-    assert devices == [None, None]  # the index of the CPU
 
 
 def test_every_tensor_is_checked(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,30 +740,6 @@ def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None
     for _, _, block in driver.launches:
         assert field(call, block, "kv_indices") == (lists.data_ptr(),)
         assert field(call, block, "query_order") == (order.data_ptr(),)
-
-
-def test_a_call_runs_on_the_device_of_its_tensors(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    current: list[Any] = [None]  # the index of the CPU
-    entered: list[Any] = []
-
-    @contextmanager
-    def device(of: Any) -> Iterator[None]:
-        entered.append(of)
-        current.append(of.index)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1], raising=False)
-    call, driver = kernel("h100_dense")
-    launch_it = call._loaded.launch
-    call._loaded.launch = lambda *given, **more: (launch_it(*given, **more), seen.append(current[-1]))
-    seen: list[Any] = []
-    call(*qkv())
-    current.append(1)
-    call(*qkv())
-    assert entered == [torch.device("cpu")] and seen == [None, None] and current == [None, 1]
-    assert len(driver.launches) == 2
 
 
 def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:

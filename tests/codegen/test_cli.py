@@ -99,14 +99,14 @@ def test_render_shipped_spec_to_the_project(run: Run, generated: Path) -> None:
 
 
 def test_installed_specs_go_to_the_current_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "GENERATED", Path(cli.__file__).parent / "data" / "generated")
+    monkeypatch.setattr(cli, "IN_SOURCE_TREE", False)
     assert run("render", "h100_dense") == (0, "wrote  h100_dense.cu\n", "")
 
 
 def test_render_check(run: Run) -> None:
     code, out, err = run("render", "h100_dense", "--out", "out", "--check")
     assert (code, err) == (1, "1 problem\n")
-    assert out == "out/h100_dense.cu: was not generated\n    run: codegen render specs/h100_dense.yaml --out out\n"
+    assert out == "out/h100_dense.cu: was not generated\n    run: codegen render h100_dense --out out\n"
     assert not Path("out").exists()
     run("render", "h100_dense", "--out", "out")
     assert run("render", "h100_dense", "--out", "out", "--check") == (0, "every file is up to date\n", "")
@@ -160,7 +160,7 @@ def test_check(run: Run, generated: Path) -> None:
     code, out, err = run("check")
     assert (code, err) == (1, "2 problems\n")
     assert "generated/h100_dense.cu: was edited by hand" in out
-    assert "run: codegen render specs/h100_dense.yaml\n" in out.replace(" --out generated", "")
+    assert "run: codegen render h100_dense\n" in out.replace(" --out generated", "")
     assert "generated/old.cu: there is no spec old.yaml\n    run: rm generated/old.cu\n" in out
 
 

@@ -54,7 +54,7 @@ def test_missing(folder: Path, specs: list[NamedSpec]) -> None:
     (folder / "h100_dense.cu").unlink()
     (problem,) = check(folder, specs)
     assert (problem.kind, problem.path) == ("missing", folder / "h100_dense.cu")
-    assert problem.fix == "codegen render specs/h100_dense.yaml --out out"
+    assert problem.fix == "codegen render h100_dense --out out"
     assert str(problem) == f"out/h100_dense.cu: was not generated; run: {problem.fix}"
 
 
@@ -66,7 +66,7 @@ def test_stale(folder: Path, specs: list[NamedSpec]) -> None:
     (folder / "h100_dense.cu").write_text(seal("// made by an older template\n\nint x;\n"))
     (problem,) = check(folder, specs)
     assert problem.kind == "stale"
-    assert problem.fix == "codegen render specs/h100_dense.yaml --out out"
+    assert problem.fix == "codegen render h100_dense --out out"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_orphaned(folder: Path, specs: list[NamedSpec], name: str) -> None:
 
 
 def test_mending_a_project_file_needs_no_out(specs: list[NamedSpec]) -> None:
-    assert freshness._render_command(specs[0], GENERATED) == "codegen render specs/h100_topk32.yaml"
+    assert freshness._fix(specs[0], GENERATED) == "codegen render h100_topk32"
 
 
 def test_mend_command_mends(folder: Path, specs: list[NamedSpec]) -> None:
@@ -161,10 +161,10 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Path, data: bytes) -> None:
+    def fail(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(files.Path, "write_bytes", fail)
+    monkeypatch.setattr(files.Path, "open", fail)
     with pytest.raises(FileError, match="Permission denied") as caught:
         write_if_changed(tmp_path / "x.cu", "text")
     assert caught.value.path == tmp_path / "x.cu"
@@ -177,8 +177,31 @@ def test_a_name_that_is_too_long_is_named(tmp_path: Path) -> None:
     assert caught.value.path == path
 
 
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
+    (tmp_path / "precious").write_text("as it was")
+    for name in (".x.cu.guessed.tmp", f".x.cu.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to("precious")
+    with pytest.raises(FileError, match="File exists"):
+        write_if_changed(tmp_path / "x.cu", "text")
+    assert (tmp_path / "precious").read_text() == "as it was" and (tmp_path / ".x.cu.guessed.tmp").is_symlink()
+
+
 def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     write_if_changed(tmp_path / "x.cu", "text")
     assert (tmp_path / "x.cu").stat().st_mode == plain.stat().st_mode
+
+
+def test_files_of_an_installed_package_are_mended_by_installing_it_again(
+    folder: Path, specs: list[NamedSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "IN_SOURCE_TREE", False)
+    monkeypatch.setattr(freshness, "GENERATED", folder)
+    (folder / "h100_dense.cu").unlink()
+    problems = check(folder, specs, strict=True)
+    assert [problem.kind for problem in problems] == ["missing", "receipt_missing", "receipt_missing"]
+    assert {problem.fix for problem in problems} == {"pip install --force-reinstall --no-deps sparse-kernel-codegen"}

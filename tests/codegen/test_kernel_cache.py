@@ -5,37 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cache_values import build, build_never, entry, identity
 from typer.testing import CliRunner
 
 from codegen.library import NamedSpec
 from codegen.plans import plan_for
 from codegen.render import Generated
 from runtime import cli
-from runtime.compile.cache import Entry, KernelCache
+from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
 from runtime.compile.inspection import INSTRUCTIONS, Usage
 from runtime.errors import CacheError
 
-ENTRY = Entry("name", "cubin", "", b"code" * 100)
-
-
-def build_never() -> Entry:
-    raise AssertionError("the entry is in the cache")
+ENTRY = entry("key")
 
 
 def test_an_entry_beyond_the_limit_is_built_once(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path, max_bytes=1)
-    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
-    assert cache.get_or_build("key", build_never) == (ENTRY, True)
-    assert KernelCache(tmp_path, max_bytes=1).get_or_build("key", build_never) == (ENTRY, True)
+    assert cache.get_or_build(ENTRY.identity, build) == (ENTRY, False)
+    assert cache.get_or_build(ENTRY.identity, build_never) == (ENTRY, True)
+    assert KernelCache(tmp_path, max_bytes=1).get_or_build(ENTRY.identity, build_never) == (ENTRY, True)
 
 
 def test_beyond_the_limit_the_last_entry_stays(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path, max_bytes=1)
     for i in range(4):
-        entry = Entry(f"name{i}", "cubin", "", b"code" * (100 - i))
-        cache.get_or_build(str(i), lambda entry=entry: entry)  # type: ignore[misc]
-        assert [found for _, found in cache.entries()] == [entry]
+        last, _ = cache.get_or_build(identity(str(i)), lambda i=i: (b"code" * (100 - i), ""))  # type: ignore[misc]
+        assert [found.entry for found in cache.entries()] == [last]
 
 
 @pytest.mark.parametrize("place", [".", "entries"])
@@ -45,14 +41,14 @@ def test_a_file_in_the_place_of_the_folder_is_a_clear_error(tmp_path: Path, plac
     path.parent.mkdir(exist_ok=True)
     path.write_text("in the way")
     cache = KernelCache(folder)
-    for use in (lambda: list(cache.entries()), cache.clear, lambda: cache.file_of(b"")):
+    for use in (lambda: list(cache.entries()), cache.clear, lambda: cache.file_of("0" * 64)):
         with pytest.raises(CacheError, match=r"cache cannot be used \(Not a directory\); set CODEGEN_CACHE_DIR"):
             use()
 
 
 def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path / "cache")
-    assert not list(cache.entries()) and cache.clear() == 0 and cache.file_of(b"") is None
+    assert not list(cache.entries()) and cache.clear() == 0 and cache.file_of("0" * 64) is None
     assert not cache.folder.exists()
 
 
@@ -75,17 +71,17 @@ def test_compile_tells_the_stack_and_which_cubins_had_to_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: NamedSpec
 ) -> None:
     def compile_spec(named: NamedSpec) -> Compiled:
-        entry = Entry(named.stem, "cubin", "", named.stem.encode())
-        _, cached = KernelCache().get_or_build(named.stem, lambda: entry)
-        return Compiled(Generated(named, plan_for(named), ""), "cubin", entry.code, "", (), named.stem, cached)
+        entry, cached = KernelCache().get_or_build(identity(named.stem), lambda: (named.stem.encode(), ""))
+        key = entry.identity.key
+        return Compiled(Generated(named, plan_for(named), ""), "cubin", entry.code, "", (), key, cached)
 
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "1")
     monkeypatch.setattr(cli, "compile_spec", compile_spec)
     monkeypatch.setattr(cli, "usage", lambda compiled: Usage(168, 0, 40, 0, 0, dict.fromkeys(INSTRUCTIONS, 0)))
     result = CliRunner().invoke(cli.app, ["compile", "h100_dense", named.stem])
-    header, row, _, first, last = result.stdout.splitlines()
+    header, row, _, _, _, first, last = result.stdout.splitlines()
     cells = dict(zip(header.replace(" B", "").replace(" KB", "").split(), row.split(), strict=True))
     assert (cells["spill"], cells["stack"]) == ("0", "40")
     assert first.endswith("cubin no longer in the cache, which keeps at most 1 bytes (CODEGEN_CACHE_MAX_BYTES)")
-    assert last.endswith(f"cubin {KernelCache().file_of(named.stem.encode())}")
+    assert last.endswith(f"cubin {KernelCache().file_of(identity(named.stem).key)}")

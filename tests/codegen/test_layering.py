@@ -38,7 +38,8 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"errors", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
-    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune"},
+    "doctor": {"errors", "compile", "driver"},
+    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "prepare"},
 }
 

@@ -59,7 +59,6 @@ def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest
     kept = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: kept[:number])
     monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.empty(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     loaded = SimpleNamespace(launch=lambda signature, addresses, stream, prologue: given.update(addresses))
     args = LaunchArgs({}, 1, counters={"progress": SCHEDULER_COUNTERS, "units_done": 16}, scratch={"partials": 4})

@@ -125,7 +125,7 @@ def test_a_call_wants_an_order_that_fits() -> None:
     with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
         kernel._check_values(q, q, (lists, twice))
     twice[0, 0, 3] = 11
-    with pytest.raises(ArgumentError, match=r"query_order: is 11 at \(0, 0, 3\), allowed: 0 to 10"):
+    with pytest.raises(ArgumentError, match=r"query_order: is 11 at batch 0, head 0, row 3; allowed: 0 to 10"):
         kernel._check_values(q, q, (lists, twice))
 
 

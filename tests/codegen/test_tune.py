@@ -23,6 +23,7 @@ from codegen.select.table import read_rows, written
 
 pytest.importorskip("runtime.tune.tuner", exc_type=ImportError)
 
+from runtime.errors import CompileError, ToolchainError
 from runtime.tune.command import read_problems
 from runtime.tune.database import Database, DatabaseError, Device, Figures
 from runtime.tune.tuner import BEST, Bench, TuneError, best_of, compile_all, exported, tune
@@ -152,7 +153,7 @@ def test_a_failed_compilation_is_recorded_and_not_tried_again(database: Database
         with lock:
             tried.append(named.stem)
         if named == KERNELS[2]:
-            raise CodegenError("ptxas: too many registers")
+            raise CompileError(named.stem, "ptxas: too many registers")
 
     done: list[str] = []
     for _ in range(2):
@@ -165,6 +166,15 @@ def test_a_failed_compilation_is_recorded_and_not_tried_again(database: Database
     records = tune(database, PROBLEM, KERNELS, H100, bench, failures=failures)
     assert records[2].failure == "does not compile: ptxas: too many registers"
     assert KERNELS[2].stem not in bench.verified
+
+
+def test_a_compiler_that_was_killed_says_nothing_of_the_candidate(database: Database) -> None:
+    def killed(named: NamedSpec) -> None:
+        raise ToolchainError("the process that compiles it was ended by SIGKILL")
+
+    with pytest.raises(ToolchainError, match="SIGKILL"):
+        compile_all(database, KERNELS, "NVRTC 13.0", killed)
+    assert compile_all(database, KERNELS, "NVRTC 13.0", lambda named: None) == {}
 
 
 def test_devices_drivers_and_problems_are_never_mixed(database: Database) -> None:
@@ -208,17 +218,17 @@ def test_the_next_ones_are_timed_again_where_the_best_lose(database: Database) -
 
 
 def test_exported_rows_are_rows_of_the_table(database: Database, tmp_path: Path) -> None:
-    tune(database, PROBLEM, candidates(PROBLEM)[:6], H100, FakeBench(times=dict.fromkeys(_stems(), 12.0)))
+    tune(database, PROBLEM, candidates(PROBLEM)[:8], H100, FakeBench(times=dict.fromkeys(_stems(), 12.0)))
     path = tmp_path / "rows.jsonl"
     path.write_text(written(exported(database)))
     (row,) = read_rows(path)
     assert row.problem == PROBLEM and row.dense is not None and row.dense.single_us == 9.0
-    assert len(row.kernels) == 6 and {each.label for each in row.kernels} == {
-        json.dumps(tuning_of(named.spec), sort_keys=True, separators=(",", ":")) for named in candidates(PROBLEM)[:6]
+    assert len(row.kernels) == 8 and {each.label for each in row.kernels} == {
+        json.dumps(tuning_of(named.spec), sort_keys=True, separators=(",", ":")) for named in candidates(PROBLEM)[:8]
     }
     (short,) = exported(database, most=1)
-    shipped = {named.stem for named in candidates(PROBLEM)[:6] if named.path is not None}
-    assert shipped <= {each.spec for each in short.kernels if isinstance(each.spec, str)} and len(short.kernels) < 6
+    shipped = {named.stem for named in candidates(PROBLEM)[:8] if named.path is not None}
+    assert shipped <= {each.spec for each in short.kernels if isinstance(each.spec, str)} and len(short.kernels) < 8
     choice = choose(PROBLEM, rows=(row,))
     assert choice.rule == "measured" and choice.dense.startswith("cuBLAS, dense takes 9 us")
 

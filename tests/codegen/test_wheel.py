@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+from wheel import PROJECT, build, call, install, run
 
+from codegen import __version__
 from codegen.library import find_spec, shipped_names
 from codegen.render import render
-
-PROJECT = Path(__file__).resolve().parents[2]
-
-
-def call(*command: str | Path, cwd: Path) -> str:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, PROJECT, cwd=out)
-    (path,) = out.glob("*.whl")
-    return path
+    return build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a fresh environment that holds the wheel; its dependencies are those of this one."""
-    folder = tmp_path_factory.mktemp("env")
-    call(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
-    python = folder / "bin" / "python"
-    call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin"
+    return install(wheel, tmp_path_factory.mktemp("env"))
 
 
 def test_contents(wheel: Path) -> None:
@@ -51,6 +30,7 @@ def test_contents(wheel: Path) -> None:
         assert {f"codegen/data/{file}" for file in files} <= names
     assert "codegen/select/measurements.jsonl" in names
     assert {"codegen/py.typed", "runtime/py.typed", "codegen/__init__.py", "runtime/cli.py"} <= names
+    assert "sparse_kernel_codegen.py" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "templates/", "specs/"))]
 
 
@@ -66,3 +46,20 @@ def test_lists_and_checks_what_it_carries(installed: Path, tmp_path: Path) -> No
     assert [row.split()[0] for row in listed.splitlines()[1:]] == shipped_names()
     call(installed / "codegen", "check", cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tells_its_version(wheel: Path, installed: Path, tmp_path: Path) -> None:
+    assert call(installed / "codegen", "--version", cwd=tmp_path) == f"codegen {__version__}\n"
+    assert wheel.name.startswith(f"sparse_kernel_codegen-{__version__}-")
+
+
+@pytest.mark.parametrize("name", ["codegen", "runtime"])
+@pytest.mark.parametrize("form", ["module", "package"])
+def test_another_module_of_the_same_name_is_told(installed: Path, tmp_path: Path, name: str, form: str) -> None:
+    other = tmp_path / f"{name}.py" if form == "module" else tmp_path / name / "__init__.py"
+    other.parent.mkdir(exist_ok=True)
+    other.touch()
+    done = run(installed / "codegen", "list", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: the module {name} is found at {tmp_path}") and "PYTHONPATH" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from codegen.spec import BlockShape  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.arguments import call_key  # noqa: E402
-from runtime.kernels.bsr_arguments import check_indices, check_layout, check_structure, check_values  # noqa: E402
+from runtime.kernels.bsr_arguments import check_indices, check_structure, check_values  # noqa: E402
+from runtime.prepare.matrix import check_layout  # noqa: E402
 
 CPU = torch.device("cpu")
 BLOCK = BlockShape(rows=2, cols=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +49,7 @@ class Loaded:
         numbers: Mapping[str, Any],
         tensors: Mapping[str, Any],
         *,
+        size: Any = None,
         prologue_grid: int = 0,
     ) -> Any:
         wanted = {param.name for param in self.plan.params if param.type in ("i32", "i64", "f32")}
@@ -94,12 +94,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
             bsr_arguments.check_on_gpu(name, tensor)
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
     monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of the CPU
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
         block = {"rows": size, "cols": size}
@@ -1386,3 +1384,134 @@ def test_structures_that_each_call_prepares_are_checked_once(
     for blocks in (1, 2, 3):
         kernel(matrix([0, 0, 0, blocks], list(range(blocks))), b)
         assert len(kernel._preparation._structures) <= 2
+
+
+def watched_orders(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list of the matrices of which an order is found, in calls to come."""
+    found: list[Any] = []
+    find = kernel._preparation._find_order
+    monkeypatch.setattr(kernel._preparation, "_find_order", lambda a, *rest: found.append(a) or find(a, *rest))
+    return found
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "row pointers": lambda a: a.crow_indices().copy_(torch.tensor([0, 2, 3, 3])),
+    "columns": lambda a: a.col_indices().fill_(1),
+    "one column": lambda a: a.col_indices().__setitem__(0, 1),
+    "all of it": lambda a: a.copy_(matrix([0, 2, 3, 3], [0, 1, 2])),
+    "other tensors": lambda a: a.resize_as_sparse_(matrix([0, 3, 4, 4], [0, 1, 2, 0])).zero_(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_raw_matrix_is_ordered_again_when_it_was_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch, write: Any
+) -> None:
+    kernel, a = make(scheduler="dynamic"), matrix([0, 1, 1, 3], [2, 0, 1])
+    found = watched_orders(kernel, monkeypatch)
+    for columns in (128, 128, 256):
+        kernel(a, dense(192, columns))
+    kernel(a, dense(2, 192, 128))
+    assert found == [a] and len({launch["row_order"] for launch in kernel._loaded.launches}) == 1
+    write(a)
+    for _ in range(2):
+        kernel(a, dense(192, 128))
+    assert found == [a, a]
+    order = next(iter(kernel._preparation._orders._known[id(a)].orders.values()))
+    assert order.tolist() == a.crow_indices().diff().argsort(descending=True).tolist()
+    kernel(a, dense(192, 128), validate=True)
+    assert found == [a, a, a]  # it is not only trusted
+
+
+def test_an_old_order_is_one_still(make: Make) -> None:
+    """Writes to the tensors that a matrix was built of are not seen, so nothing else than an order may be kept."""
+    crow, col = torch.tensor([0, 1, 1, 3]), torch.tensor([2, 0, 1])
+    a = torch.sparse_bsr_tensor(crow, col, dense(3, 64, 64), size=(192, 192), check_invariants=False)
+    kernel = make(scheduler="dynamic")
+    kernel(a, dense(192, 128))
+    version = a._version
+    crow.copy_(torch.tensor([0, 3, 3, 3]))
+    assert a._version == version and a.crow_indices().tolist() == [0, 3, 3, 3]
+    kernel(a, dense(192, 128))
+    first, second = kernel._loaded.launches
+    assert first["row_order"] == second["row_order"] and first["crow_indices"] == second["crow_indices"]
+
+
+@pytest.mark.parametrize("fields", [{"size": 16, "scheduler": "dynamic"}, {"size": 64, "transpose_a": True}])
+def test_where_blocks_lie_is_found_by_each_call(
+    make: Make, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    size, made = fields["size"], []
+    kernel, a = make(**fields), matrix([0, 1, 1, 3], [2, 0, 1], size=size)
+    for name in ("split_rows", "transposed_index"):
+        work = getattr(bsr_preparation, name)
+        monkeypatch.setattr(bsr_preparation, name, lambda *given, work=work: made.append(work(*given)) or made[-1])
+    for _ in range(2):
+        kernel(a, dense(3 * size, 128))
+    assert len(made) == 2
+
+
+def test_each_stream_finds_its_own_order(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of another stream may not be written yet."""
+    kernel, stream = make(scheduler="dynamic"), [7]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: stream[-1], raising=False)
+    found = watched_orders(kernel, monkeypatch)
+    for handle in (7, 8, 7, 8):
+        stream.append(handle)
+        kernel(A, dense(192, 128))
+    first, second, *again = [launch["row_order"] for launch in kernel._loaded.launches]
+    assert len(found) == 2 and first != second and again == [first, second]
+
+
+def test_a_captured_call_finds_its_order_in_the_graph(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, capturing = make(scheduler="dynamic"), [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[-1])
+    found = watched_orders(kernel, monkeypatch)
+    for state, orders in ((True, 1), (False, 2), (True, 3), (False, 3)):
+        capturing.append(state)
+        kernel(A, dense(192, 128))
+        assert len(found) == orders
+
+
+def test_an_order_is_freed_with_its_matrix(make: Make) -> None:
+    kernel, a = make(scheduler="dynamic"), matrix([0, 1, 1, 3], [2, 0, 1])
+    kernel(a, dense(192, 128))
+    memory = kernel._preparation._orders
+    order = weakref.ref(next(iter(memory._known[id(a)].orders.values())))
+    kernel._loaded.launches.clear()
+    del a
+    assert not memory._known and order() is None
+
+
+def test_a_matrix_in_the_place_of_another_is_not_taken_for_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, a, other = make(scheduler="dynamic"), matrix([0, 1, 1, 3], [2, 0, 1]), matrix([0, 2, 3, 3], [0, 1, 2])
+    kernel(a, dense(192, 128))
+    known = kernel._preparation._orders._known
+    known[id(other)] = known.pop(id(a))
+    found = watched_orders(kernel, monkeypatch)
+    kernel(other, dense(192, 128))
+    assert found == [other] and known[id(other)].matrix() is other
+    del a  # whose number was the other's
+    assert list(known) == [id(other)]
+
+
+def test_tensors_without_a_version_are_ordered_by_each_call(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = make(scheduler="dynamic")
+    found = watched_orders(kernel, monkeypatch)
+    with torch.inference_mode():
+        a = matrix([0, 1, 1, 3], [2, 0, 1])
+        for _ in range(2):
+            kernel(a, dense(192, 128))
+    assert len(found) == 2 and not kernel._preparation._orders._known
+
+
+def test_a_matrix_with_an_order_is_checked_as_one_without(make: Make) -> None:
+    kernel, a, b = make(scheduler="dynamic"), matrix([0, 1, 1, 3], [2, 0, 1]), dense(192, 128)
+    kernel(a, b)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="a: requires a gradient"):
+            kernel(a.requires_grad_(), b)
+        kernel(a.requires_grad_(False), b)
+    a.resize_as_sparse_(matrix([0, 1, 1, 3], [2, 0, 1], size=32))
+    with pytest.raises(ArgumentError, match=r"a: has blocks of \(32, 32\), this kernel takes \(64, 64\)"):
+        kernel(a, b)

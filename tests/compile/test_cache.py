@@ -5,51 +5,50 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
 import pytest
+from cache_values import build, build_never, entry, identity
 
 from codegen.library import find_spec
-from runtime.compile import cache as runtime_cache
-from runtime.compile.cache import Entry, KernelCache, cache_key, default_folder
+from runtime.compile.cache import KernelCache
+from runtime.compile.cache_entry import Entry, cache_key
+from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import compile_spec
 from runtime.errors import CacheError, CompileError
 
-ENTRY = Entry("name", "cubin", "log of the compiler", b"\x7fELF" + bytes(range(256)))
+ENTRY = entry("key")
 PARTS = {"spec": "{}", "source": "x", "compiler": "c", "options": ("-a", "-b"), "headers": "h", "target": "cubin"}
 
 
-def build_never() -> Entry:
-    raise AssertionError("the entry is in the cache")
-
-
 def stored(cache: KernelCache) -> Path:
-    (path,) = [path for path, _ in cache.entries()]
-    return path
+    (found,) = cache.entries()
+    return found.path
 
 
 def test_a_second_request_does_not_build(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
-    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
-    assert KernelCache(tmp_path).get_or_build("key", build_never) == (ENTRY, True)
+    assert cache.get_or_build(ENTRY.identity, build) == (ENTRY, False)
+    assert KernelCache(tmp_path).get_or_build(ENTRY.identity, build_never) == (ENTRY, True)
 
 
 def test_the_file_begins_with_the_code(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
-    cache.get_or_build("key", lambda: ENTRY)
+    cache.get_or_build(ENTRY.identity, build)
     assert stored(cache).read_bytes().startswith(ENTRY.code)
-    assert cache.file_of(ENTRY.code) == stored(cache)
+    assert cache.file_of(ENTRY.identity.key) == stored(cache)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, len(ENTRY.pack()) - 1])
 def test_a_truncated_entry_is_rebuilt(tmp_path: Path, length: int) -> None:
     cache = KernelCache(tmp_path)
-    cache.get_or_build("key", lambda: ENTRY)
+    cache.get_or_build(ENTRY.identity, build)
     path = stored(cache)
     path.write_bytes(path.read_bytes()[:length])
-    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
-    assert cache.get_or_build("key", build_never) == (ENTRY, True)
+    assert cache.get_or_build(ENTRY.identity, build) == (ENTRY, False)
+    assert cache.get_or_build(ENTRY.identity, build_never) == (ENTRY, True)
 
 
 def test_any_flipped_bit_is_noticed() -> None:
@@ -76,23 +75,20 @@ def test_the_key_does_not_confuse_neighbouring_parts() -> None:
 
 
 def test_the_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) -> None:
-    def entry(name: str) -> Entry:
-        return Entry(name, "cubin", "", name.encode() * 1000)
-
     cache = KernelCache(tmp_path, max_bytes=5 * len(entry("0").pack()))
     for i in range(4):
-        cache.get_or_build(str(i), lambda i=i: entry(str(i)))  # type: ignore[misc]
-    cache.get_or_build("0", build_never)
+        cache.get_or_build(identity(str(i)), build)
+    cache.get_or_build(identity("0"), build_never)
     for i in range(4, 8):
-        cache.get_or_build(str(i), lambda i=i: entry(str(i)))  # type: ignore[misc]
-        cache.get_or_build("0", build_never)
-    assert sum(path.stat().st_size for path, _ in cache.entries()) <= cache.max_bytes
+        cache.get_or_build(identity(str(i)), build)
+        cache.get_or_build(identity("0"), build_never)
+    assert sum(found.size for found in cache.entries()) <= cache.max_bytes
 
 
 def test_clear_removes_everything(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
     for key in "abc":
-        cache.get_or_build(key, lambda: ENTRY)
+        cache.get_or_build(identity(key), build)
     assert cache.clear() == 3
     assert not list(cache.entries())
 
@@ -100,30 +96,32 @@ def test_clear_removes_everything(tmp_path: Path) -> None:
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
 
-    def fail() -> Entry:
+    def fail() -> tuple[bytes, str]:
         raise CompileError("k.cu", "k.cu(1): error")
 
     with pytest.raises(CompileError):
-        cache.get_or_build("key", fail)
+        cache.get_or_build(ENTRY.identity, fail)
     assert not list(cache.entries())
-    assert cache.get_or_build("key", lambda: ENTRY) == (ENTRY, False)
+    assert cache.get_or_build(ENTRY.identity, build) == (ENTRY, False)
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CacheError, match=r"cannot be used .* set CODEGEN_CACHE_DIR"):
-        KernelCache(tmp_path / "file" / "cache").get_or_build("key", lambda: ENTRY)
+        KernelCache(tmp_path / "file" / "cache").get_or_build(ENTRY.identity, build)
 
 
 READER = """
 import os, sys
 from pathlib import Path
-from runtime.compile.cache import Entry, KernelCache
+from runtime.compile.cache import KernelCache
+from runtime.compile.cache_entry import Entry, Identity
 from runtime.errors import CacheError
 folder = Path(sys.argv[1])
 cache = KernelCache(folder)
-entry = Entry("name", "cubin", "", b"code")
-cache.get_or_build("key", lambda: entry)
+first, other = (Identity(digit * 64, "name", "sm_90a", "cubin") for digit in "01")
+cache.get_or_build(first, lambda: (b"code", ""))
+(folder / "locks").rmdir()
 everything = [folder, *folder.rglob("*")]
 for path in everything:
     if path.is_dir():
@@ -132,9 +130,9 @@ if os.geteuid() == 0:  # root may write everywhere: go on as somebody who may no
     for path in everything:
         os.chown(path, 65534, 65534)
     os.setuid(65534)
-assert cache.get_or_build("key", None) == (entry, True)
+assert cache.get_or_build(first, None) == (Entry(first, "", b"code"), True)
 try:
-    cache.get_or_build("other", lambda: entry)
+    cache.get_or_build(other, None)  # refused before it is built
 except CacheError as error:
     print(error)
 """
@@ -167,14 +165,15 @@ def test_the_folder_and_the_limit_come_from_the_environment(tmp_path: Path, monk
 WORKER = """
 import sys, time
 from pathlib import Path
-from runtime.compile.cache import Entry, KernelCache
+from runtime.compile.cache import KernelCache
+from runtime.compile.cache_entry import Identity
 folder = Path(sys.argv[1])
 def build():
     with (folder / "builds").open("a") as file:
         file.write("x")
     time.sleep(0.5)
-    return Entry("k", "cubin", "", b"code")
-entry, _ = KernelCache(folder / "cache").get_or_build("key", build)
+    return b"code", ""
+entry, _ = KernelCache(folder / "cache").get_or_build(Identity("0" * 64, "k", "sm_90a", "cubin"), build)
 assert entry.code == b"code"
 """
 
@@ -188,7 +187,7 @@ def test_four_processes_build_once(tmp_path: Path) -> None:
 def test_a_tampered_kernel_is_compiled_again() -> None:
     named = find_spec("l4_topk32_d64")
     first = compile_spec(named)
-    path = KernelCache().file_of(first.code)
+    path = KernelCache().file_of(first.key)
     assert path is not None and not first.was_cached
     data = bytearray(path.read_bytes())
     data[1000] ^= 0xFF
@@ -198,23 +197,29 @@ def test_a_tampered_kernel_is_compiled_again() -> None:
     assert compile_spec(named).was_cached
 
 
+def test_a_kernel_of_the_same_name_is_another_one() -> None:
+    dense, causal = find_spec("l4_dense"), replace(find_spec("l4_causal"), stem="l4_dense")
+    first, second = compile_spec(dense), compile_spec(causal)
+    files = [KernelCache().file_of(compiled.key) for compiled in (first, second)]
+    assert files[0] is not None and files[1] is not None and first.code != second.code
+    files[0].write_bytes(files[1].read_bytes())
+    again = compile_spec(dense)
+    assert not again.was_cached and again.code == first.code
+
+
 def test_the_file_of_a_kernel_is_found_among_others(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
-    codes = [b"first", b"second", b"third"]
-    for code in codes:
-        cache.get_or_build(code.decode(), lambda code=code: Entry("k", "cubin", "", code))  # type: ignore[misc]
-    files = [cache.file_of(code) for code in codes]
-    assert [file and file.read_bytes()[: len(code)] for file, code in zip(files, codes, strict=True)] == codes
-    assert files[0] is not None
-    files[0].write_bytes(b"")  # damaged: it holds no code
-    assert cache.file_of(codes[0]) is None and cache.file_of(codes[2]) == files[2]
+    for name in ("first", "second"):
+        cache.get_or_build(identity(name), lambda name=name: (name.encode(), ""))  # type: ignore[misc]
+    for name in ("first", "second"):
+        file = cache.file_of(identity(name).key)
+        assert file is not None and file.read_bytes().startswith(name.encode())
+    assert cache.file_of(identity("third").key) is None
 
 
-def test_clear_leaves_no_locks(tmp_path: Path) -> None:
-    cache = KernelCache(tmp_path)
-    cache.get_or_build("key", lambda: ENTRY)
-    assert list((tmp_path / "locks").iterdir())
-    assert cache.clear() == 1 and not list((tmp_path / "locks").iterdir())
+def test_what_is_compiled_leaves_no_lock(tmp_path: Path) -> None:
+    KernelCache(tmp_path).get_or_build(ENTRY.identity, build)
+    assert not list((tmp_path / "locks").iterdir()) and not list((tmp_path / "tmp").iterdir())
 
 
 def test_without_an_environment_the_users_folder_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +239,6 @@ def test_a_limit_is_a_positive_number_of_bytes(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_what_is_in_the_cache_is_read_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    KernelCache(tmp_path).get_or_build("key", lambda: ENTRY)
-    monkeypatch.setattr(runtime_cache, "FileLock", lambda path: pytest.fail("waited for a lock"))
-    assert KernelCache(tmp_path).get_or_build("key", build_never) == (ENTRY, True)
+    KernelCache(tmp_path).get_or_build(ENTRY.identity, build)
+    monkeypatch.setattr("runtime.compile.cache.locked", lambda *_: pytest.fail("waited for a lock"))
+    assert KernelCache(tmp_path).get_or_build(ENTRY.identity, build_never) == (ENTRY, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from codegen.library import find_spec
+from codegen.library import NamedSpec, find_spec, shipped_names
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
-from codegen.render import render
+from codegen.render import generate, render
 from runtime.cli import app
 from runtime.compile import inspection, toolchain
+from runtime.compile.compiler import compile_spec
 from runtime.errors import ToolchainError
 
 run = CliRunner()
@@ -36,15 +39,13 @@ def test_compile_reports_registers_spills_and_instructions(own_cache: Path, monk
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     result = run.invoke(app, ["compile", "l4_topk32_d64"])
     assert result.exit_code == 0, result.output
-    header, row, places = result.output.splitlines()[:3]
-    cells = dict(
-        zip(header.replace("spill B", "spill").replace("shared KB", "shared").split(), row.split(), strict=True)
-    )
+    header, row, counts, places = result.stdout.splitlines()
+    cells = dict(zip(header.replace(" B", "").replace(" KB", "").split(), row.split(), strict=True))
     assert cells["kernel"] == "l4_topk32_d64" and cells["from"] == "NVRTC"
     assert int(cells["regs"]) > 32 and cells["spill"] == "0"
-    assert int(cells["HMMA"]) > 0 and int(cells["LDGSTS"]) > 0 and cells["HGMMA"] == "0"
+    assert " HMMA, " in counts and " LDGSTS, " in counts and "HGMMA" not in counts
     assert "cubin " in places
-    assert run.invoke(app, ["compile", "l4_topk32_d64"]).output.splitlines()[1].endswith("cache")
+    assert run.invoke(app, ["compile", "l4_topk32_d64"]).stdout.splitlines()[1].endswith("cache")
 
 
 def test_tune_compiles_candidates_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +66,7 @@ def test_tune_compiles_candidates_without_a_gpu(tmp_path: Path, monkeypatch: pyt
 def test_cache_commands(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     run.invoke(app, ["compile", "l4_topk32_d64"])
-    assert "l4_topk32_d64 (cubin)" in run.invoke(app, ["cache", "list"]).output
+    assert "l4_topk32_d64 (sm_89 cubin)" in run.invoke(app, ["cache", "list"]).output
     assert run.invoke(app, ["cache", "clear"]).output == "removed 1 entries\n"
     assert "l4_topk32_d64" not in run.invoke(app, ["cache", "list"]).output
 
@@ -170,7 +171,7 @@ def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypa
     names = ["l4_topk32_d64", "l4_bsr_sddmm_b64"]
     result = run.invoke(app, ["verify", *names, "--measure", "--out", str(tmp_path)])
     assert result.exit_code == 1
-    assert [line.split()[0] for line in result.output.splitlines() if line[0] != " "] == ["FAILED", "ok"]
+    assert [line.split()[0] for line in result.stdout.splitlines() if line[0] != " "] == ["FAILED", "ok"]
     for name in names:
         assert Receipt.read(tmp_path / f"{name}.json").measurement == measure(name)
         assert f"    {name}: 1.0 ms, 2.0 TFLOPS; a peer: 2.0 ms, 1.0 TFLOPS\n" in result.output
@@ -178,11 +179,10 @@ def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypa
 
 def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from runtime import cli
     from runtime.verify.receipts import receipt
 
     name, path = "l4_topk32_d64", tmp_path / "l4_topk32_d64.json"
-    monkeypatch.setattr(cli, "home_of", lambda named: tmp_path)
+    monkeypatch.setattr("codegen.cli.GENERATED", tmp_path)
     assert run.invoke(app, ["compile", name]).exit_code == 0
     result = run.invoke(app, ["compile", name, "--check"])
     assert result.exit_code == 1 and result.stderr == f"{name}: has no receipt; run: codegen verify {name}\n"
@@ -200,7 +200,12 @@ def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.M
     other = other.model_copy(update={"compiler_package": "nvidia-cuda-nvrtc 12.8.93"})
     right.model_copy(update={"cubin": other}).write(path)
     result = run.invoke(app, ["compile", name, "--check"])
-    assert result.exit_code == 0 and f"{name}: not compared, the receipt is of nvidia-cuda-nvrtc 12.8" in result.output
+    assert result.exit_code == 1 and "0 of 1 compared with their receipts\n" in result.stdout
+    _, package = toolchain.compiler_version()
+    assert result.stderr == (
+        f"nothing was compared: receipts are of nvidia-cuda-nvrtc 12.8.93, this is {package}; "
+        "to compare: pip install nvidia-cuda-nvrtc==12.8.93\n"
+    )
 
 
 def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +244,98 @@ def test_load_kernel_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="sees no CUDA device"):
         load_kernel("h100_topk32")
+
+
+def test_compile_check_of_some_that_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.verify.receipts import receipt
+
+    monkeypatch.setattr("codegen.cli.GENERATED", tmp_path)
+    names = ["l4_topk32_d64", "l4_bsr_sddmm_b64"]
+    for name, package in zip(names, (None, "nvidia-cuda-nvrtc 12.8.93"), strict=True):
+        made = receipt(find_spec(name), None)
+        other = made.cubin.model_copy(update={"compiler_package": package}) if package else made.cubin
+        made.model_copy(update={"cubin": other}).write(tmp_path / f"{name}.json")
+    result = run.invoke(app, ["compile", *names, "--check"])
+    assert result.exit_code == 0 and "1 of 2 compared with their receipts\n" in result.stdout
+    assert "not all were compared: receipts are of nvidia-cuda-nvrtc 12.8.93" in result.stderr
+
+
+@pytest.mark.parametrize("ending", [ToolchainError("no more"), KeyboardInterrupt(), RuntimeError("a defect")])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_compiled_is_reported_whatever_ends_the_command(
+    ending: BaseException, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime import cli
+
+    def compiled(named: NamedSpec) -> Any:
+        if named.stem != "l4_topk32_d64":
+            raise ending
+        return compile_spec(named)
+
+    monkeypatch.setattr(cli, "compile_spec", compiled)
+    result = run.invoke(app, ["compile", "l4_topk32_d64", "h100_topk32", *(["--json"] if as_json else [])])
+    assert result.exit_code not in (0, None)
+    if as_json:
+        document = json.loads(result.stdout)
+        assert not document["complete"] and [row["kernel"] for row in document["rows"]] == ["l4_topk32_d64"]
+    else:
+        assert result.stdout.splitlines()[1].startswith("l4_topk32_d64 ")
+
+
+def test_lines_of_compile_fit_80_columns_with_every_name_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    from runtime.compile import rows
+
+    longest = max(shipped_names(), key=len)
+    compiled = replace(compile_spec(find_spec("l4_topk32_d64")), generated=generate(find_spec(longest)))
+    used = inspection.Usage(255, 99999, 99999, 0, 227 * 1024, dict.fromkeys(inspection.INSTRUCTIONS, 0))
+    names = len(longest)
+    text = f"{rows.header(names)}\n{rows.lines_of(compiled, used, names)}"
+    assert all(len(line) <= 80 for line in text.splitlines()) and f"\n{longest} " in text
+
+
+COMMANDS: list[tuple[str, ...]] = [
+    ("render", "l4_topk32_d64", "--out", "out"),
+    ("render", "l4_topk32_d64", "--out", "out", "--check"),
+    ("check",),
+    ("list",),
+    ("explain", "h100_topk32"),
+    ("schema",),
+    ("compile", "l4_topk32_d64"),
+    ("compile", "l4_topk32_d64", "--check"),
+    ("migrate", "l4_topk32_d64", "--check"),
+    ("tune", "op=bsr_sddmm,block=32,m=4096,n=4096,k=4096,density=0.1", "--compile-only", "--most", "0"),
+    ("tune", "--export", "rows.jsonl"),
+    ("cache", "path"),
+    ("cache", "list"),
+    ("cache", "clear"),
+    ("doctor",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_json_is_one_document(
+    command: tuple[str, ...], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if command[0] == "cache":
+        monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
+    result = run.invoke(app, [*command, *([] if command[0] == "schema" else ["--json"])])
+    document = json.loads(result.stdout)
+    assert document.get("complete", command[0] in ("explain", "schema")), result.output
+    assert (
+        result.exit_code == (1 if command[-1] == "--check" and command[0] == "render" else 0) or command[0] == "doctor"
+    )
+
+
+def test_every_command_that_reports_can_do_so_as_json() -> None:
+    from typer.main import get_command
+
+    group: Any = get_command(app)
+    leaves = {
+        name: found
+        for name, command in group.commands.items()
+        for found in (command.commands.values() if hasattr(command, "commands") else [command])
+    }
+    assert len(leaves) > 8
+    without = [name for name, found in leaves.items() if "--json" not in {o for p in found.params for o in p.opts}]
+    assert without == ["schema"]  # which is JSON

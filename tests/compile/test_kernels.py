@@ -606,9 +606,8 @@ def check(named: NamedSpec, record: Record) -> None:
     assert not spilled, f"{named.stem} spills: {spilled}"
     assert {name for name in ("HGMMA", "HMMA") if counts[name]} == MMA_OPCODE[spec.mma]
     plan = plan_for(named)
-    ways = {spec.copy_} | ({"cp_async"} if plan.depth is not None else set())  # B, which stays in shared memory
     for way, opcode in COPY_OPCODE.items():
-        assert (counts[opcode] > 0) == (way in ways), (way, counts)
+        assert (counts[opcode] > 0) == (spec.copy_ == way), (way, counts)
     stores_by_map = {"o_map", "c_map"} & plan.tensor_maps.keys()
     assert (counts["UTMASTG"] > 0) == bool(stores_by_map)
 

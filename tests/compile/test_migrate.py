@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -204,14 +204,14 @@ def test_the_old_source_must_be_there(table: None, tmp_path: Path) -> None:
 def test_nothing_is_written_unless_all_can_be(table: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_older(find_spec(NAME), tmp_path, ("stages", "depth"))
     before = contents(tmp_path)
-    write_bytes = Path.write_bytes
+    opened = Path.open
 
-    def full(self: Path, data: bytes) -> int:
+    def full(self: Path, *how: Any, **more: Any) -> IO[Any]:
         if ".json." in self.name:
             raise OSError(28, "No space left on device")
-        return write_bytes(self, data)
+        return opened(self, *how, **more)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", full)
     result = migrate(NAME, "--out", tmp_path)
     assert result.exit_code == 2 and f"{NAME}.json: No space left on device" in result.stderr
     assert contents(tmp_path) == before
@@ -251,10 +251,8 @@ def test_version_1_of_another_launch_is_told(change: dict[str, Any], tmp_path: P
 
 
 def test_compile_check_names_what_is_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime import cli
-
     named = find_spec(HOPPER)
-    monkeypatch.setattr(cli, "home_of", lambda named: tmp_path)
+    monkeypatch.setattr("codegen.cli.GENERATED", tmp_path)
     version_1(written(named, tmp_path), named).write(place(named, tmp_path))
     result = run.invoke(app, ["compile", HOPPER, "--check"])
     assert result.exit_code == 1

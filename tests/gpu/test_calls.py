@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from codegen.library import find_spec  # noqa: E402
+from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.render import render  # noqa: E402
+from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
 from runtime.compile.compiler import run_nvrtc  # noqa: E402
 
@@ -60,6 +62,13 @@ def misaligned(t: Any) -> Any:
     return torch.empty(t.numel() + 1, device="cuda", dtype=t.dtype)[1:].view(t.shape)
 
 
+def holed(t: Any) -> Any:
+    """Return lists of which one has padding before its last block."""
+    t[1, 2, 3, 20:] = -1
+    t[1, 2, 3, 31] = 0
+    return t
+
+
 def expanded(_: Any) -> Any:
     return torch.empty(1, 4, 256, 128, device="cuda", dtype=torch.float16).expand(2, -1, -1, -1)
 
@@ -92,7 +101,8 @@ WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("index device", "kv_indices", lambda t: t.cpu(), r"kv_indices: is on cpu"),
     ("no indices", "kv_indices", lambda t: None, r"kv_indices: is missing"),
     ("index value", "kv_indices", lambda t: t.fill_(64), r"kv_indices: is 64 at .* allowed: 0 to 63"),
-    ("negative index", "kv_indices", lambda t: t.fill_(-1), r"kv_indices: is -1 at"),
+    ("negative index", "kv_indices", lambda t: t.fill_(-2), r"kv_indices: is -2 at"),
+    ("hole", "kv_indices", holed, "kv_indices: is -1 at batch 1, head 2, row 3, column 30, and block 0 follows"),
     ("NaN scale", "scale", lambda _: float("nan"), r"scale: is nan, expected a number from"),
     ("negative scale", "scale", lambda _: -1.0, r"scale: is -1\.0"),
     ("scale type", "scale", lambda _: "1", r"scale: is str"),
@@ -114,6 +124,44 @@ def test_wrong_arguments_are_named(attn: Any, name: str, spoil: Callable[[Any], 
 def test_correct_arguments_pass_validation(attn: Any) -> None:
     out, lse = attn(**tensors(), validate=True)
     assert out.shape == (2, 4, 256, 128) and lse.shape == (2, 4, 256) and lse.dtype == torch.float32
+
+
+def test_padded_lists_pass_validation_and_count_as_shorter_ones(attn: Any) -> None:
+    arguments = tensors()
+    lists = arguments["kv_indices"]
+    lists[..., 7:] = -1
+    out, lse = attn(**arguments, validate=True)
+    arguments["kv_indices"] = torch.cat([lists[..., :7]] * 4 + [lists[..., :4]], -1)  # 32 entries, each of 7 four times
+    arguments["kv_indices"][..., 28:] = -1
+    again, lse_again = attn(**arguments, validate=True)
+    torch.testing.assert_close(again, out, atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse_again, lse + math.log(4))
+    arguments["kv_indices"].fill_(-1)
+    out, lse = attn(**arguments, validate=True)
+    assert not out.any() and bool((lse == -math.inf).all())
+
+
+@HOPPER
+def test_lists_of_every_kind_of_kernel_may_be_padded_at_their_end() -> None:
+    for named in shipped_specs():
+        spec = named.spec
+        if not isinstance(spec, AttentionSpec) or spec.arch != "sm_90a" or spec.pattern.kind != "topk":
+            continue
+        kernel, block = load_kernel(named), spec.pattern.fixed_block
+        dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float16
+        shapes = ((1, h, 512, spec.head_dim) for h in (2 * spec.pack_gqa, 2, 2))
+        q, k, v = (torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes)
+        rows, width = -(-512 // block.q), spec.pattern.k or 9
+        lists = torch.full((1, 2, rows, width), -1, device="cuda", dtype=torch.int32)
+        lists[..., :3] = torch.tensor([2, 0, 3], device="cuda", dtype=torch.int32)
+        given = kernel.prepare(lists, 512) if spec.query_grouping == "given" else lists
+        more = {"sink": torch.zeros(q.shape[1], device="cuda")} if spec.sink else {}
+        out = kernel(q, k, v, given, **more, validate=True).out
+        assert bool(out.isfinite().all()), named.stem
+        lists[0, 1, 1, 1] = -1
+        message = "kv_indices: is -1 at batch 0, head 1, row 1, column 1, and block 3 follows"
+        with pytest.raises(ArgumentError, match=message):
+            kernel(q, k, v, given, **more, validate=True)
 
 
 def test_out_is_returned_and_written(attn: Any) -> None:
@@ -419,7 +467,7 @@ def test_an_order_of_query_blocks_says_who_shares_and_changes_nothing_else() -> 
 
     # What is not in the order is not written; numbers of no query block are passed over.
     order = torch.tensor([12, -1, 3, 13, 2**31 - 1, 0, *[-7] * 7], device="cuda", dtype=torch.int32)[None, None]
-    with pytest.raises(ArgumentError, match=r"query_order: is -1 at \(0, 0, 1\)"):
+    with pytest.raises(ArgumentError, match="query_order: is -1 at batch 0, head 0, row 1"):
         kernel(q, k, v, lists, order, validate=True)
     out = torch.full_like(q, float("nan"))
     kernel(q, k, v, lists, order, out=out)

@@ -1,0 +1,68 @@
+"""The shipped specs, a row each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from codegen.library import NamedSpec
+from codegen.receipts import ReceiptState, ReceiptStatus
+from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec
+
+WIDE = 120
+"""Columns that all of a table fits into; in fewer, what follows the name is one column."""
+BY_DEFAULT = ("stream_k_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
+_COLOURS = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatus.UNREADABLE: "red"}
+
+
+def row_of(named: NamedSpec, found: ReceiptState) -> dict[str, Any]:
+    """Return what a listing has of a kernel."""
+    spec = named.spec
+    return {
+        "spec": named.stem,
+        "operator": spec.op,
+        "arch": spec.arch,
+        "type": spec.dtype,
+        "what": what(spec),
+        "tile": " x ".join(map(str, spec.tile.model_dump().values())),
+        "how": f"{spec.mma}, {spec.copy_}, {spec.schedule}",
+        "receipt": found.standing.value,
+        "receipt_says": found.explanation,
+        "fields": json.loads(spec.canonical_json()),
+    }
+
+
+def table_of(rows: Sequence[dict[str, Any]], width: int) -> Table:
+    """Return the rows as a table of at most ``width`` columns, with every name whole."""
+    table = Table(box=None, pad_edge=False, header_style="cyan")
+    details = ("operator", "arch", "type", "what", "tile", "how")
+    table.add_column("spec", no_wrap=True)  # a name can be copied
+    for title in details if width >= WIDE else ("what",):
+        table.add_column(title)
+    table.add_column("receipt", no_wrap=True)
+    for row in rows:
+        told = [row[name] for name in details]
+        if width < WIDE:
+            told = [", ".join(told)]
+        colour = _COLOURS.get(ReceiptStatus(row["receipt"]), "yellow")
+        table.add_row(row["spec"], *told, f"[{colour}]{row['receipt']}[/]")
+    return table
+
+
+def what(spec: Spec) -> str:
+    """Return what a kernel computes, and the options that it has."""
+    if isinstance(spec, AttentionSpec):
+        told = [f"{spec.pattern.stem()}, d {spec.head_dim}"]
+    else:
+        told = ["copy"] if isinstance(spec, TileCopySpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
+    for name in spec.options:
+        value = getattr(spec, name)
+        if value == type(spec).model_fields[name].default or name in BY_DEFAULT:
+            continue
+        if isinstance(value, Epilogue):
+            value = " ".join(["bias"] * value.bias + [value.activation] * (value.activation != "none"))
+        told.append(name if value is True else f"{name} {value}")
+    return ", ".join(told)

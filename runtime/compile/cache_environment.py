@@ -1,0 +1,75 @@
+"""What the environment says of the cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from codegen.wording import shown
+from runtime.errors import CacheError
+
+DEFAULT_MAX_BYTES = 512 << 20
+DEFAULT_LOCK_SECONDS = 600  # a kernel compiles in seconds; whoever takes ten minutes is stopped or stuck
+TRUST_OTHERS = "CODEGEN_CACHE_TRUST_OTHERS"
+LOCK_SECONDS = "CODEGEN_CACHE_LOCK_SECONDS"
+
+
+def default_folder() -> Path:
+    """Return the folder of the cache.
+
+    Raises:
+        CacheError: when it lies in a home folder that nobody knows.
+    """
+    given = os.environ.get("CODEGEN_CACHE_DIR")
+    try:
+        folder = Path(given).expanduser() if given else platformdirs.user_cache_path("sparse-kernel-codegen")
+    except RuntimeError:
+        folder = None
+    if folder is None or str(folder).startswith("~"):  # older platformdirs leave the ~ where it is
+        where = f"CODEGEN_CACHE_DIR is {shown(given)}" if given else "the cache lies in the user's home folder"
+        raise CacheError(
+            f"{where}, and there is no such home folder (HOME is not set, or the user is unknown to the system); "
+            "set CODEGEN_CACHE_DIR to a folder that can be written, or HOME"
+        )
+    return folder.absolute()
+
+
+def max_bytes() -> int:
+    """Return how large the cache may grow.
+
+    Raises:
+        CacheError: for what is no positive number.
+    """
+    return _positive("CODEGEN_CACHE_MAX_BYTES", DEFAULT_MAX_BYTES, "bytes")
+
+
+def lock_seconds() -> int:
+    """Return how long a process waits for another one that compiles the same kernel.
+
+    Raises:
+        CacheError: for what is no positive number.
+    """
+    return _positive(LOCK_SECONDS, DEFAULT_LOCK_SECONDS, "seconds")
+
+
+def trusts_others() -> bool:
+    """Return whether code is taken from a folder that other users can write.
+
+    Raises:
+        CacheError: for what is neither yes nor no.
+    """
+    given = os.environ.get(TRUST_OTHERS, "")
+    if given not in ("", "0", "1"):
+        raise CacheError(f"{TRUST_OTHERS} is {shown(given)}; 1 (others are trusted) or 0 is expected")
+    return given == "1"
+
+
+def _positive(name: str, default: int, unit: str) -> int:
+    given = os.environ.get(name)
+    if given is None:
+        return default
+    if not given.isdecimal() or len(given) > 18 or int(given) == 0:  # ² is a digit, but not a number
+        raise CacheError(f"{name} is {shown(given)}; a positive number of {unit} is expected")
+    return int(given)

@@ -1,0 +1,54 @@
+"""A compiled kernel as ``codegen compile`` reports it: a line of at most 80 columns, or fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.compile.compiler import Compiled
+from runtime.compile.inspection import INSTRUCTIONS, Usage
+
+_TITLES = ("arch", "regs", "spill B", "stack B", "smem KB", "from")
+_WIDTHS = (6, 4, 7, 7, 7, 5)
+
+
+def header(names: int) -> str:
+    """Return the line above all others, for names of at most so many letters."""
+    return _line("kernel", _TITLES, names)
+
+
+def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
+    """Return what a kernel uses: a line of numbers, and one of those instructions that it has."""
+    told = (
+        compiled.named.spec.arch,
+        str(used.registers),
+        str(used.spill_bytes),
+        str(used.stack_bytes),
+        f"{used.dynamic_shared_bytes / 1024:.1f}",
+        "cache" if compiled.was_cached else "NVRTC",
+    )
+    counts = ", ".join(f"{used.instructions[name]} {name}" for name in INSTRUCTIONS if used.instructions[name])
+    return _line(compiled.named.stem, told, names) + f"\n    {counts or 'none of the instructions that are counted'}"
+
+
+def fields_of(compiled: Compiled, used: Usage) -> dict[str, Any]:
+    """Return the same as JSON has it."""
+    return {
+        "kernel": compiled.named.stem,
+        "arch": compiled.named.spec.arch,
+        "key": compiled.key,
+        "was_cached": compiled.was_cached,
+        "registers": used.registers,
+        "spill_bytes": used.spill_bytes,
+        "stack_bytes": used.stack_bytes,
+        "static_shared_bytes": used.static_shared_bytes,
+        "dynamic_shared_bytes": used.dynamic_shared_bytes,
+        "instructions": used.instructions,
+    }
+
+
+def _line(name: str, cells: tuple[str, ...], names: int) -> str:
+    first, *numbers, last = (
+        cell.ljust(width) if title in ("arch", "from") else cell.rjust(width)
+        for title, cell, width in zip(_TITLES, cells, _WIDTHS, strict=True)
+    )
+    return "  ".join((name.ljust(names), first, *numbers, last)).rstrip()

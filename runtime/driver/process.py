@@ -1,0 +1,33 @@
+"""Which process uses CUDA: what a driver set up does not outlive a fork."""
+
+from __future__ import annotations
+
+import os
+
+from runtime.errors import DeviceError
+
+FORKED = (
+    "this process was forked after the first use of CUDA, which no fork outlives: start it with "
+    "multiprocessing.get_context('spawn') (torch: multiprocessing_context='spawn'), or fork before that use"
+)
+_user: int | None = None
+
+
+def claim(*, torch_forked: bool = False) -> None:
+    """Note that this process uses CUDA.
+
+    Args:
+        torch_forked: whether torch says that it was forked after torch's first use of CUDA.
+
+    Raises:
+        DeviceError: if it was forked after the first use.
+    """
+    global _user  # noqa: PLW0603 - of the process
+    if torch_forked or was_forked():
+        raise DeviceError(FORKED)
+    _user = os.getpid()
+
+
+def was_forked() -> bool:
+    """Return whether this process was forked after the first use."""
+    return _user is not None and _user != os.getpid()

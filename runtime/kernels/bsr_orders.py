@@ -1,0 +1,76 @@
+"""The orders of block rows that calls found for raw sparse matrices, for later calls with the same ones."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+
+from runtime.driver.enqueue import current_stream
+from runtime.driver.workspace import owner
+from runtime.kernels.arguments import remember
+
+
+class _Known(NamedTuple):
+    """What is known of a matrix: a reference that keeps nothing, what it was, its order by who found it."""
+
+    matrix: ref[torch.Tensor]
+    state: Any
+    orders: dict[Any, torch.Tensor]
+
+
+class OrderMemory:
+    """Remembers the order of a matrix as long as the matrix lives and is not written to.
+
+    Only an order of block rows may be remembered so. A write is seen by the matrix's version counter, which does not
+    count writes to the tensors that the matrix was built of; but any order names each block row once, so that the
+    result is right with an old one too. Cut block rows and transposed indices say where blocks lie.
+
+    Each stream finds orders of its own: that of another may not be written yet. A call that is being captured finds
+    its own in the graph, and leaves none: what a capture enqueues has not run.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._lock = threading.Lock()
+
+    def place(self, matrix: torch.Tensor) -> Any:
+        """Return where a call may look for an order and leave one; None: nowhere."""
+        if matrix.is_inference() or torch.cuda.is_current_stream_capturing():
+            return None  # inference tensors have no version counter
+        return owner(matrix.device, current_stream(matrix.device))
+
+    def find(self, matrix: torch.Tensor, key: Any, place: Any) -> torch.Tensor | None:
+        """Return the order that a call at this place left; None if it left none, or the matrix is another now.
+
+        Args:
+            matrix: the matrix.
+            key: what its order depends on beside its indices' values.
+            place: of the call.
+        """
+        known = self._known.get(id(matrix))
+        if known is None or known.matrix() is not matrix or known.state != (key, matrix._version):
+            return None
+        return known.orders.get(place)
+
+    def keep(self, matrix: torch.Tensor, key: Any, place: Any, order: torch.Tensor) -> None:
+        """Leave an order for calls to come; the arguments are those of ``find``."""
+        state, number = (key, matrix._version), id(matrix)
+        with self._lock:
+            known = self._known.get(number)
+            if known is None or known.matrix() is not matrix or known.state != state:
+                known = self._known[number] = _Known(ref(matrix, self._forget(number)), state, {})
+            remember(known.orders, place, order)
+
+    def _forget(self, number: int) -> Any:
+        """Return what drops a matrix that is gone, unless another one has its number by then."""
+        everything = self._known
+
+        def forget(gone: ref[torch.Tensor]) -> None:
+            known = everything.get(number)
+            if known is not None and known.matrix is gone:
+                del everything[number]
+
+        return forget

@@ -1,0 +1,31 @@
+"""What can be said of a block-sparse matrix without a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from runtime.errors import ArgumentError
+
+
+def check_layout(name: str, matrix: Any) -> None:
+    """Check that an argument is a torch.sparse_bsr tensor.
+
+    Raises:
+        ArgumentError: with what it is instead.
+    """
+    if not isinstance(matrix, torch.Tensor) or matrix.layout != torch.sparse_bsr:
+        what = matrix.layout if isinstance(matrix, torch.Tensor) else type(matrix).__name__
+        raise ArgumentError(name, f"is {what}, expected a torch.sparse_bsr tensor ({name}.to_sparse_bsr(block))")
+
+
+def check_row_pointers(name: str, matrix: torch.Tensor) -> None:
+    """Check the row pointers of a BSR tensor (synchronises).
+
+    Raises:
+        ArgumentError: if they do not rise from 0 to the number of stored blocks.
+    """
+    crow, nnz = matrix.crow_indices(), matrix.col_indices().shape[0]
+    if int(crow[0]) != 0 or int(crow[-1]) != nnz or bool((crow.diff() < 0).any()):
+        raise ArgumentError(f"{name}.crow_indices()", f"must rise from 0 to the number of stored blocks, {nnz}")

@@ -1,0 +1,41 @@
+"""The built wheel, and an environment that has it and has never seen the source tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; of Python's variables it gets those that are given."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | environment
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+
+
+def call(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command that succeeds; return what it printed."""
+    done = run(*command, cwd=cwd, **environment)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build(folder: Path) -> Path:
+    """Build the wheel into a folder."""
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, PROJECT, cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """Install the wheel into a new environment, whose dependencies are those of this one; return its bin folder."""
+    call(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    python = folder / "bin" / "python"
+    call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"

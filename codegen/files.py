@@ -92,7 +92,7 @@ def holds(path: Path, text: str) -> bool:
         FileError: if it cannot be read.
     """
     data = text.encode("utf-8")
-    return is_file(path) and _size(path) == len(data) and read_bytes(path) == data
+    return is_file(path) and _size(path) == len(data) and read_bytes(path, max(MOST_BYTES, len(data))) == data
 
 
 def _size(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
-from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
 from codegen.files import holds
 from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
@@ -43,6 +45,8 @@ app.add_typer(cache_app)
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may have what a terminal does not print
     app()
 
 
@@ -354,7 +358,8 @@ def doctor_command(as_json: JsonOption = False) -> None:
         for name in told.steps("looking at", LOOKS, str):
             found = look(name)
             remedy = f"\n{'':17}-> {found.remedy}" if found.remedy else ""
-            told.row({"name": name, **asdict(found)}, f"{found.state:5}  {name:9} {found.told}{remedy}")
+            line = f"{found.state:5}  {name:9} {one_line(found.told, MOST_OF_MESSAGE)}{remedy}"
+            told.row({"name": name, **asdict(found)}, line)
             wrong += found.state == "wrong"
         if wrong:
             raise typer.Exit(CHECK_FAILED)

@@ -266,6 +266,11 @@ def test_a_file_of_the_most_bytes_is_read(tmp_path: Path) -> None:
         read_text(path)
 
 
+def test_a_larger_file_of_our_own_is_written_once(tmp_path: Path) -> None:
+    text = "x" * (MOST_BYTES + 1)
+    assert [write_if_changed(tmp_path / "rows", text) for _ in range(2)] == [True, False]
+
+
 def test_a_file_that_is_not_there_has_an_error_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         read_text(tmp_path / "absent")

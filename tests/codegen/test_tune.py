@@ -285,6 +285,15 @@ def test_a_database_that_no_tuner_wrote(database: Database, statement: str, mess
         exported(database)
 
 
+@pytest.mark.parametrize("column", ["date", "failure"])
+def test_a_record_that_no_tuner_wrote(database: Database, column: str) -> None:
+    tune(database, PROBLEM, KERNELS, H100, FakeBench())
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute(f"UPDATE timings SET {column} = x'00'")
+    with pytest.raises(DatabaseError, match=r"holds what no tuner wrote there: b'.x00' is no text"):
+        database.record(PROBLEM, KERNELS[0], H100)
+
+
 def test_problems_of_a_command_line_and_a_file(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps({"op": "bsr_spmm", "block": {"rows": 64, "cols": 64}, "m": 64}) + "\n")

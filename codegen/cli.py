@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from codegen import __version__, freshness
 from codegen.errors import CodegenError, SpecError
 from codegen.explain import explain, explained
-from codegen.files import write_if_changed
+from codegen.files import is_file, write_if_changed
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.listing import row_of, table_of
 from codegen.plan import Plan
@@ -279,7 +279,7 @@ def place_of(named: NamedSpec, suffix: str) -> Path:
     """Return where a kernel's source or receipt is: at its home or, of a shipped spec, where the package has it."""
     inside = named.subfolder / f"{named.stem}{suffix}"
     own = home_of(named) / inside
-    return GENERATED / inside if named.is_shipped and not own.is_file() else own
+    return GENERATED / inside if named.is_shipped and not is_file(own) else own
 
 
 def verify_line(named: NamedSpec) -> str:

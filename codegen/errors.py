@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from codegen.wording import one_line
+
+MOST_OF_PLACE = 500
+"""Characters of a path in a message: one of a few folders is whole."""
+MOST_OF_MESSAGE = 2000
+"""Characters of a message that may name several files or values."""
+
 
 class CodegenError(Exception):
     """Base class of every error that a user's input can cause."""
 
 
+class FileError(CodegenError):
+    """A file that cannot be read or written.
+
+    Attributes:
+        path: the file.
+        reason: why, in words.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = one_line(reason)
+        super().__init__(f"{one_line(str(path), MOST_OF_PLACE)}: {self.reason}")
+
+    def __reduce__(self) -> tuple[type[FileError], tuple[Path, str]]:
+        """Return how to make it anew, in another process."""
+        return type(self), (self.path, self.reason)
+
+
+class MissingFileError(FileError):
+    """A file that is to be read, and is not there."""
+
+
 class SpecError(CodegenError):
-    """A spec that cannot become a kernel.
+    """A spec that cannot become a kernel. Its message is one line of bounded length, whatever the spec holds.
 
     Attributes:
         field: dotted name of the offending field (``"tile.n"``), or ``""`` when the file as a whole is at fault.
@@ -17,10 +48,10 @@ class SpecError(CodegenError):
     """
 
     def __init__(self, field: str, reason: str, location: str = "") -> None:
-        self.field = field
-        self.reason = reason
-        self.location = location
-        super().__init__(": ".join(part for part in (location, field, reason) if part))
+        self.field = one_line(field)
+        self.reason = one_line(reason, MOST_OF_MESSAGE)
+        self.location = one_line(location, MOST_OF_PLACE)
+        super().__init__(": ".join(part for part in (self.location, self.field, self.reason) if part))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
         """Return how to make it anew, in another process."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from codegen.errors import CodegenError
-from codegen.files import write_if_changed
+from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.files import holds, is_file, read_bytes, write_if_changed
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec
 from codegen.receipts import ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
+from codegen.wording import in_shell, one_line
 
 REINSTALL = "pip install --force-reinstall --no-deps sparse-kernel-codegen"
 """What mends files of an installed package."""
@@ -58,7 +58,7 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
 
     Raises:
         CodegenError: for a spec that cannot be rendered, or two specs of one name.
-        OSError: when the folder cannot be written.
+        FileError: when the folder cannot be written.
     """
     texts: dict[Path, str] = {}
     for named in specs:
@@ -76,15 +76,13 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     problems = []
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
-        fresh = render(named).encode("utf-8")
+        fresh = render(named)
         fix = _fix(named, folder)
-        if not path.is_file():
+        if not is_file(path):
             problems.append(Problem(path, "missing", "was not generated", fix))
+        elif holds(path, fresh):
             continue
-        found = path.read_bytes()
-        if found == fresh:
-            continue
-        if seal_is_intact(found.decode("utf-8", "replace")):
+        elif seal_is_intact(read_bytes(path).decode("utf-8", "replace")):
             problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", fix))
         else:
             message = "was edited by hand (its seal is broken); edits belong into the spec or a template"
@@ -97,7 +95,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     known = {folder / named.subfolder / named.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
-        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {display_path(path)}")
+        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {in_shell(_relative(path))}")
         for path in found
         if path.with_suffix("") not in known
     ]
@@ -139,7 +137,11 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
 
 
 def display_path(path: Path) -> str:
-    """Return a path as a person in the current folder would type it."""
+    """Return a path as a person in the current folder would type it, on one line."""
+    return one_line(_relative(path), MOST_OF_PLACE)
+
+
+def _relative(path: Path) -> str:
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
@@ -153,4 +155,4 @@ def _fix(named: NamedSpec, folder: Path) -> str:
     """Return what makes the source of a spec in a folder fresh."""
     if folder == GENERATED:
         return render_command(named) if IN_SOURCE_TREE else REINSTALL
-    return f"{render_command(named)} --out {shlex.quote(display_path(folder))}"
+    return f"{render_command(named)} --out {in_shell(_relative(folder))}"

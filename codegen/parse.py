@@ -6,7 +6,6 @@ filled in. Of several specs that it may become, the first one is taken that has 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
@@ -17,11 +16,12 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from codegen.combinations import check_combination, check_options
 from codegen.errors import SpecError
 from codegen.migrations import outdated
-from codegen.patterns import PATTERNS
 from codegen.patterns.base import SpecModel
+from codegen.plain import PlainCopy
 from codegen.plans import plan_of
 from codegen.select.defaults import candidates
 from codegen.spec import FILLED_IN, MODELS, OPS, SPEC_ADAPTER, AttentionSpec, Spec, SpecBase
+from codegen.validation import first_error
 
 
 def _may_lack(model: type[SpecModel], lacking: Mapping[str, tuple[Any, Any]]) -> type[Any]:
@@ -49,6 +49,7 @@ def _partial_union() -> Any:
     return Annotated[reduce(or_, (_partial(model) for model in get_args(Spec))), Field(discriminator="op")]
 
 
+_BY_OP: dict[str, type[BaseModel]] = dict(zip(OPS, MODELS, strict=True))
 PARTIAL_ADAPTER: TypeAdapter[Spec] = TypeAdapter(_partial_union())
 
 
@@ -64,12 +65,11 @@ def parse_spec(data: object, file: str = "") -> Spec:
     """
     if not isinstance(data, Mapping | SpecBase):
         raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
-    # A model is read anew: a copy of one with other fields (``model_copy``) was never checked.
-    fields = data.model_dump(mode="json", by_alias=True) if isinstance(data, SpecBase) else dict(data)
+    fields = PlainCopy().of(data)
     try:
         specs = [SPEC_ADAPTER.validate_python(each) for each in candidates(PARTIAL_ADAPTER.validate_python(fields))]
     except ValidationError as error:
-        raise outdated(fields, file) or _first_error(error) from None
+        raise outdated(fields, file) or SpecError(*first_error(error, _BY_OP, "this spec")) from None
     check_combination(specs[0], fields)  # in which they do not differ
     if isinstance(specs[0], AttentionSpec):
         check_options(specs[0])
@@ -83,50 +83,3 @@ def _is_enough(spec: Spec) -> bool:
     except SpecError as error:
         return error.field not in ("stages", "ctas_per_sm")
     return True
-
-
-def _fields_of(location: tuple[int | str, ...]) -> list[str]:
-    """Return the fields that there are beside the last one of a location, as a spec file has them."""
-    model: Any = next(m for op, m in zip(OPS, MODELS, strict=True) if op == location[0])
-    for part in location[1:-1]:
-        if part in PATTERNS:  # the pattern's kind, which pydantic puts behind its field
-            model = PATTERNS[str(part)]
-        elif part in model.model_fields:
-            annotation = model.model_fields[str(part)].annotation
-            found = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-            model = next((kind for kind in found if issubclass(kind, BaseModel)), model)
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _first_error(error: ValidationError) -> SpecError:
-    errors = error.errors(include_url=False)
-    # A misspelt field is one too many, and often one that is missing.
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    # Pydantic puts the discriminator's values into the location; they are not fields.
-    parts = [str(p) for i, p in enumerate(first["loc"]) if not (i == 0 and p in OPS)]
-    parts = [part if part.isprintable() else repr(part)[1:-1] for part in parts]
-    if len(parts) > 1 and parts[0] == "pattern":
-        parts = [parts[0], *parts[2:]]
-    field = ".".join(parts)
-    message = first["msg"].removeprefix("Value error, ")
-    kind, context = first["type"], first.get("ctx", {})
-    if kind == "extra_forbidden":
-        names = _fields_of(first["loc"])
-        near = difflib.get_close_matches(parts[-1], names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        message = f"is not a field of this spec; {hint}"
-    elif kind == "missing":
-        message = "is missing"
-    elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        name = str(context.get("discriminator", "")).strip("'")
-        field = ".".join([*parts, name])
-        given = f"is {context['tag']!r}" if "tag" in context else "is missing"
-        allowed = ", ".join(repr(tag) for tag in (PATTERNS if parts else OPS))
-        message = f"{given}; allowed: {allowed}"
-    elif kind == "literal_error":
-        message = f"is {first['input']!r}; allowed: {context['expected']}"
-    elif kind in ("model_type", "model_attributes_type"):
-        message = f"is {first['input']!r}; a mapping of fields is expected"
-    else:
-        message = f"is {first['input']!r}; {message[0].lower()}{message[1:]}"
-    return SpecError(field, message)

@@ -14,10 +14,11 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from codegen.errors import CodegenError
-from codegen.files import write_if_changed
+from codegen.errors import CodegenError, FileError, MissingFileError
+from codegen.files import read_text, write_if_changed
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
+from codegen.wording import one_line
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
@@ -124,19 +125,19 @@ class Receipt(_Record):
         """Read a receipt.
 
         Raises:
+            MissingReceipt: when there is none.
             ReceiptError: when it cannot be read or is not a receipt of this version.
-            FileNotFoundError: when there is none.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise ReceiptError(f"{path.name} cannot be read: {error.strerror or error}") from None
+            return cls.model_validate_json(read_text(path))
+        except MissingFileError:
+            raise MissingReceipt(f"{one_line(path.name)}: there is none") from None
+        except FileError as error:
+            raise ReceiptError(f"{one_line(path.name)}: {error.reason}") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise ReceiptError(f"{path.name}: {field + ': ' if field else ''}{first['msg']}") from None
+            field = one_line(".".join(str(part) for part in first["loc"]))
+            raise ReceiptError(f"{one_line(path.name)}: {field + ': ' if field else ''}{first['msg']}") from None
 
     def with_measurement_at(self, path: Path) -> Receipt:
         """Return this receipt with the measurement of the one at ``path``, or as it is.
@@ -145,7 +146,7 @@ class Receipt(_Record):
         """
         try:
             earlier = Receipt.read(path)
-        except (FileNotFoundError, ReceiptError):
+        except ReceiptError:
             return self
         same = (earlier.source, earlier.cubin.sha256) == (self.source, self.cubin.sha256)
         devices = [(r.verification.device, r.verification.driver) if r.verification else None for r in (earlier, self)]
@@ -163,6 +164,10 @@ class Receipt(_Record):
 
 class ReceiptError(CodegenError):
     """A receipt that cannot be read."""
+
+
+class MissingReceipt(ReceiptError):
+    """A receipt that is not there."""
 
 
 def source_sha256(text: str) -> str:
@@ -199,7 +204,7 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
     path = receipt_path(named.stem, folder / named.subfolder)
     try:
         receipt = Receipt.read(path)
-    except FileNotFoundError:
+    except MissingReceipt:
         return ReceiptState(ReceiptStatus.MISSING, "there is no receipt: this source was never verified")
     except ReceiptError as error:
         return ReceiptState(ReceiptStatus.UNREADABLE, str(error))
@@ -221,8 +226,7 @@ def _verified(verification: VerificationRecord | None) -> ReceiptState:
     if verification.failed:
         return ReceiptState(
             ReceiptStatus.FAILED,
-            f"{len(verification.failed)} of {cases} cases failed: {', '.join(verification.failed)}",
+            f"{len(verification.failed)} of {cases} cases failed: {one_line(', '.join(verification.failed))}",
         )
-    return ReceiptState(
-        ReceiptStatus.OK, f"{cases} cases on {verification.device}, worst error {verification.worst_error:.2g}"
-    )
+    where = one_line(verification.device)
+    return ReceiptState(ReceiptStatus.OK, f"{cases} cases on {where}, worst error {verification.worst_error:.2g}")

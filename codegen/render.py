@@ -12,10 +12,12 @@ import jinja2
 from jinja2.bccache import Bucket
 
 from codegen.layout import lay_out, mark
-from codegen.library import TEMPLATES, NamedSpec, taken
+from codegen.library import TEMPLATES, NamedSpec
+from codegen.names import check_name, taken
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.prune import prune
+from codegen.wording import in_comment, in_shell
 
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
@@ -110,19 +112,25 @@ def render(named: NamedSpec) -> str:
 
 
 def render_plan(plan: Plan, origin: str = "") -> str:
-    """Render a plan; ``origin`` is the spec's file as the banner names it."""
+    """Render a plan; ``origin`` is the spec's file as the banner names it.
+
+    Raises:
+        SpecError: for a name that no kernel can have.
+    """
+    check_name(plan.stem)
     env = environment()
     body = prune(render_template(plan, plan.template, env))
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)
-    banner = BANNER.format(
-        origin=origin or "a spec without a file",
-        command=f"codegen render {origin}" if origin else "codegen render SPEC",
-        json=plan.spec.canonical_json(),
-        hash=plan.spec.hash,
-        templates=", ".join(sorted(env.loader.used)),
-    )
+    told = {
+        "origin": origin or "a spec without a file",
+        "command": f"codegen render {in_shell(origin) if origin else 'SPEC'}",
+        "json": plan.spec.canonical_json(),
+        "hash": plan.spec.hash,
+        "templates": ", ".join(sorted(env.loader.used)),
+    }
+    banner = BANNER.format(**{name: in_comment(text) for name, text in told.items()})
     return seal(banner + "\n" + body)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from codegen import migrations
 from codegen.errors import SpecError
-from codegen.library import PlainCopy, location_of, yaml_tree
 from codegen.migrations import LEFT_OUT, Change, applied, spelt
+from codegen.yaml_text import location_of, read_yaml
 
 _SCALAR = re.compile(r"""(?P<quote>["'])(?:(?!(?P=quote)).)*(?P=quote)|[^\s,#\[\]{}"']+""")
 
@@ -25,27 +25,24 @@ def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
     Raises:
         SpecError: for a text that is not YAML, or in which a name cannot be replaced; with file and line.
     """
-    changes = []
+    changes, document = [], read_yaml(text, origin)
     for renamed in migrations.TABLE:
-        tree, copy = yaml_tree(text, origin), PlainCopy()
         try:
-            fields = copy.of(tree)
-            change = renamed.change(fields)
+            change = renamed.change(document.fields)
             if change is not None:
-                text = _edited(text, tree, change)
-                if not _reads_as(text, applied(change, fields)):
+                text = _edited(text, document.tree, change)
+                if not _reads_as(text, applied(change, document.fields)):
                     raise _by_hand(change)
                 changes.append(change)
-        except RecursionError:
-            raise SpecError("", "is nested too deeply", origin) from None
+                document = read_yaml(text, origin)  # places have moved
         except SpecError as error:
-            raise error.at(location_of(origin, copy.lines, error.field)) from None
+            raise error.at(location_of(origin, document.lines, error.field)) from None
     return text, changes
 
 
 def _reads_as(text: str, fields: Any) -> bool:
     try:
-        return bool(PlainCopy().of(yaml_tree(text, "")) == fields)
+        return bool(read_yaml(text, "").fields == fields)
     except SpecError:
         return False
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
+import io
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
-from codegen.errors import CodegenError
-from codegen.freshness import render_command, render_to
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
+from codegen.files import holds
+from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, VerificationRecord, receipt_path, source_sha256
 from codegen.render import render
 from codegen.report import JsonOption, Report, report
 from codegen.select.candidates import MOST
+from codegen.wording import in_shell, one_line
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache
@@ -42,6 +45,8 @@ app.add_typer(cache_app)
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may have what a terminal does not print
     app()
 
 
@@ -77,7 +82,8 @@ def compile_command(
                 comparisons.append(_compared(compiled))
         for compiled, row in zip(made, told.rows, strict=True):  # an entry may have had to go for a later one
             row |= {"source": source_place(compiled.named), "cubin": cubin_place(compiled)}
-            told.say(f"{compiled.named.stem}: source {row['source']}, cubin {row['cubin']}")
+            source, cubin = one_line(row["source"], MOST_OF_PLACE), one_line(row["cubin"], MOST_OF_PLACE)
+            told.say(f"{compiled.named.stem}: source {source}, cubin {cubin}")
         if check:
             _conclude(told, comparisons)
 
@@ -104,10 +110,11 @@ def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
     told.note("differences", [line for comparison in comparisons for line in comparison.differences])
     told.note("compared", count, f"{count} of {len(comparisons)} compared with their receipts")
     if others:
-        wanted = " or ".join(f"pip install {shlex.quote(other.replace(' ', '=='))}" for other in others)
+        wanted = " or ".join(f"pip install {in_shell(other.replace(' ', '=='))}" for other in others)
+        named = ", ".join(map(one_line, others))
         typer.echo(
-            f"{'not all were' if count else 'nothing was'} compared: receipts are of {', '.join(others)}, "
-            f"this is {package}; to compare: {wanted}",
+            f"{'not all were' if count else 'nothing was'} compared: receipts are of {named}, this is {package}; "
+            f"to compare: {wanted}",
             err=True,
         )
     if not count or any(comparison.differences for comparison in comparisons):
@@ -117,9 +124,7 @@ def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
 def source_place(named: NamedSpec) -> str:
     """Return where the rendered source of a spec lies, if it was written."""
     path = place_of(named, ".cu")
-    if path.is_file() and path.read_bytes() == render(named).encode():
-        return str(path)
-    return f"not written ({render_command(named)})"
+    return str(path) if holds(path, render(named)) else f"not written ({render_command(named)})"
 
 
 def cubin_place(compiled: Compiled) -> str:
@@ -333,7 +338,7 @@ def tune_command(
             run(told, found, asked, compile_only=compile_only, most=most, jobs=jobs)
         if export is not None:
             count = export_rows(found, export)
-            told.note("exported", {"rows": count, "file": str(export)}, f"wrote {count} rows to {export}")
+            told.note("exported", {"rows": count, "file": str(export)}, f"wrote {count} rows to {display_path(export)}")
 
 
 @app.command("doctor")
@@ -353,7 +358,8 @@ def doctor_command(as_json: JsonOption = False) -> None:
         for name in told.steps("looking at", LOOKS, str):
             found = look(name)
             remedy = f"\n{'':17}-> {found.remedy}" if found.remedy else ""
-            told.row({"name": name, **asdict(found)}, f"{found.state:5}  {name:9} {found.told}{remedy}")
+            line = f"{found.state:5}  {name:9} {one_line(found.told, MOST_OF_MESSAGE)}{remedy}"
+            told.row({"name": name, **asdict(found)}, line)
             wrong += found.state == "wrong"
         if wrong:
             raise typer.Exit(CHECK_FAILED)
@@ -376,8 +382,8 @@ def cache_list(as_json: JsonOption = False) -> None:
             of = stored.entry.identity if stored.entry else None
             what = f"{of.stem} ({of.arch} {of.target})" if of else "corrupt: will be rebuilt when it is needed"
             fields = {"file": str(stored.path), "bytes": stored.size, **(asdict(of) if of else {"corrupt": True})}
-            told.row(fields, f"{stored.path.name[:16]}  {stored.size:>9}  {what}")
-        told.note("bytes", total, f"{total} bytes in {cache.folder}")
+            told.row(fields, f"{one_line(stored.path.name[:16])}  {stored.size:>9}  {one_line(what)}")
+        told.note("bytes", total, f"{total} bytes in {display_path(cache.folder)}")
 
 
 @cache_app.command("clear")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.errors import CodegenError
+from codegen.errors import MOST_OF_MESSAGE, CodegenError
+from codegen.wording import one_line
 
 
 class ToolchainError(CodegenError):
@@ -28,7 +29,13 @@ class CompileError(CodegenError):
 
 
 class CacheError(CodegenError):
-    """The kernel cache cannot be used, is not to be trusted, or is held by another process for too long."""
+    """The kernel cache cannot be used, is not to be trusted, or is held by another process for too long.
+
+    Its message is one line of bounded length, whatever folders and files are called.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message, MOST_OF_MESSAGE))
 
 
 class DeviceError(CodegenError):

@@ -31,6 +31,14 @@ def build(folder: Path) -> Path:
     return path
 
 
+def build_editable(folder: Path) -> Path:
+    """Build into a folder what an editable install installs: a wheel that names this source tree."""
+    code = "import hatchling.build, sys; hatchling.build.build_editable(sys.argv[1])"
+    call(sys.executable, "-c", code, folder, cwd=PROJECT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
 def install(wheel: Path, folder: Path) -> Path:
     """Install the wheel into a new environment, whose dependencies are those of this one; return its bin folder."""
     call(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)

@@ -30,6 +30,7 @@ from codegen.select.problem import (
 )
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
 from codegen.spec import Spec, TileCopySpec
+from codegen.wording import shown
 
 Fields = dict[str, Any]
 Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
@@ -135,7 +136,7 @@ def _check_same(spec: Fields, problem: Fields) -> None:
     for name in problem.keys() | spec.keys() if "op" in problem else problem:
         told, asked = spec.get(name), problem.get(name)
         if told != asked:
-            raise SpecError(f"problem.{name}", f"is {asked!r}, and the spec's is {told!r}")
+            raise SpecError(f"problem.{name}", f"is {shown(asked)}, and the spec's is {shown(told)}")
 
 
 def _unnamed(spec: Spec) -> NamedSpec:

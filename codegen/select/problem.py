@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from codegen.errors import SpecError
+from codegen.errors import CodegenError, SpecError
 from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
 from codegen.patterns.sliding_window import SlidingWindow
+from codegen.plain import PlainCopy, json_value
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import (
     AnyPattern,
@@ -29,6 +30,8 @@ from codegen.spec import (
     Spec,
     TileCopySpec,
 )
+from codegen.validation import first_error
+from codegen.wording import shown
 
 Fields = dict[str, Any]
 Size = Annotated[int, Field(ge=1)]
@@ -58,6 +61,8 @@ TUNING_FIELDS = frozenset(
 
 
 class _Problem(SpecModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
     arch: ArchName = Field(default="sm_90a", description="architecture of the device")
     dtype: DTypeName = Field(default="fp16", description="type of inputs and outputs")
 
@@ -190,17 +195,19 @@ class BsrProblem(_Problem):
         """
         if not len(row_lengths):
             raise SpecError("row_lengths", "is empty: a matrix has one block row or more")
-        block = fields.get("block")
-        rows, cols = (block["rows"], block["cols"]) if isinstance(block, Mapping) else (block.rows, block.cols)  # type: ignore[union-attr]
-        down, across = ("k", "m") if fields.get("transpose_a") else ("m", "n" if fields["op"] == "bsr_sddmm" else "k")
-        if fields.get(across) is None:
+        known = parse_problem(fields)
+        if not isinstance(known, cls):
+            raise SpecError("problem.op", f"is {shown(known.op)}; only products with BSR matrices have block rows")
+        down, across = ("k", "m") if known.transpose_a else ("m", "n" if known.op == "bsr_sddmm" else "k")
+        columns = getattr(known, across)
+        if columns is None:
             raise SpecError(across, "is missing: density is the share of a block row that is stored")
         total, mean = sum(row_lengths), sum(row_lengths) / len(row_lengths)
         found = parse_problem(
             {
                 **fields,
-                down: len(row_lengths) * rows,
-                "density": min(1.0, total / (len(row_lengths) * max(1, fields[across] // cols))),
+                down: len(row_lengths) * known.block.rows,
+                "density": min(1.0, total / (len(row_lengths) * max(1, columns // known.block.cols))),
                 "evenness": max(row_lengths) / mean if total else 1.0,
             }
         )
@@ -244,6 +251,10 @@ class BsrProblem(_Problem):
 
 
 Problem = AttentionProblem | BsrProblem
+_BY_OP: Mapping[str, type[_Problem]] = {
+    "attention": AttentionProblem,
+    **dict.fromkeys(("bsr_spmm", "bsr_sddmm", "bsr_spgemm"), BsrProblem),
+}
 PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(discriminator="op")])
 
 
@@ -259,18 +270,17 @@ def parse_problem(data: Mapping[str, Any]) -> Problem:
     Raises:
         SpecError: names the first offending field, its value and what is allowed.
     """
+    if not isinstance(data, Mapping):
+        raise SpecError("problem", f"is a mapping of fields, this is {type(data).__name__}")
     try:
-        return PROBLEM_ADAPTER.validate_python(dict(data))
+        plain = PlainCopy().of(data)
+    except SpecError as error:
+        raise SpecError(f"problem.{error.field}".rstrip("."), error.reason) from None
+    try:
+        return PROBLEM_ADAPTER.validate_python(plain)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        given = first["loc"][1:] if first["loc"] and first["loc"][0] == data.get("op") else first["loc"]
-        field = ".".join(["problem", *map(str, given)])
-        if first["type"] == "extra_forbidden":
-            model = AttentionProblem if data.get("op") == "attention" else BsrProblem
-            raise SpecError(field, f"is not a field of a problem; there are {', '.join(model.model_fields)}") from None
-        shown = "" if first["type"] == "missing" else f"is {first['input']!r}; "
-        message = "is missing" if first["type"] == "missing" else first["msg"][0].lower() + first["msg"][1:]
-        raise SpecError(field, f"{shown}{message}") from None
+        field, reason = first_error(error, _BY_OP, "a problem")
+        raise SpecError(f"problem.{field}".rstrip("."), reason) from None
 
 
 def problem_fields(text: str) -> Fields:
@@ -285,7 +295,7 @@ def problem_fields(text: str) -> Fields:
     for part in filter(None, text.replace(" ", "").split(",")):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise SpecError("problem", f"has {part!r}; parts are FIELD=VALUE, with commas between them")
+            raise SpecError("problem", f"has {shown(part)}; parts are FIELD=VALUE, with commas between them")
         *outer, last = name.split(".")
         inner = fields
         for each in outer:
@@ -319,8 +329,8 @@ def _plain(value: Any) -> str:
 def _spelt(name: str, value: str) -> Any:
     """Return a value of a command line as plain data."""
     try:
-        plain = json.loads(value)
-    except ValueError:
+        plain = json_value(value)
+    except CodegenError:
         plain = value
     if name == "pattern":
         return {"kind": plain}

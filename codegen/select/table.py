@@ -15,11 +15,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from codegen.errors import CodegenError
+from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
+from codegen.files import read_text
 from codegen.library import find_spec
 from codegen.patterns.base import SpecModel
 from codegen.select.problem import Problem, tuning_of
 from codegen.spec import canonical
+from codegen.wording import one_line
 
 TABLE = Path(__file__).with_name("measurements.jsonl")
 SAME = 0.03
@@ -126,16 +128,17 @@ def read_rows(path: Path) -> tuple[Measurement, ...]:
         TableError: for a file that cannot be read, or a line that is no row: with its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"{path}: cannot be read: {error}") from None
+        lines = read_text(path).split("\n")
+    except FileError as error:
+        raise TableError(str(error)) from None
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         try:
             rows.append(Measurement.model_validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise TableError(f"{path}:{number}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            place, field = one_line(str(path), MOST_OF_PLACE), one_line(".".join(map(str, first["loc"])))
+            raise TableError(f"{place}:{number}: {field}: {first['msg']}") from None
     return tuple(rows)
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from codegen.errors import CodegenError
+from codegen.wording import alternatives, shown
+
 # Standard deviations of a row's logits in 16 heads, spread as in a trained text encoder.
 HEAD_STDS = (0.6, 0.9, 1.0, 1.1, 1.2, 1.3, 1.3, 1.4, 1.6, 2.0, 2.5, 2.9, 3.3, 3.7, 5.0, 19.7)
 KEY_NORM_SIGMA = 0.8
@@ -125,10 +128,10 @@ def make_data(
         generator: of the random numbers, on the tensors' device; torch's own by default.
 
     Raises:
-        ValueError: if there is no such data set.
+        CodegenError: if there is no such data set.
     """
     if name not in DATA:
-        raise ValueError(f"name is {name!r}; allowed: {', '.join(DATA)}")
+        raise CodegenError(f"name is {shown(name)}, and no data set is called so; {alternatives(name, DATA)}")
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=q.device)

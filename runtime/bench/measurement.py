@@ -173,7 +173,7 @@ def pairs_of_head(
         return pairs
     rows = length // block.q
     if isinstance(spec.pattern, TopK):
-        return rows * indices[0].shape[3] * block.q * block.kv
+        return rows * int(indices[0].shape[3]) * block.q * block.kv
     assert isinstance(spec.pattern, BlockLists)
     diagonal = block.q * (block.q + 1) // 2 if spec.pattern.mask == "causal" else block.q * block.kv
     return rows * diagonal + int(indices[2][0, 0].sum()) * block.q * block.kv

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from codegen.wording import shown
 from runtime.compile import cache_environment
 from runtime.compile.cache_entry import Entry, Identity
 from runtime.compile.cache_eviction import make_room
@@ -166,3 +167,5 @@ class KernelCache:
                 f"{'free some space (codegen cache clear), or ' if full else ''}"
                 f"set CODEGEN_CACHE_DIR to a folder that can be written{place}"
             ) from None
+        except ValueError as error:  # a null byte, or a character that no file system has
+            raise CacheError(f"{shown(str(self.folder))} cannot be the folder of the kernel cache: {error}") from None

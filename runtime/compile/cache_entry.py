@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+from codegen.wording import shown
 from runtime.errors import CacheError
 
 SCHEMA = "1"  # of the key: another one makes every key another
@@ -61,7 +62,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{64}", self.key):  # it is the name of a file
-            raise CacheError(f"key: is {self.key!r}; 64 hex digits are expected, as cache_key returns them")
+            raise CacheError(f"key: is {shown(self.key)}; 64 hex digits are expected, as cache_key returns them")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import platformdirs
 
+from codegen.wording import shown
 from runtime.errors import CacheError
 
 DEFAULT_MAX_BYTES = 512 << 20
@@ -27,7 +28,7 @@ def default_folder() -> Path:
     except RuntimeError:
         folder = None
     if folder is None or str(folder).startswith("~"):  # older platformdirs leave the ~ where it is
-        where = f"CODEGEN_CACHE_DIR is {given!r}" if given else "the cache lies in the user's home folder"
+        where = f"CODEGEN_CACHE_DIR is {shown(given)}" if given else "the cache lies in the user's home folder"
         raise CacheError(
             f"{where}, and there is no such home folder (HOME is not set, or the user is unknown to the system); "
             "set CODEGEN_CACHE_DIR to a folder that can be written, or HOME"
@@ -61,7 +62,7 @@ def trusts_others() -> bool:
     """
     given = os.environ.get(TRUST_OTHERS, "")
     if given not in ("", "0", "1"):
-        raise CacheError(f"{TRUST_OTHERS} is {given!r}; 1 (others are trusted) or 0 is expected")
+        raise CacheError(f"{TRUST_OTHERS} is {shown(given)}; 1 (others are trusted) or 0 is expected")
     return given == "1"
 
 
@@ -70,5 +71,5 @@ def _positive(name: str, default: int, unit: str) -> int:
     if given is None:
         return default
     if not given.isdecimal() or len(given) > 18 or int(given) == 0:  # ² is a digit, but not a number
-        raise CacheError(f"{name} is {given!r}; a positive number of {unit} is expected")
+        raise CacheError(f"{name} is {shown(given)}; a positive number of {unit} is expected")
     return int(given)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from codegen.errors import MOST_OF_MESSAGE
+from codegen.wording import one_line
 from runtime.compile.cache_environment import LOCK_SECONDS
 from runtime.errors import CacheError
 
@@ -125,5 +127,5 @@ def _holder(path: Path) -> str:
 
 def _say(message: str) -> None:
     if sys.stderr is not None:  # there is none under pythonw
-        sys.stderr.write(message + "\n")
+        sys.stderr.write(one_line(message, MOST_OF_MESSAGE) + "\n")
         sys.stderr.flush()

@@ -9,12 +9,12 @@ import errno
 import grp
 import os
 import pwd
-import shlex
 import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from codegen.wording import in_shell
 from runtime.compile.cache_environment import TRUST_OTHERS
 from runtime.errors import CacheError
 
@@ -87,10 +87,10 @@ def _mode_fault(status: os.stat_result) -> str:
 
 def _refusal(path: Path, status: os.stat_result, reason: str) -> CacheError:
     if stat.S_ISREG(status.st_mode):
-        remedy = f"run: rm {shlex.quote(str(path))}; or set"
+        remedy = f"run: rm {in_shell(str(path))}; or set"
     else:
         mine = status.st_uid == os.geteuid()
-        remedy = f"run: chmod go-w {shlex.quote(str(path))}; or set" if mine else "set"
+        remedy = f"run: chmod go-w {in_shell(str(path))}; or set" if mine else "set"
     return CacheError(
         f"the kernel cache is not used: {path} {reason}, so others could put code there that you would run; "
         f"{remedy} CODEGEN_CACHE_DIR to a folder of your own; or set {TRUST_OTHERS}=1 if you trust them"

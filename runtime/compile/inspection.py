@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from codegen.errors import CodegenError
+from codegen.plain import json_value
 from runtime.compile import child, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
@@ -72,8 +74,11 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
 
 def _counted(findings: str) -> dict[str, int] | None:
     """Return the counts that an entry of the cache has; None if it has none, or of other instructions."""
-    counts = json.loads(findings) if findings else {}
-    return counts if counts.keys() == INSTRUCTIONS.keys() else None
+    try:
+        counts = json_value(findings)
+    except CodegenError:  # "", or whatever else was put there
+        return None
+    return counts if isinstance(counts, dict) and counts.keys() == INSTRUCTIONS.keys() else None
 
 
 def resources(compiled: Compiled) -> Usage:

@@ -18,11 +18,14 @@ from typing import Any
 from cuda import pathfinder
 
 from codegen.arch import Arch
+from codegen.errors import FileError
+from codegen.files import is_file, read_bytes
 from runtime.compile import child, nvrtc_child
 from runtime.errors import ToolchainError
 
 INSTALL = "pip install 'sparse-kernel-codegen[cu13]'   (or [cu12], to match torch's CUDA)"
 LIBRARY = r"(.*/)?(libnvrtc\.so\.\d+|nvrtc64_\d+_0\.dll)"
+MOST_OF_HEADER = 16 << 20  # bytes: the largest of CUDA has one or two MiB
 RUNTIME_HEADER = "cuda_runtime_api.h"
 INCLUDED = {"mma.h": "crt/mma.h"}  # by these headers, from a package of its own
 
@@ -145,12 +148,12 @@ def include_folders(headers: tuple[str, ...]) -> tuple[Path, ...]:
 def _all_in(headers: Iterable[str], folders: Iterable[Path]) -> bool:
     """Return whether the folders have all headers, and what these include of another package."""
     wanted = {name for header in headers for name in (header, INCLUDED.get(header, header))}
-    return all(any((folder / name).is_file() for folder in folders) for name in wanted)
+    return all(any(is_file(folder / name) for folder in folders) for name in wanted)
 
 
 def _no_header(header: str, looked_in: Iterable[Path], cuda: Mapping[Path, int]) -> ToolchainError:
     """Return the error of a header that is in none of the folders, or in one of another CUDA."""
-    other = [f"{folder} (CUDA {found})" for folder, found in cuda.items() if (folder / header).is_file()]
+    other = [f"{folder} (CUDA {found})" for folder, found in cuda.items() if is_file(folder / header)]
     if other:
         major = nvrtc().version[0]
         return ToolchainError(
@@ -163,8 +166,15 @@ def _no_header(header: str, looked_in: Iterable[Path], cuda: Mapping[Path, int])
 
 @cache
 def headers_digest(headers: tuple[str, ...]) -> str:
-    """Return the SHA-256 of every file that ``headers`` include, directly or not."""
-    return nvrtc_child.headers_digest(headers, include_folders(headers))
+    """Return the SHA-256 of every file that ``headers`` include, directly or not.
+
+    Raises:
+        ToolchainError: when one of them is missing or cannot be read.
+    """
+    try:
+        return nvrtc_child.headers_digest(headers, include_folders(headers))
+    except (OSError, ValueError) as error:  # ValueError: one that includes what is no name of a file
+        raise ToolchainError(f"CUDA's headers cannot be read ({error}): {INSTALL}") from None
 
 
 @cache
@@ -215,7 +225,7 @@ def _packaged(names: Iterable[str], pattern: str) -> Iterator[tuple[str, Path]]:
             continue
         for file in package.files or ():
             path = Path(str(package.locate_file(file)))
-            if re.fullmatch(pattern, file.as_posix()) and path.is_file():
+            if re.fullmatch(pattern, file.as_posix()) and is_file(path):
                 yield f"{name} {package.version}", path
 
 
@@ -257,7 +267,11 @@ def _cuda_of(folder: Path) -> int | None:
     """Return the major version of the CUDA that a folder's headers are of; None where they do not tell."""
     for header, name in ((RUNTIME_HEADER, b"CUDART_VERSION"), ("cuda.h", b"CUDA_VERSION")):
         path = folder / header
-        told = re.search(rb"^#define\s+" + name + rb"\s+(\d+)", path.read_bytes(), re.M) if path.is_file() else None
+        try:
+            text = read_bytes(path, MOST_OF_HEADER) if is_file(path) else b""
+        except FileError as error:
+            raise ToolchainError(f"{error}: mend it, or name another CUDA by CUDA_HOME") from None
+        told = re.search(rb"^#define\s+" + name + rb"\s+(\d+)", text, re.M)
         if told is not None:
             return int(told[1]) // 1000
     return None

@@ -149,7 +149,7 @@ class AttentionKernel:
             with entered(q.device.index):
                 return self(q, k, v, *indices, scale=scale, out=out, sink=sink, validate=validate, **named_indices)
         given = self._gather(indices, named_indices) if named_indices else indices
-        tensors = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
+        tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
         key = (scale, call_key(q, k, v, out, sink, *tensors))
@@ -391,14 +391,14 @@ class AttentionKernel:
     def _limit(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
         """Return what the values of an index tensor, one of those ``given``, are less than."""
         if spec.upper == "kv_len":
-            return k.shape[2] + 1
+            return int(k.shape[2]) + 1
         if spec.upper == "query_blocks":
             return self._query_blocks(q)
         if spec.upper == "key_blocks":
             block = self.spec.pattern.fixed_block
             assert block is not None
-            return -(-k.shape[2] // block.kv)
-        return given[spec.upper].shape[3] + 1
+            return -(-int(k.shape[2]) // block.kv)
+        return int(given[spec.upper].shape[3]) + 1
 
     def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
         """Check the values of the index tensors (synchronises)."""

@@ -50,8 +50,8 @@ class OrderMemory:
             key: what its order depends on beside its indices' values.
             place: of the call.
         """
-        known = self._known.get(id(matrix))
-        if known is None or known.matrix() is not matrix or known.state != (key, matrix._version):
+        known, state = self._known.get(id(matrix)), (key, matrix._version)
+        if known is None or known.matrix() is not matrix or known.state != state:
             return None
         return known.orders.get(place)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -15,7 +15,7 @@ from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex
 
-RowOrder = torch.Tensor | RowSplit | RowClusters
+RowOrder: TypeAlias = torch.Tensor | RowSplit | RowClusters
 """Block rows, longest first; such rows, long ones split along K; or clusters of rows with common columns."""
 
 

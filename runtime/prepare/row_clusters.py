@@ -172,7 +172,7 @@ def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Te
     block_row = torch.repeat_interleave(torch.arange(lengths.shape[0], device=CPU), lengths)
     loaded = rounds[:, :-1][torch.arange(ROUND_COLUMNS, device=CPU) < counts[:, None]]
     taken = block[takes]
-    return (
+    return bool(
         torch.equal(taken.sort().values, torch.arange(col.shape[0], device=CPU))
         and torch.equal(block_row[taken], slot_row[takes])
         and torch.equal(col[taken], loaded[(met + of_group[:, None])[takes]])

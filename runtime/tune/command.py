@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
-from codegen.errors import CodegenError
-from codegen.files import write_if_changed
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
+from codegen.files import read_text, write_if_changed
 from codegen.library import NamedSpec
+from codegen.plain import json_value
 from codegen.progress import progress
 from codegen.report import Report
 from codegen.select.candidates import candidates
 from codegen.select.problem import Problem, parse_problem, problem_fields
 from codegen.select.table import written
+from codegen.wording import one_line
 from runtime.compile import toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.tune.database import Database, Record
@@ -33,14 +34,11 @@ def read_problems(texts: Sequence[str], file: Path | None) -> list[Problem]:
     """
     found = [parse_problem(problem_fields(text)) for text in texts]
     if file is not None:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_text(file).splitlines(), 1):
             try:
-                fields = json.loads(line)
-                if not isinstance(fields, dict):
-                    raise CodegenError("a problem is a mapping of fields")
-                found.append(parse_problem(fields))
-            except (ValueError, CodegenError) as error:
-                raise CodegenError(f"{file}:{number}: {error}") from None
+                found.append(parse_problem(json_value(line)))
+            except CodegenError as error:
+                raise CodegenError(f"{one_line(str(file), MOST_OF_PLACE)}:{number}: {error}") from None
     return list(dict.fromkeys(found))
 
 
@@ -55,7 +53,7 @@ def run(
         failures = compile_all(database, every, compiler, compile_spec, progress=at, jobs=jobs)
     for spec_hash, failure in failures.items():
         stem = next(named.stem for named in every if named.spec.hash == spec_hash)
-        typer.echo(f"{stem} does not compile: {failure.splitlines()[0]}", err=True)
+        typer.echo(f"{stem} does not compile: {one_line(failure.splitlines()[0], MOST_OF_MESSAGE)}", err=True)
     count = len({named.spec.hash for named in every})
     told.note("candidates", count, f"{count} candidates of {len(of_problem)} problems are compiled")
     if not compile_only:
@@ -88,8 +86,9 @@ def _tell(told: Report, problem: Problem, records: Sequence[Record]) -> None:
         told.row({"problem": str(problem), "kernel": record.named.stem, **asdict(record.figures)}, line)
     for record in records:
         if record.failure:
+            failure = one_line(record.failure.splitlines()[0], MOST_OF_MESSAGE)
             told.row({"problem": str(problem), "kernel": record.named.stem, "failure": record.failure})
-            typer.echo(f"    no time: {record.named.stem} {record.failure.splitlines()[0]}", err=True)
+            typer.echo(f"    no time: {record.named.stem} {failure}", err=True)
 
 
 def export_rows(database: Database, path: Path) -> int:

@@ -6,7 +6,6 @@ spec and source, the device and its driver; a compilation by hashes and compiler
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,12 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import CodegenError
+from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
+from codegen.files import check_replaceable
 from codegen.library import NamedSpec
+from codegen.plain import json_value
 from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.select.problem import Problem, parse_problem
 from codegen.spec import canonical
+from codegen.wording import one_line, shown
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS timings (
@@ -102,6 +104,39 @@ def source_of(named: NamedSpec) -> str:
     return source_sha256(render(named))
 
 
+def _fields(text: Any) -> dict[str, Any]:
+    """Return the fields of a spec that was kept.
+
+    Raises:
+        CodegenError: for a text that is none.
+    """
+    if not isinstance(fields := json_value(text), dict):
+        raise CodegenError(f"{shown(text)} is no spec")
+    return fields
+
+
+def _word(value: Any) -> str:
+    """Return a text of a row.
+
+    Raises:
+        CodegenError: for a column that is none.
+    """
+    if not isinstance(value, str):
+        raise CodegenError(f"{shown(value)} is no text")
+    return value
+
+
+def _figures(single: Any, back_to_back: Any) -> Figures:
+    """Return the figures of a row.
+
+    Raises:
+        CodegenError: for columns that are no numbers: SQLite keeps any value in any of them.
+    """
+    if not (isinstance(single, float) and isinstance(back_to_back, float | None)):
+        raise CodegenError(f"{shown((single, back_to_back))} are no figures in microseconds")
+    return Figures(single, back_to_back)
+
+
 OF_PLACE = "problem=? AND spec_hash=? AND source_sha256=? AND device=? AND driver=?"
 
 
@@ -115,12 +150,17 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.place = one_line(str(path), MOST_OF_PLACE)
+        try:
+            check_replaceable(path)  # SQLite writes its journal beside whatever it opens
+        except FileError as error:
+            raise DatabaseError(str(error)) from None
         try:
             with closing(sqlite3.connect(path)) as connection:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.executescript(SCHEMA)
-        except sqlite3.Error as error:
-            raise DatabaseError(f"{path}: cannot be opened: {error}") from None
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
+            raise DatabaseError(f"{self.place}: cannot be opened: {error}") from None
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -129,7 +169,15 @@ class Database:
             with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
                 yield connection
         except sqlite3.Error as error:
-            raise DatabaseError(f"{self.path}: {error}") from None
+            raise DatabaseError(f"{self.place}: {error}") from None
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Let an error of what the file holds name it."""
+        try:
+            yield
+        except CodegenError as error:
+            raise DatabaseError(f"{self.place}: holds what no tuner wrote there: {error}") from None
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
@@ -166,14 +214,16 @@ class Database:
             _place(problem, named, device),
         )
         for date, failure, single, back_to_back, again in found:
-            figures = None if single is None else Figures(single, back_to_back)
-            return Record(problem, named, device, date, failure, figures, bool(again))
+            with self._kept():
+                figures = None if single is None else _figures(single, back_to_back)
+                return Record(problem, named, device, _word(date), _word(failure), figures, bool(again))
         return None
 
     def problems(self) -> list[tuple[Problem, Device]]:
         """Return each problem with the devices on which candidates were timed, in one order."""
         found = self._all("SELECT DISTINCT problem, device, driver FROM timings WHERE failure='' ORDER BY 1, 2, 3")
-        return [(parse_problem(json.loads(problem)), Device(name, driver)) for problem, name, driver in found]
+        with self._kept():
+            return [(parse_problem(json_value(problem)), Device(name, driver)) for problem, name, driver in found]
 
     def rows(self, problem: Problem, device: Device) -> list[tuple[str, dict[str, Any], str, str, Figures]]:
         """Return stem, spec, hash of the source, date and figures of each candidate that was timed."""
@@ -182,7 +232,11 @@ class Database:
             "device=? AND driver=? AND failure='' ORDER BY single_us",
             (spelt_problem(problem), device.name, device.driver),
         )
-        return [(stem, json.loads(spec), source, date, Figures(a, b)) for stem, spec, source, date, a, b in found]
+        with self._kept():
+            return [
+                (_word(stem), _fields(spec), _word(source), _word(date), _figures(a, b))
+                for stem, spec, source, date, a, b in found
+            ]
 
     def write_dense(self, problem: Problem, device: Device, name: str, figures: Figures | None) -> None:
         """Keep what a dense product of a library takes; without figures, that there is none."""
@@ -198,7 +252,8 @@ class Database:
             (spelt_problem(problem), device.name, device.driver),
         )
         for name, single, back_to_back in found:
-            return name, None if single is None else Figures(single, back_to_back)
+            with self._kept():
+                return name, None if single is None else _figures(single, back_to_back)
         return None
 
     def write_compilation(self, named: NamedSpec, compiler: str, failure: str) -> None:

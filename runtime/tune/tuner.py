@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from codegen.errors import CodegenError, SpecError
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
@@ -20,8 +22,9 @@ from codegen.render import render
 from codegen.select.problem import Problem, preparation_of, tuning_of
 from codegen.select.table import Dense, Measurement, Timing, ordered
 from codegen.spec import canonical
+from codegen.wording import shown
 from runtime.errors import CompileError
-from runtime.tune.database import Database, Device, Figures, Record
+from runtime.tune.database import Database, DatabaseError, Device, Figures, Record
 
 BEST = 4  # of a problem, which are timed again, in turns
 CLOSE = 1.1  # times the fastest: what is slower by a first timing is none of them
@@ -210,7 +213,19 @@ def exported(database: Database, most: int = KEPT) -> list[Measurement]:
     """Return what a database has as rows of the table of measurements: the ``most`` fastest kernels and shipped ones.
 
     A kernel whose source has changed since is left out: what it takes today is not known.
+
+    Raises:
+        CodegenError: for a database that holds what no tuner wrote there.
     """
+    try:
+        return _exported(database, most)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        told = f"{'.'.join(map(str, first['loc']))}: is {shown(first['input'])}; {first['msg']}"
+        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {told}") from None
+
+
+def _exported(database: Database, most: int) -> list[Measurement]:
     rows = []
     for problem, device in database.problems():
         timings: dict[str, Timing] = {}

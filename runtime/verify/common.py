@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -92,14 +93,15 @@ def poisoned_memory() -> Iterator[None]:
     """Have torch fill every new tensor with NaN, so that an element a kernel leaves out is seen."""
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    memory: Any = torch.utils.deterministic  # a module with a property, which torch's types do not have
+    filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    memory.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        memory.fill_uninitialized_memory = filled
 
 
 def generator(name: str, device: torch.device) -> torch.Generator:

@@ -9,13 +9,23 @@ import typer
 
 from codegen.cli import home_of, verify_line
 from codegen.errors import CodegenError
-from codegen.files import write_all, write_if_changed
+from codegen.files import holds, is_file, read_bytes, write_all, write_if_changed
 from codegen.freshness import display_path
-from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, read_spec, read_text, shipped_files, shown_place
-from codegen.receipts import Receipt, ReceiptError, receipt_path
+from codegen.library import (
+    GENERATED,
+    ROOT,
+    NamedSpec,
+    find_spec,
+    read_spec,
+    shipped_files,
+    shown_place,
+    spec_text,
+)
+from codegen.receipts import MissingReceipt, Receipt, ReceiptError, receipt_path
 from codegen.render import render
 from codegen.report import Report
 from codegen.rewriting import rewritten
+from codegen.wording import one_line
 from runtime.verify import migration, rows
 
 ROWS = (".json", ".jsonl")
@@ -38,7 +48,7 @@ def files(names: Sequence[str] | None, every: bool) -> list[Path]:
 
 def _file(name: str, shipped: dict[str, Path]) -> Path:
     path = Path(name)
-    if path.suffix in (".yaml", ".yml", *ROWS) or path.is_file():
+    if path.suffix in (".yaml", ".yml", *ROWS) or is_file(path):
         return path
     if name not in shipped:
         find_spec(name)  # says which specs there are
@@ -77,7 +87,7 @@ class Migration:
             self._spec(path)
 
     def _spec(self, path: Path) -> None:
-        text, changes = rewritten(read_text(path), shown_place(path))
+        text, changes = rewritten(spec_text(path), shown_place(path))
         named = read_spec(path, text)
         for change in changes:
             self._tell(True, display_path(path), f": {change}")
@@ -97,21 +107,21 @@ class Migration:
     def _receipt(self, named: NamedSpec, folder: Path) -> bool:
         """Carry the receipt of a spec over, if it has one; return whether it has."""
         path = receipt_path(named.stem, folder / named.subfolder)
-        packaged = self._out is None and named.is_shipped and folder != GENERATED and not path.is_file()
+        packaged = self._out is None and named.is_shipped and folder != GENERATED and not is_file(path)
         earlier_path = migration.place_of(named, GENERATED if packaged else folder)
         try:
             earlier = Receipt.read(earlier_path)
-        except FileNotFoundError:
+        except MissingReceipt:
             if named.is_shipped:
                 raise ReceiptError(f"{named.stem}: has no receipt") from None
             return False
         old_source = earlier_path.with_suffix(".cu")
-        told = old_source.read_text(encoding="utf-8", errors="replace") if old_source.is_file() else None
+        told = read_bytes(old_source).decode("utf-8", "replace") if is_file(old_source) else None
         texts = {path.with_suffix(".cu"): render(named), path: migration.carried_over(earlier, named, told).text}
-        if packaged and all(earlier_path.with_suffix(p.suffix).read_bytes() == t.encode() for p, t in texts.items()):
+        if packaged and all(holds(earlier_path.with_suffix(p.suffix), text) for p, text in texts.items()):
             changed = False  # an installed package's own files say so, and stay where they are
         elif self._check:
-            changed = any(not p.is_file() or p.read_bytes() != text.encode() for p, text in texts.items())
+            changed = not all(holds(p, text) for p, text in texts.items())
         else:
             changed = any(write_all(texts).values())
             if earlier_path != path and not packaged:
@@ -128,7 +138,7 @@ class Migration:
         self._tell(bool(outcome.carried), display_path(path), counts, otherwise="unchanged")
         self._told.rows[-1] |= {"carried": outcome.carried, "current": outcome.current, "left": outcome.left}
         for reason, names in outcome.left.items():
-            self._told.say(f"    left as they are, {reason}: {', '.join(names)}")
+            self._told.say(f"    left as they are, {reason}: {', '.join(map(one_line, names))}")
 
     def _tell(self, changed: bool, name: str, more: str = "", *, otherwise: str = "up to date") -> None:
         self.changed |= changed

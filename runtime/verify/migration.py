@@ -10,8 +10,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from codegen.files import is_file
 from codegen.library import NamedSpec, shipped_names
 from codegen.migrations import migrated
+from codegen.plain import json_value
 from codegen.receipts import CubinRecord, Receipt, ReceiptError, SourceRecord, SpecRecord, receipt_path, source_sha256
 from codegen.render import generate, render, spec_json_of
 from codegen.spec import canonical
@@ -29,7 +31,7 @@ def place_of(named: NamedSpec, folder: Path) -> Path:
         ReceiptError: if there is none but that of a kernel with another name.
     """
     path = receipt_path(named.stem, folder / named.subfolder)
-    if path.is_file() or not named.is_shipped:
+    if is_file(path) or not named.is_shipped:
         return path
     known = set(shipped_names())
     for found in sorted(folder.rglob("*.json")):
@@ -90,7 +92,7 @@ def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> N
             f"{named.stem}: its spec has changed, and {earlier.source.file} is not the source that the receipt is of, "
             f"which would tell from what: restore that first (git checkout), then migrate"
         )
-    fields, _ = migrated(json.loads(old))
+    fields, _ = migrated(json_value(old))  # its hash is that of a spec
     today = json.loads(named.spec.canonical_json())
     if canonical(fields) != named.spec.canonical_json():
         changed = sorted(name for name in fields.keys() | today.keys() if fields.get(name) != today.get(name))

@@ -11,6 +11,7 @@ from codegen.library import NamedSpec
 from codegen.receipts import (
     CubinRecord,
     MeasurementRecord,
+    MissingReceipt,
     Receipt,
     SourceRecord,
     SpecRecord,
@@ -86,9 +87,10 @@ def compared(compiled: Compiled, path: Path, *, strict: bool = False) -> Compari
         ReceiptError: for a receipt that cannot be read.
     """
     named = compiled.named
-    if not path.is_file():
+    try:
+        receipt = Receipt.read(path)
+    except MissingReceipt:
         return Comparison((f"{named.stem}: has no receipt; run: {verify_line(named)}",))
-    receipt = Receipt.read(path)
     told, found = receipt.cubin, cubin_record(compiled)
     if told.compiler_package != found.compiler_package and not strict:
         return Comparison(of_other=told.compiler_package)

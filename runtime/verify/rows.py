@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from codegen.arch import ARCHS
-from codegen.errors import CodegenError
-from codegen.files import write_if_changed
+from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
+from codegen.files import read_text, write_if_changed
 from codegen.library import NamedSpec, find_spec, shipped_names
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
+from codegen.plain import json_value
 from codegen.receipts import ReceiptError, source_sha256
 from codegen.render import render
 from codegen.spec import canonical
+from codegen.wording import one_line
 from runtime.compile import toolchain
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.verify import version1
@@ -76,12 +78,13 @@ def carried_over(path: Path) -> Outcome:
         ReceiptError: for a file that cannot be read or is not JSON.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         lines = path.suffix == ".jsonl"
         # What a killed run left of its last line is none.
-        reports = [json.loads(line) for line in text.split("\n")[:-1] if line] if lines else [json.loads(text)]
-    except (OSError, ValueError) as error:
-        raise ReceiptError(f"{path}: is no file of rows: {error}") from None
+        reports = [json_value(line) for line in text.split("\n")[:-1] if line] if lines else [json_value(text)]
+    except CodegenError as error:
+        reason = error.reason if isinstance(error, FileError) else error
+        raise ReceiptError(f"{one_line(str(path), MOST_OF_PLACE)}: is no file of rows: {reason}") from None
     outcome = Outcome(text)
     for report in reports:
         for row, compiler in _rows(report):
@@ -150,7 +153,7 @@ def _rebind(row: Row, kernels: list[NamedSpec], compiler: str | None) -> str:
     """Bind a row to today's source of its kernel, or return why it cannot be."""
     present = toolchain.compiler_version()[1]
     if compiler != present:
-        return f"measured with {compiler}, and this is {present}"
+        return f"measured with {one_line(str(compiler))}, and this is {present}"
     for named in kernels:
         # The name of a kernel that has no file is made of its spec, by whichever names that had.
         older = NamedSpec(_stem_of(row, named), named.spec) if named.path is None else named

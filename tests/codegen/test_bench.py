@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from codegen.errors import CodegenError  # noqa: E402
 from runtime.bench import data_sets, timing  # noqa: E402
 
 
@@ -242,5 +243,5 @@ def test_data_are_the_same_each_time_and_rounded_from_float32(name: str) -> None
 
 def test_an_unknown_data_set_is_refused() -> None:
     q = torch.empty(1, 1, 8, 8)
-    with pytest.raises(ValueError, match=r"name is 'std3'; allowed: std1, std2, .*rising"):
+    with pytest.raises(CodegenError, match=r"name is 'std3', and no data set is called so; did you mean std\d"):
         data_sets.make_data("std3", q, q, q)

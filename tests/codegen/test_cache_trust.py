@@ -250,6 +250,27 @@ def test_without_a_home_folder_commands_say_what_to_set(command: str, tmp_path: 
     assert result.returncode == 0
 
 
+def test_errors_show_any_folder_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / ("a\n\udcff" + "x" * 200)
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(CacheError, match="run: chmod go-w") as caught:
+        KernelCache(folder).clear()
+    assert str(caught.value).isprintable()
+    for nowhere in (tmp_path / "a\0", tmp_path / "\ud800"):
+        with pytest.raises(CacheError, match="cannot be the folder of the kernel cache") as caught:
+            KernelCache(nowhere).clear()
+        assert str(caught.value).isprintable()
+
+
+def test_a_folder_that_no_terminal_prints_is_told(tmp_path: Path) -> None:
+    environ = os.environ | {"CODEGEN_CACHE_DIR": f"{tmp_path}/\udcff", "PYTHONIOENCODING": "utf-8:strict"}
+    call = [sys.executable, "-m", "sparse_kernel_codegen", "cache"]
+    for command in ("path", "list", "clear"):
+        done = subprocess.run([*call, command], env=environ, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_path_is_told_whatever_else_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "many")

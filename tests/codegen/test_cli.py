@@ -207,7 +207,7 @@ def test_explain_tells_the_choice(run: Run) -> None:
         (("h100_causal", "--problem", "length=64"), "problem.length: is not a field of a problem"),
         (("h100_causal", "--problem", "heads"), "problem: has 'heads'; parts are FIELD=VALUE"),
         (("h100_tile_copy_tma", "--problem", "m=64"), "problem: is given: a tile_copy has none"),
-        (("--problem", "op=gemm"), "problem: "),
+        (("--problem", "op=gemm"), "problem.op: is 'gemm'; allowed: "),
     ],
 )
 def test_explain_refuses_what_is_no_problem(run: Run, arguments: tuple[str, ...], says: str) -> None:

@@ -296,7 +296,7 @@ def test_a_spec_and_a_problem_that_contradict_one_another() -> None:
         choose("h100_tile_copy_tma", {"m": 1})
     with pytest.raises(SpecError, match=r"problem.heads: is 0; input should be greater"):
         choose(CAUSAL, {"heads": 0})
-    with pytest.raises(SpecError, match=r"problem.head: is not a field of a problem; there are arch, dtype, op"):
+    with pytest.raises(SpecError, match=r"problem.head: is not a field of a problem; did you mean heads"):
         choose(CAUSAL, {"head": 4})
 
 

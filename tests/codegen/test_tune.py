@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +248,50 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path.write_text("no database, but long enough to be taken for one" * 100)
     with pytest.raises(DatabaseError, match=r"tune.sqlite: cannot be opened"):
         Database(path)
+
+
+def test_a_fifo_or_a_device_is_no_database(tmp_path: Path) -> None:
+    fifo, device = tmp_path / "fifo", tmp_path / "device"
+    os.mkfifo(fifo)
+    device.symlink_to("/dev/null")  # SQLite follows a link, but none is to get that far
+    for path in (fifo, device, tmp_path / "a\0"):
+        with pytest.raises(DatabaseError, match=r"is no regular file|is not the name of a file"):
+            Database(path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE timings SET problem = '[[['", "holds what no tuner wrote there: is not JSON"),
+        ("UPDATE timings SET problem = '{}'", "holds what no tuner wrote there: problem.op: is missing"),
+        ("UPDATE timings SET spec = '[]'", "holds what no tuner wrote there: '\\[\\]' is no spec"),
+        (
+            "UPDATE timings SET problem = 7",
+            "holds what no tuner wrote there: problem: is a mapping of fields, this is int",
+        ),
+        ("UPDATE timings SET stem = x'00', date = x'00'", "holds what no tuner wrote there: b'.x00' is no text"),
+        ("UPDATE timings SET date = 'today'", "holds what no tuner wrote there: date: is 'today'; "),
+        ("UPDATE timings SET single_us = -1", "holds what no tuner wrote there: single_us: is -1.0; "),
+        ("UPDATE timings SET single_us = 'x'", "are no figures in microseconds"),
+        ("UPDATE timings SET back_to_back_us = x'00'", "are no figures in microseconds"),
+    ],
+)
+def test_a_database_that_no_tuner_wrote(database: Database, statement: str, message: str) -> None:
+    tune(database, PROBLEM, KERNELS, H100, FakeBench())
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute(statement)
+    with pytest.raises(DatabaseError, match=message):
+        exported(database)
+
+
+@pytest.mark.parametrize("column", ["date", "failure"])
+def test_a_record_that_no_tuner_wrote(database: Database, column: str) -> None:
+    tune(database, PROBLEM, KERNELS, H100, FakeBench())
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute(f"UPDATE timings SET {column} = x'00'")
+    with pytest.raises(DatabaseError, match=r"holds what no tuner wrote there: b'.x00' is no text"):
+        database.record(PROBLEM, KERNELS[0], H100)
 
 
 def test_problems_of_a_command_line_and_a_file(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
-from wheel import PROJECT, build, call, install, run
+from wheel import PROJECT, build, build_editable, call, install, run
 
 from codegen import __version__
 from codegen.library import find_spec, shipped_names
@@ -63,3 +64,29 @@ def test_another_module_of_the_same_name_is_told(installed: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: the module {name} is found at {tmp_path}") and "PYTHONPATH" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(build_editable(tmp_path_factory.mktemp("dist")), tmp_path_factory.mktemp("env"))
+
+
+def test_an_editable_install_copies_nothing(editable: Path, tmp_path: Path) -> None:
+    (site,) = (editable.parent / "lib").glob("python*/site-packages")
+    assert not [path for name in ("codegen*", "runtime*", "sparse_kernel_codegen.py") for path in site.glob(name)]
+    code = "import sparse_kernel_codegen as command, codegen; print(command.__file__, codegen.__file__)"
+    places = call(editable / "python", "-c", code, cwd=tmp_path).split()
+    assert all(Path(place).is_relative_to(PROJECT) for place in places), places
+
+
+def test_an_editable_install_takes_the_source_tree_that_pythonpath_names(editable: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    for name in ("codegen", "runtime", "templates", "specs", "generated"):
+        shutil.copytree(PROJECT / name, other / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT / "sparse_kernel_codegen.py", other)
+    for tree, version in ((None, __version__), (PROJECT, __version__), (other, "7.0")):
+        if tree == other:
+            (other / "codegen" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        environment = {} if tree is None else {"PYTHONPATH": str(tree)}
+        told = call(editable / "codegen", "--version", cwd=tmp_path, **environment)
+        assert told == f"codegen {version}\n"

@@ -52,9 +52,9 @@ MANY = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         pytest.param("op:\n\tx: 1\n", "kernel.yaml:2: found character '\\t'", id="tab"),
         pytest.param("op: *nothing\n", "kernel.yaml:1: found undefined alias", id="alias"),
         pytest.param("&a [*a]\n", "kernel.yaml: is nested too deeply", id="cycle"),
-        pytest.param("[" * 500, "kernel.yaml: is nested too deeply", id="deep"),
+        pytest.param("[" * 500, "kernel.yaml:1: is nested too deeply", id="deep"),
         pytest.param(MANY, "kernel.yaml: has more than 2000 values", id="aliases-of-aliases"),
-        pytest.param(f"op: [{'x, ' * 2000}]\n", "kernel.yaml: has more than 2000 values", id="many"),
+        pytest.param(f"op: [{'x, ' * 2000}]\n", "kernel.yaml:1: has more than 2000 values", id="many"),
         pytest.param(
             DENSE.replace("128", "9" * 26),
             "kernel.yaml:3: head_dim: is an integer of 87 bits; at most 63 are allowed",
@@ -62,6 +62,11 @@ MANY = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ),
         pytest.param(
             DENSE.replace("128", "0x" + "f" * 5000), "kernel.yaml:3: head_dim: is an integer of 20000 bits", id="huge"
+        ),
+        pytest.param(
+            DENSE.replace("128", "1:" * 10_000 + "1"),
+            "kernel.yaml:3: has a value of 20001 characters; at most 10000 are allowed",
+            id="long-scalar",
         ),
         pytest.param(
             DENSE.replace("128", "!!str 128"), "kernel.yaml:3: head_dim: is '128'; allowed: 64, ", id="tagged-string"

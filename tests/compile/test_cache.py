@@ -229,6 +229,16 @@ def test_without_an_environment_the_users_folder_is_taken(monkeypatch: pytest.Mo
     assert KernelCache().folder == default_folder() and KernelCache().max_bytes == 512 << 20
 
 
+@pytest.mark.parametrize(
+    "name", ["CODEGEN_CACHE_MAX_BYTES", "CODEGEN_CACHE_LOCK_SECONDS", "CODEGEN_CACHE_TRUST_OTHERS"]
+)
+def test_a_value_of_the_environment_is_not_echoed_whole(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "9" * 5000)
+    with pytest.raises(CacheError, match=f"{name} is '9+ ... 9+'; ") as caught:
+        KernelCache()
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("limit", ["0", "-1", "1.5", ""])
 def test_a_limit_is_a_positive_number_of_bytes(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", limit)

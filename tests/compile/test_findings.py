@@ -56,6 +56,15 @@ def test_counts_of_other_instructions_are_none(disassembled: list[bytes], monkey
     assert usage(compile_spec(find_spec(NAME))).instructions["BAR"] > 0 and len(disassembled) == 2
 
 
+@pytest.mark.parametrize("findings", ["{", "[]", "7", "[" * 100_000])
+def test_findings_that_nobody_found_are_none(findings: str, disassembled: list[bytes]) -> None:
+    compiled = compile_spec(find_spec(NAME))
+    KernelCache().keep_findings(compiled.identity, findings)
+    compiled = compile_spec(find_spec(NAME))
+    assert compiled.findings == findings
+    assert usage(compiled).instructions.keys() == INSTRUCTIONS.keys() and len(disassembled) == 1
+
+
 def test_a_cache_that_cannot_be_written_serves_what_it_has(
     disassembled: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,25 @@ def test_what_a_header_includes_of_another_package_is_looked_for_too(
     assert toolchain.include_folders(("mma.h",)) == (system, packaged)
 
 
+def test_a_header_that_cannot_be_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    folder = include(tmp_path / "include", None)
+    with (folder / "cuda_runtime_api.h").open("wb") as file:
+        file.truncate(100 << 20)
+    monkeypatch.setattr(toolchain, "_packaged_folders", dict)
+    monkeypatch.setattr(toolchain, "_other_folders", lambda: [folder])
+    with pytest.raises(ToolchainError, match=r"cuda_runtime_api\.h: is too large: at most 16 MiB .* CUDA_HOME"):
+        toolchain.include_folders(("mma.h",))
+
+
+def test_a_header_that_includes_what_is_no_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgetful: None
+) -> None:
+    (tmp_path / "mma.h").write_bytes(b"#include <\xff>\n")
+    monkeypatch.setattr(toolchain, "include_folders", lambda _: (tmp_path,))
+    with pytest.raises(ToolchainError, match="CUDA's headers cannot be read"):
+        toolchain.headers_digest(("mma.h",))
+
+
 def test_headers_of_packages_are_not_mixed_with_those_of_the_system(
     monkeypatch: pytest.MonkeyPatch, forgetful: None
 ) -> None:

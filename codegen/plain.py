@@ -1,0 +1,129 @@
+"""Plain data out of whatever a caller or a parser hands over, within bounds: pydantic is given nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from codegen.errors import CodegenError, SpecError
+from codegen.wording import one_line, shown
+
+MOST_VALUES = 2000
+"""Of a spec, which has some dozens."""
+MOST_LEVELS = 20
+"""Of a spec, which has four."""
+MOST_JSON_LEVELS = 100
+MOST_CHARACTERS = 10_000
+"""Of one text, which is a word: a number of a million digits takes a parser minutes."""
+INTEGER_BITS = 63
+
+
+class PlainCopy:
+    """Copies mappings, lists, models and scalars of any classes as plain Python."""
+
+    def __init__(self) -> None:
+        self._values = 0
+
+    def of(self, node: Any, name: str = "", level: int = 0) -> Any:
+        """Return the copy of a value; ``name`` is its field's.
+
+        Raises:
+            SpecError: for more values or levels than a spec has (what is named twice is copied twice, so a few lines
+                can be gigabytes), a number that no field could hold, a name that is none, or what is no plain data.
+        """
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise SpecError("", f"has more than {MOST_VALUES} values, where those of an alias count at each use")
+        if level > MOST_LEVELS:
+            raise SpecError("", f"is nested too deeply: at most {MOST_LEVELS} levels are allowed")
+        if isinstance(node, BaseModel):
+            node = _dumped(node, name)
+        if isinstance(node, Mapping):
+            return dict(self._item(key, node, name, level) for key in node)
+        if isinstance(node, list | tuple):
+            return [self.of(value, _joined(name, i), level + 1) for i, value in enumerate(node)]
+        return self.scalar(node, name)
+
+    def _item(self, key: Any, node: Mapping[Any, Any], name: str, level: int) -> tuple[str, Any]:
+        plain = self.key(key, name)
+        return plain, self.of(node[key], _joined(name, plain), level + 1)
+
+    def key(self, key: Any, name: str) -> str:
+        """Return the copy of a name in the mapping that is the field ``name``."""
+        plain = self.scalar(key, name)
+        if not isinstance(plain, str):
+            raise SpecError(_joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
+        return plain
+
+    def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
+        """Return the copy of a value that has no parts."""
+        if node is None or isinstance(node, bool):
+            return node
+        if isinstance(node, int):
+            return _bounded(int.__int__(node), name)
+        if isinstance(node, float):
+            return float.__float__(node)
+        if isinstance(node, str):
+            return _text(str.__str__(node), name)
+        raise SpecError(name, f"is {shown(node)}; a mapping, a list, a word, a number, true, false or null is expected")
+
+
+def _dumped(model: BaseModel, name: str) -> Any:
+    """Return a model as plain data: a copy of one with other fields (``model_copy``) was never checked."""
+    try:
+        return model.model_dump(mode="json", by_alias=True)
+    except Exception as error:  # whatever the fields are that it was given unchecked
+        raise SpecError(name, f"is no valid {type(model).__name__}: {error}") from None
+
+
+def _bounded(number: int, name: str) -> int:
+    if number.bit_length() > INTEGER_BITS:
+        raise SpecError(name, f"is an integer of {number.bit_length()} bits; at most {INTEGER_BITS} are allowed")
+    return number
+
+
+def _text(text: str, name: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise SpecError(name, f"has {len(text)} characters; at most {MOST_CHARACTERS} are allowed")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise SpecError(name, f"is {shown(text)}; a half of a character (a surrogate) is none") from None
+    return text
+
+
+def _joined(name: str, part: object) -> str:
+    """Return the dotted name of a part of a field."""
+    spelt = part if isinstance(part, str) else shown(part)
+    return f"{name}.{spelt}" if name else spelt
+
+
+def json_value(text: str) -> Any:
+    """Return what a JSON text says; the boundary to its parser.
+
+    Raises:
+        CodegenError: for a text that is no JSON, is nested too deeply or has a number that Python does not read.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except Exception as error:
+        raise CodegenError(f"is not JSON: {one_line(str(error))}") from None
+    level = [value]
+    for _ in range(MOST_JSON_LEVELS):
+        level = [part for each in level for part in _parts(each)]
+        if not level:
+            return value
+    raise _too_deep()
+
+
+def _parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _too_deep() -> CodegenError:
+    return CodegenError(f"is nested too deeply: at most {MOST_JSON_LEVELS} levels are allowed")

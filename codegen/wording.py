@@ -1,0 +1,81 @@
+"""How text from outside is shown: in messages on one line of bounded length, in sources as printable ASCII."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterable
+
+MOST_SHOWN = 200
+"""Characters of a value, a name or a field in a message."""
+FEW = 8
+"""Names that a message lists whole: what is allowed is then plain to see."""
+_GAP = " ... "
+_NEAREST = 3
+
+
+def one_line(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text as a message shows it: what does not print is escaped, and the middle of a long one is left out."""
+    cut = _cut(text, most)
+    return _cut("".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut), most)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    tail = (most - len(_GAP)) // 3
+    return text[: most - len(_GAP) - tail] + _GAP + text[-tail:]
+
+
+def shown(value: object) -> str:
+    """Return how Python spells a value, as ``one_line`` shows it."""
+    try:
+        return one_line(repr(value))
+    except Exception:  # of a foreign type, or an integer of more digits than Python prints
+        return one_line(f"a value of type {type(value).__name__} that cannot be printed")
+
+
+def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
+    """Return what to tell somebody who gave a name that there is not: the nearest ones, or all if they are few.
+
+    Args:
+        name: what was given.
+        known: the names that there are.
+        listed: what lists all of them.
+    """
+    names, given = list(known), one_line(name)
+    if near := difflib.get_close_matches(given, names, n=_NEAREST, cutoff=0.6):
+        return f"did you mean {' or '.join(near)}?"
+    if len(names) <= FEW:
+        return f"there are {', '.join(names)}"
+    nearest = difflib.get_close_matches(given, names, n=_NEAREST, cutoff=0.0)
+    return f"there are {len(names)}, among them {', '.join(nearest)}{f'; {listed}' if listed else ''}"
+
+
+def in_shell(text: str) -> str:
+    """Return a word of a command as one types it into a shell; of what does not print, its bytes by their numbers."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(each if _stands(each) else _in_bytes(each) for each in text) + "'"
+
+
+def _stands(character: str) -> bool:
+    return character.isprintable() and character not in "\\'"
+
+
+def _in_bytes(character: str) -> str:
+    return "".join(rf"\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def in_comment(text: str) -> str:
+    """Return a text as a comment or a string of a source has it: printable ASCII that goes on in no other line.
+
+    A backslash at the end of a line would join the next one to it, and so would the trigraph of one.
+    """
+    return "".join(_escaped(each) for each in text).replace("??", r"?\x3f")
+
+
+def _escaped(character: str) -> str:
+    if " " <= character <= "~":
+        return r"\x5c" if character == "\\" else character
+    return ascii(character)[1:-1]

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 69f9b0f033f4eaa24d7e48e83516e59cc673b7fd895eab640e4d13ed3a59aa0c
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6b42c69db39461dd3eb75b6ee6b9e60debe133afc6172cb311a2528e081313f6
+// seal: sha256 474b13d8805c6192e56c1bd9656ff6788da5cee505fcc6acd70190f871ec0177
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -12,19 +12,19 @@
 // memory but the last sums: A and B go from global memory straight to the registers that mma.sync reads. B's rows,
 // which are read again for each block row, come from the L1 and the L2.
 //
-// Who does what: a thread block computes one tile of C. Its warps, 1 to kMostWarps of them, take the steps of the block
-// row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
+// Who does what: a thread block computes one tile of C. Its warps, as many as the launch says, take the steps of the
+// block row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
 //
 // Pipeline: a warp has kStages steps in registers, or on their way there. Block columns are asked for 32 steps ahead.
 //
 // Symbols
 //   tile    kTileM x kTileN of C: rows of one block row
 //   step    kTileK columns of a block of A, kTileK rows of B
-//   A lane has rows r and r + 8 of each 16 of a tile (r = lane / 4), and of each kLaneDepth columns of a step side by
-//   side, so that it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows that meet
-//   these, and of each kLaneColumns columns side by side, kLaneColumns r and up.
+//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and of each kLaneDepth columns of a step side by
+//           side, so that it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows
+//           that meet these, and of each kLaneColumns columns side by side, kLaneColumns r and up
 //   product C^T = B^T A^T: then a lane's words of A are an operand as they were loaded. What it takes for its depth and
-//   its columns are those above; C's columns are put back when it is stored.
+//           its columns are those of the lane; C's columns are put back when it is stored
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -37,6 +37,9 @@ constexpr int kBlockCols = 32;  // columns of a stored block of A
 constexpr int kBlockElements = 1024;  // elements of a stored block of A
 constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there
 constexpr int kPartialStride = 40;  // floats from one row of partial sums to the next
+
+// Dynamic shared memory: 40960 bytes. Byte offsets:
+constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, of each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;
@@ -133,7 +136,8 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, const Step&
   }
 }
 
-// Leaves a warp's partial sums in shared memory. A lane has rows 2 t and 2 t + 1 of each 8, columns kLaneColumns r and up.
+// Leaves a warp's partial sums in shared memory. A lane has rows 2 t and 2 t + 1 of each 8, and columns kLaneColumns r
+// and up.
 __device__ __forceinline__ void store_partial(float* partial, const Accumulators& accumulators) {
   const int lane = threadIdx.x % 32;
   float* to = partial + lane % 4 * 2 * kPartialStride + lane / 4 * kLaneColumns;
@@ -150,7 +154,8 @@ __device__ __forceinline__ void store_partial(float* partial, const Accumulators
 }
 
 // Adds up the partial sums of all warps and stores the tile. A thread has four columns of a row at a time.
-__device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_row, int first_column) {
+__device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_row,
+    int first_column) {
   constexpr int kRowThreads = kTileN / 4;
   const int threads = blockDim.x;
   for (int i = threadIdx.x; i < kTileM * kRowThreads; i += threads) {
@@ -227,7 +232,7 @@ struct Steps {
 extern "C" __global__ void __maxnreg__(128)
     h100_bsr_spmm_b32_n32(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  float* const partials = reinterpret_cast<float*>(shared);
+  float* const partials = reinterpret_cast<float*>(shared + kPartialOffset);
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
   Steps steps(p, warp, first_row, first_column);

@@ -73,7 +73,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
             Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there"),
-            Constant("kMostWarps", WARPS[0], "of a thread block: all load and compute"),
             Constant("kPartialStride", stride, "floats from one row of partial sums to the next"),
         ),
         flags=SpmmFewColumnsFlags(a_words=a_words, b_words=b_words),

@@ -208,7 +208,8 @@ def test_self_contained(named: NamedSpec) -> None:
 @every_spec
 def test_symbol(named: NamedSpec) -> None:
     cluster = r"(?:__cluster_dims__\(kCluster, 1, 1\) )?"
-    start = rf'extern "C" __global__ void {cluster}__launch_bounds__\(kThreads, \d+\)'
+    limits = r"(?:__launch_bounds__\(kThreads, \d+\)|__maxnreg__\(\d+\))"
+    start = rf'extern "C" __global__ void {cluster}{limits}'
     kernels = re.findall(rf"{start}\s+(\w+)\(", render(named))
     assert kernels == [named.stem]
 

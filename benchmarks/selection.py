@@ -46,10 +46,10 @@ from runtime.tune.tuner import best_of, compile_all, cost, tune
 
 Fields = dict[str, Any]
 PROBLEMS = Path(__file__).with_name("selection_problems.jsonl")
-TUNING = Path(__file__).with_name("tuning_problems.jsonl")
-SEED, TUNING_SEED = 20261125, 20261126
+TUNING_PROBLEMS = Path(__file__).with_name("tuning_problems.jsonl")
+SEED = 20261127
 OF_EACH = (30, 30)  # problems of attention, and of BSR products
-TUNING_OF_EACH = (24, 44)
+TUNING = ((20261125, (30, 30)), (20261126, (24, 44)))  # seeds, and how many of each
 FEW = ((14336, 4096), (4096, 4096)), (16, 64), 0.3  # M and K, N, density of further products that are tuned on
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 HEADS = (1, 2, 4, 8, 16, 32, 64)
@@ -70,12 +70,15 @@ HEADINGS = ("problem", "chosen", "rule", "us", "best", "us", "ratio", "dense, us
 
 def draw() -> list[Problem]:
     """Draw the problems: the same at any time."""
-    return _drawn(SEED, OF_EACH)
+    return _drawn(SEED, OF_EACH, frozenset(draw_tuning()))
 
 
 def draw_tuning() -> list[Problem]:
     """Draw the problems that the table is tuned on."""
-    return [*_few(), *_drawn(TUNING_SEED, TUNING_OF_EACH, frozenset(draw()))]
+    found = _few()
+    for seed, of_each in TUNING:
+        found += _drawn(seed, of_each, frozenset(found))
+    return found
 
 
 def _few() -> list[Problem]:
@@ -332,7 +335,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.draw:
         options.problems.write_text(text_of(draw()), encoding="utf-8")
-        TUNING.write_text(text_of(draw_tuning()), encoding="utf-8")
+        TUNING_PROBLEMS.write_text(text_of(draw_tuning()), encoding="utf-8")
         print(f"wrote {options.problems}")
         return 0
     report = json.loads(options.source.read_text(encoding="utf-8")) if options.source else measure(options)

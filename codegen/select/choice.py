@@ -16,7 +16,9 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.plans import plan_of
+from codegen.select.calibration import deviations, predicted
 from codegen.select.default_tables import GATHERED_ROWS
+from codegen.select.distance import NEAR, distance
 from codegen.select.estimate import MODELLED, estimate
 from codegen.select.problem import (
     AttentionProblem,
@@ -34,12 +36,9 @@ from codegen.wording import shown
 
 Fields = dict[str, Any]
 Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
-Rule = Literal["written", "measured", "nearest", "shipped", "model", "default"]
+Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
 WHOLE = ("tile", "stages")
 """Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
-OPTIONS_APART = 4.0  # factors of two that a measured problem with other options is further away
-ANOTHER_TYPE = 64.0  # beyond every problem of the same type
-NEAR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,10 @@ class Choice:
 
     Attributes:
         named: the spec.
-        rule: how it was found: ``written``, the spec was whole; ``measured``, the problem is in the table; ``nearest``,
-            one like it is; ``shipped``, a kernel for such problems
-            is; ``model``, by an estimate from plans; ``default``, by the rules for fields left out.
+        rule: how it was found: ``written``, the spec was whole; ``measured``, the problem is in the table;
+            ``predicted``, by the model of plans, calibrated by the table; ``nearest``, one like it is in the table;
+            ``shipped``, a kernel for such problems is shipped; ``model``, by an estimate from plans; ``default``, by
+            the rules for fields left out.
         reason: the same in a sentence.
         rows: the rows of the table that were asked.
         dense: what a library's dense product takes where it is the faster one by those rows; "" elsewhere.
@@ -145,14 +145,20 @@ def _unnamed(spec: Spec) -> NamedSpec:
 
 def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
     """Return the choice for a problem, among specs that agree with what was written."""
-    table = [row for row in (measurements() if rows is None else rows) if row.problem.key() == problem.key()]
+    every = measurements() if rows is None else rows
+    table = [row for row in every if row.problem.key() == problem.key()]
     for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
+        if away > NEAR and (choice := _predicted(written, problem, every, group)):
+            return choice
         if found := _winner(written, problem, own or group):
             kernel, dense = found
             return _told(kernel, problem, own or group, away, dense)
-    if not table and (unmeasured := _unmeasured(written, problem)):
-        return unmeasured
+    if not table:
+        if choice := _predicted(written, problem, every, ()):
+            return choice
+        if unmeasured := _unmeasured(written, problem):
+            return unmeasured
     beside = "" if not table else " with what the spec says"
     return Choice(_unnamed(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
 
@@ -165,14 +171,6 @@ def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tup
         group = [row for away, _, row in far if away <= nearest + NEAR]
         yield nearest, group
         far = far[len(group) :]
-
-
-def distance(problem: Problem, measured: Problem) -> float:
-    """Return how far a measured problem is: factors of two, summed over the axes on which both are known."""
-    axes, others = problem.places(), measured.places()
-    away = sum(abs(a - b) for name, a in axes.items() if a is not None and (b := others[name]) is not None)
-    away += OPTIONS_APART * (problem.options() != measured.options())
-    return away + ANOTHER_TYPE * (problem.dtype != measured.dtype)
 
 
 def _allowed(timing: Timing, problem: Problem) -> bool:
@@ -266,6 +264,41 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
         rule = "nearest"
         reason = f"not measured; the nearest measured problem is {first.problem}: {where}"
     return Choice(kernel.named, rule, reason, tuple(rows), dense)
+
+
+def _predicted(
+    written: Fields, problem: Problem, every: Sequence[Measurement], nearest: Sequence[Measurement]
+) -> Choice | None:
+    """Return the kernel that the calibrated model expects to be fastest; None where it cannot tell.
+
+    Kernels are those of rows for such problems and shipped ones, or, without such rows, those of all rows.
+    """
+    rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
+    alike = [row for row in rows if row.problem.key() == problem.key()]
+    kernels: dict[str, NamedSpec] = {}
+    for timing in (*(each for row in alike or rows for each in row.kernels), *_shipped_timings(problem)):
+        if timing.label not in kernels and _allowed(timing, problem) and (named := _applied(written, problem, timing)):
+            kernels[timing.label] = named
+    if not any(deviations(row) for row in rows):
+        return None
+    expected = predicted(problem, kernels, rows)
+    if not expected:
+        return None
+    label = min(expected, key=lambda each: expected[each])
+    reason = f"of {len(expected)} kernels the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
+    if nearest:
+        reason += f"; the nearest measured problem is {nearest[0].problem}"
+    return Choice(kernels[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
+
+
+def _shipped_timings(problem: Problem) -> list[Timing]:
+    """Return shipped kernels for such problems, as rows have them, with no time that says anything."""
+    return [
+        Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
+        for named in shipped_specs()
+        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch)
+        and problem_of(named.spec).key() == problem.key()
+    ]
 
 
 def _unmeasured(written: Fields, problem: Problem) -> Choice | None:

@@ -194,7 +194,9 @@ class BsrInputs:
             self.b = dense(n, k).T if problem.b_layout == "column_major" else dense(k, n)
         self.shape = (m, n, k)
         # Of all kernels, which are called one after the other.
-        self.out = dense(m, n) if self.pattern is None else torch.empty_like(self.pattern.values())
+        self.out: torch.Tensor | None = dense(m, n) if self.pattern is None else torch.empty_like(self.pattern.values())
+        if self.pattern is None and n % STORE:
+            self.out = None  # rows of C are stored in whole chunks: a call makes one with room for them
 
     def call(self, kernel: Any) -> Call:
         """Return the call of a kernel, which returns its result."""
@@ -205,10 +207,10 @@ class BsrInputs:
 
         def call() -> torch.Tensor:
             if product:
-                kernel(a, self.b, c=self.c, bias=self.bias, out=self.out)
+                found: torch.Tensor = kernel(a, self.b, c=self.c, bias=self.bias, out=self.out)
             else:
-                kernel(a, self.b, self.pattern, out=self.out)
-            return self.out
+                found = kernel(a, self.b, self.pattern, out=self.out)
+            return found if self.out is None else self.out
 
         return call
 

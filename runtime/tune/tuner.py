@@ -29,7 +29,7 @@ from runtime.tune.database import Database, DatabaseError, Device, Figures, Reco
 BEST = 4  # of a problem, which are timed again, in turns
 CLOSE = 1.1  # times the fastest: what is slower by a first timing is none of them
 SOURCE = "codegen tune"
-KEPT = 6  # of the fastest kernels of a problem, in a row of the table
+KEPT = 24  # of the fastest kernels of a problem, in a row of the table: slow ones say where the model is wrong
 MOST_AGAIN = 3  # times that the best are timed again
 MOST_BEGUN = 2  # a kernel that was begun so often and did not end is not begun again
 Progress = Callable[[str], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.plans import plan_for, plan_of
 from codegen.select import AttentionProblem, BsrProblem, choose, parse_problem
-from codegen.select.choice import distance
+from codegen.select.calibration import DOUBT, predicted
+from codegen.select.candidates import candidates
+from codegen.select.distance import distance
 from codegen.select.estimate import estimate
 from codegen.select.problem import problem_fields, problem_of, said_by, tuning_of
 from codegen.select.table import (
@@ -249,14 +252,40 @@ def test_other_blocks_are_not_compared() -> None:
 
 def test_a_shipped_kernel_where_nothing_like_it_was_measured() -> None:
     strided = {"kind": "strided", "stride": 4, "local": 3, "block": 128}
-    choice = choose(parse_problem({**CAUSAL, "pattern": strided}))
+    choice = choose(parse_problem({**CAUSAL, "pattern": strided}), rows=())
     assert tuning_of(choice.spec) == tuning_of(find_spec("h100_strided").spec)
     assert (choice.rule, choice.reason) == ("shipped", "not measured: the shipped kernel for such problems")
     several = parse_problem({**SPMM, **SIZES})
     assert choose(several, rows=()).named.stem == NARROW  # by the model
     assert choose(several.model_copy(update={"n": None}), rows=()).rule == "default"
-    assert choose(parse_problem({**CAUSAL, "head_dim": 64, "pattern": strided})).rule == "default"
-    assert choose({**CAUSAL, "pattern": strided, "stages": 1}).rule == "default"
+    assert choose(parse_problem({**CAUSAL, "head_dim": 64, "pattern": strided}), rows=()).rule == "default"
+    assert choose({**CAUSAL, "pattern": strided, "stages": 1}, rows=()).rule == "default"
+
+
+def test_the_model_is_calibrated_by_rows_of_other_problems() -> None:
+    problem = parse_problem({**SPMM, **SIZES})
+    slow, fast, *others = [named.stem for named in candidates(problem) if named.path is not None][:4]
+    near = problem.model_copy(update={"n": 2 * SIZES["n"]})
+    table = {slow: 9.0, fast: 1.0, **dict.fromkeys(others, 5.0)}
+    choice = choose(problem, rows=(row(table).model_copy(update={"problem": near}),))
+    assert (choice.named.stem, choice.rule) == (fast, "predicted")
+    assert str(near) in choice.reason and "calibrated" in choice.reason
+    # The same problem was measured: nothing is predicted.
+    assert choose(near, rows=(row(table).model_copy(update={"problem": near}),)).rule == "measured"
+    # Sizes that the model needs are not known: the nearest row.
+    unknown = problem.model_copy(update={"m": None})
+    other = near.model_copy(update={"k": 2 * SIZES["k"]})
+    assert choose(unknown, rows=(row(table).model_copy(update={"problem": other}),)).rule == "nearest"
+
+
+def test_a_kernel_that_no_row_has_is_doubted() -> None:
+    problem = parse_problem({**SPMM, **SIZES})
+    kernels = {named.stem: named for named in candidates(problem)[:2]}
+    expected = predicted(problem, kernels, ())
+    for label, named in kernels.items():
+        guess = estimate(plan_of(named.spec, "test"), problem)
+        assert guess is not None
+        assert expected[label] == pytest.approx(guess.microseconds * math.exp(DOUBT))
 
 
 def test_options_take_the_tuning_of_the_plain_kernel() -> None:

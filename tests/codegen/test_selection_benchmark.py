@@ -63,8 +63,8 @@ def test_the_problems_are_what_the_seed_draws(script: ModuleType) -> None:
 
 def test_what_the_table_is_tuned_on_is_none_of_them(script: ModuleType) -> None:
     tuning = script.draw_tuning()
-    assert script.text_of(tuning) == script.TUNING.read_text(encoding="utf-8")
-    assert len(tuning) == 84 and not set(tuning) & set(script.draw())
+    assert script.text_of(tuning) == script.TUNING_PROBLEMS.read_text(encoding="utf-8")
+    assert len(tuning) == 144 and not set(tuning) & set(script.draw())
     problems = read_problems((), script.PROBLEMS)
     assert len(problems) == 60 and sum(problem.op == "attention" for problem in problems) == 30
 

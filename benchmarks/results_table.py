@@ -1,5 +1,5 @@
-"""Writes the tables of results (README.md, docs/results.md, docs/measuring.md) from the receipts in generated/ and what
-benchmarks/attention.py, benchmarks/bsr.py, benchmarks/data.py and benchmarks/host.py wrote, and from nothing else.
+"""Writes the tables of results (README.md, docs/results.md, measuring.md, select.md) from the receipts in generated/ and
+what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py and selection.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import data_cells
+import few_columns_page
 import host_page
+import selection_page
 from records import (
     BACK_TO_BACK,
     DASH,
@@ -44,6 +46,8 @@ BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 HOST = MEASURED / "host_h100.json"
+FEW_COLUMNS = MEASURED / "few_columns_h100.json"
+SELECTION = MEASURED / "selection_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
 COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
@@ -495,6 +499,11 @@ def update(page: Path, texts: Mapping[str, str], *, check: bool = False, stale: 
     return 0
 
 
+def read(path: Path) -> Any:
+    """Return a report, or None where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
@@ -502,7 +511,6 @@ def main() -> int:
     specs, attention = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
-    host = json.loads(HOST.read_text(encoding="utf-8")) if HOST.is_file() else None
     measured = data_cells.read(CELLS)
     docs = ROOT / "docs"
     pages = {
@@ -514,7 +522,11 @@ def main() -> int:
             **data_tables(measured),
             "results": table(specs, GENERATED, docs),
         },
-        docs / "measuring.md": {"host": host_page.table(host)},
+        docs / "measuring.md": {
+            "host": host_page.table(read(HOST)),
+            "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
+        },
+        docs / "select.md": {"selection": selection_page.table(read(SELECTION))},
     }
     return max([update(page, tables, check=check) for page, tables in pages.items()])
 

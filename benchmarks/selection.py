@@ -4,6 +4,7 @@
     python benchmarks/selection.py --compile-only      # no GPU: compiles every candidate into the cache
     python benchmarks/selection.py --db selection.sqlite --json selection.json --budget 500
     python benchmarks/selection.py --from selection.json --markdown   # no GPU: print an earlier run
+    python benchmarks/selection.py --leave-one-out     # no GPU: each row of the table by the choice without it
 
 For each problem: the chosen kernel, the fastest of the shipped specs and of the tuner's candidates, both timings, and
 how much slower the choice is. All candidates are those of ``codegen tune``, verified before they are timed; the choice
@@ -28,16 +29,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from records import DASH, both
-from results_table import line
+import selection_page as page
 from rich.console import Console
 from rich.table import Table
+from selection_page import HEADINGS, cells, remarks
 
 from codegen.library import NamedSpec
 from codegen.select import Choice, choose, parse_problem
+from codegen.select.calibration import FEWEST
 from codegen.select.candidates import candidates
 from codegen.select.estimate import seen_keys
-from codegen.select.problem import AttentionProblem, Problem
+from codegen.select.problem import AttentionProblem, Problem, tuning_of
+from codegen.select.table import Measurement, measurements
+from codegen.spec import canonical
 from runtime.compile import toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.tune.command import read_problems
@@ -61,8 +65,6 @@ DENSITIES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 POWER_LAWS = (2.0, 4.0, 8.0)  # longest row over the mean one
 MOST_FLOPS = 1.5e13  # of a problem: about 25 ms
 MOST_ELEMENTS = 1 << 30  # of q: 2 GB
-CLOSE = 1.03
-HEADINGS = ("problem", "chosen", "rule", "us", "best", "us", "ratio", "dense, us")
 
 
 # Problems
@@ -259,57 +261,35 @@ def _device(problems: Sequence[Problem]) -> Device:
     return device(problems)
 
 
+# Without a GPU: rows of the table
+
+
+def leave_one_out(table: Sequence[Measurement]) -> list[Fields]:
+    """Choose for the problem of each row that has enough kernels, as if the table had not that row.
+
+    Returns:
+        Rows as :func:`remarks` takes them; without ratios where the chosen kernel was not timed.
+    """
+    found = []
+    for row in table:
+        if len(row.kernels) < FEWEST:
+            continue
+        choice = choose(row.problem, rows=[each for each in table if each.problem != row.problem])
+        costs = dict(zip((each.label for each in row.kernels), row.costs(), strict=True))
+        cost_of_choice = costs.get(canonical(tuning_of(choice.spec)))
+        ratios = {"both": cost_of_choice / min(costs.values())} if cost_of_choice else None
+        found.append({"words": str(row.problem), "rule": choice.rule, "ratios": ratios})
+    return found
+
+
 # Tables
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """Return a row of the printed table."""
-
-    def times(entry: Mapping[str, Any] | None) -> str:
-        return both(entry["single_us"], entry["back_to_back_us"], ".1f") if entry else DASH
-
-    choice, best, ratios, dense = row["choice"], row["best"], row["ratios"], row["dense"]
-    return [
-        row["words"],
-        choice["stem"] if choice else DASH,
-        row["rule"],
-        times(choice),
-        best["stem"] if best else DASH,
-        times(best),
-        both(ratios["single"], ratios.get("back_to_back"), ".2f") if ratios else DASH,
-        times(dense),
-    ]
-
-
-def remarks(report: Mapping[str, Any]) -> list[str]:
-    """Return in words how good the choices are, what has no time and what was not run."""
-    rows = [row for row in report["rows"] if row["ratios"]]
-    lines = []
-    for name, chosen in (
-        ("all", rows),
-        *((rule, [row for row in rows if row["rule"] == rule]) for rule in ("measured", "nearest", "default")),
-    ):
-        if chosen:
-            ratios = [row["ratios"]["both"] for row in chosen]
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            close = sum(ratio <= CLOSE for ratio in ratios)
-            lines.append(
-                f"{name}: {len(ratios)} problems, choice / best {mean:.3f} on average (geometric), {max(ratios):.2f} "
-                f"at worst, {close} within {CLOSE - 1:.0%}"
-            )
-    slower = [row["words"] for row in rows if row["dense"] and row["dense"]["single_us"] < row["best"]["single_us"]]
-    lines += [f"a dense product is faster: {words}" for words in slower]
-    for row in report["rows"]:
-        lines += [f"{row['words']}: no time: {stem} {why.splitlines()[0]}" for stem, why in row["failed"].items()]
-    return [*lines, *(f"not run: {words}" for words in report["not_run"])]
 
 
 def show(report: Mapping[str, Any], markdown: bool) -> None:
     """Print the table and the remarks."""
     rows = sorted(report["rows"], key=lambda row: -(row["ratios"] or {"both": math.inf})["both"])
     if markdown:
-        print("\n".join([line([*HEADINGS]), line(["---"] * len(HEADINGS)), *(line(cells(row)) for row in rows)]))
-        print("\n" + "\n".join(f"- {text}" for text in remarks(report)))
+        print(page.table(report))
         return
     table = Table(title=f"{report['device']}, driver {report['driver']}; single calls / back to back")
     for heading in HEADINGS:
@@ -325,6 +305,7 @@ def show(report: Mapping[str, Any], markdown: bool) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="write the problems")
+    parser.add_argument("--leave-one-out", action="store_true", help="no GPU: rows of the table, each without itself")
     parser.add_argument("--problems", type=Path, default=PROBLEMS, metavar="FILE", help="problems as JSON, one a line")
     parser.add_argument("--compile-only", action="store_true", help="time nothing")
     parser.add_argument("--db", type=Path, default=Path("selection.sqlite"), metavar="FILE", help="what was timed")
@@ -333,6 +314,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier report")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
+    if options.leave_one_out:
+        rows = leave_one_out(measurements())
+        print("\n".join(page.summary(rows)))
+        print(f"{sum(row['ratios'] is None for row in rows)} choices were not timed for their problem")
+        return 0
     if options.draw:
         options.problems.write_text(text_of(draw()), encoding="utf-8")
         TUNING_PROBLEMS.write_text(text_of(draw_tuning()), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes the tables of results (README.md, docs/results.md, measuring.md, select.md) from the receipts in generated/ and
+"""Writes the tables of README.md and docs/results.md, measuring.md and select.md from the receipts in generated/ and
 what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py and selection.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers

@@ -51,9 +51,9 @@ from runtime.tune.tuner import best_of, compile_all, cost, tune
 Fields = dict[str, Any]
 PROBLEMS = Path(__file__).with_name("selection_problems.jsonl")
 TUNING_PROBLEMS = Path(__file__).with_name("tuning_problems.jsonl")
-SEED = 20261127
+SEED = 20261128
 OF_EACH = (30, 30)  # problems of attention, and of BSR products
-TUNING = ((20261125, (30, 30)), (20261126, (24, 44)))  # seeds, and how many of each
+TUNING = ((20261125, (30, 30)), (20261126, (24, 44)), (20261127, (30, 30)))  # seeds, and how many of each
 FEW = ((14336, 4096), (4096, 4096)), (16, 64), 0.3  # M and K, N, density of further products that are tuned on
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 HEADS = (1, 2, 4, 8, 16, 32, 64)

@@ -14,7 +14,7 @@ from codegen.plans import plan_for
 
 HOPPER, ADA = "h100_causal", "l4_causal"
 ALL_ADA = "l4_causal, which computes"
-ALL_HOPPER = "h100_causal or h100_causal_few_tiles or h100_causal_short, which compute"
+ALL_HOPPER = "h100_causal_short or h100_causal or h100_causal_few_tiles, which compute"
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,8 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
     assert checked == [
         ("README.md", ["results"], True),
         ("docs/results.md", sorted([*PAGE, "results"]), True),
-        ("docs/measuring.md", ["host"], True),
+        ("docs/measuring.md", ["few-columns", "host"], True),
+        ("docs/select.md", ["selection"], True),
     ]
 
 

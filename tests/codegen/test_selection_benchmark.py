@@ -13,6 +13,7 @@ import pytest
 
 from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
+from codegen.select.calibration import FEWEST
 from codegen.select.table import measurements
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -64,7 +65,7 @@ def test_the_problems_are_what_the_seed_draws(script: ModuleType) -> None:
 def test_what_the_table_is_tuned_on_is_none_of_them(script: ModuleType) -> None:
     tuning = script.draw_tuning()
     assert script.text_of(tuning) == script.TUNING_PROBLEMS.read_text(encoding="utf-8")
-    assert len(tuning) == 144 and not set(tuning) & set(script.draw())
+    assert len(tuning) == 204 and not set(tuning) & set(script.draw())
     problems = read_problems((), script.PROBLEMS)
     assert len(problems) == 60 and sum(problem.op == "attention" for problem in problems) == 30
 
@@ -89,7 +90,10 @@ def test_the_choice_is_compared_with_the_best(script: ModuleType, tmp_path: Path
     assert script.cells(row)[3:] == ["10.0 / 5.0", fastest, "8.0 / 4.0", "1.25 / 1.25", "7.0 / 6.0"]
     report = {"device": "a GPU", "driver": "1", "rows": [row], "not_run": ["another"]}
     told = script.remarks(report)
-    assert told[0].startswith("all: 1 problems, choice / best 1.250") and told[-1] == "not run: another"
+    assert (
+        told[0].startswith("all: 1 problems; 0 within 5%, 0 within 15%; choice / best 1.250")
+        and told[-1] == "not run: another"
+    )
     assert f"a dense product is faster: {problem}" in told
 
 
@@ -116,4 +120,12 @@ def test_an_earlier_report_is_shown(script: ModuleType, tmp_path: Path, capsys: 
     path.write_text(json.dumps({"device": "a GPU", "driver": "1", "rows": [row], "not_run": []}))
     assert script.main(["--from", str(path), "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("| problem | chosen |") and str(problem) in out
+    assert "| problem | us | best, us | ratio | dense, us |" in out and str(problem) in out
+
+
+def test_rows_of_the_table_are_chosen_for_without_themselves(script: ModuleType) -> None:
+    rows = [row for row in measurements() if len(row.kernels) >= FEWEST][:3]
+    found = script.leave_one_out(rows)
+    assert [each["words"] for each in found] == [str(row.problem) for row in rows]
+    assert all(each["ratios"] is None or each["ratios"]["both"] >= 1 for each in found)
+    assert all(each["rule"] != "measured" for each in found)

@@ -232,6 +232,7 @@ class Plan:
         arguments: how the arguments of a launch follow from the shape of a problem: see ``problem``.
         headers: CUDA headers the source includes.
         cluster: thread blocks of a cluster; a grid has whole clusters.
+        sized_by_launch: whether a launch may have smaller thread blocks than these (``LaunchArgs.block``).
         dynamic_scheduler: whether thread blocks take tiles from a counter in device memory.
         stream_k: division of tiles into work units, if there is one.
         tile_queries: queries of a tile, in attention.
@@ -262,6 +263,7 @@ class Plan:
     arguments: Arguments
     headers: tuple[str, ...] = ()
     cluster: int = 1
+    sized_by_launch: bool = False
     dynamic_scheduler: bool = False
     stream_k: StreamK | None = None
     tile_queries: int = 0
@@ -306,8 +308,10 @@ class Plan:
     def launch_notes(self) -> tuple[str, ...]:
         """Return what a host has to know to launch the kernel, in lines above its parameters."""
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        most = "at most " if self.sized_by_launch else ""
         notes = [
-            f"Launch: {self.threads} threads a block, {self.shared_bytes} bytes of dynamic shared memory{clusters}.",
+            f"Launch: {most}{self.threads} threads a block, {self.shared_bytes} bytes of dynamic shared memory"
+            f"{clusters}.",
             f"Grid: {self.grid_summary}.",
         ]
         if before := self.prologue:

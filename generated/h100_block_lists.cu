@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 65c65570b0ac5d1c2efb4e24da6cb461fd3319ed91273d3c5261eb2486187c41
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f58855fdc492f4c8bd60d1c12b5c7cf2572010a2423df6aca1f5a34fed64f7a7
+// seal: sha256 d413c4951f0396289b5a27c6c0a942f39d68186fa9e27f5b9fa3197a438deca6
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -123,8 +123,8 @@ struct Params {
   int64 full_kv_indices_row_stride;  // elements from one query block to the next
   int full_kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
-  int heads_in_l2;  // heads whose tiles are scheduled together: their K and V fit the L2
+  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -461,7 +461,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -683,7 +683,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
@@ -917,7 +918,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before anything else is done.
+    // The first tile is asked for before the roles part.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
 // templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_length.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dc7b1aaba52cd02b1b13030f42718bac8e6f86a63047549c0a189bed262d5a84
+// seal: sha256 fb7760c3e9681a1113b59180489a7b0e2635553486415af614a82ae72f5275b4
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.
@@ -95,7 +95,7 @@ struct Params {
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_rows times the tiles of one
-  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
 };
 
 // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: aee6394c00774baa63339233e5541e49106eaf2a7e52f630e422bfeddbbfddd1
 // templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_length.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 afe92d3b02842bcdc0e61470a6e8074fe88c34196e947cbc83b65e01df39240b
+// seal: sha256 a42209a9cc3b7a9493f477b5a5a28cede9444d0b056bb1e2ce8ef3a3f9b4a638
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.
@@ -94,7 +94,7 @@ struct Params {
   int column_tiles;  // tiles of a block row
   int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
   int tiles;  // block_rows times the tiles of one
-  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
 };
 
 // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.

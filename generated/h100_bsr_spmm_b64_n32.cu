@@ -4,18 +4,19 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 1ec285c1e5938a7dc89d1227dea2980afcb5df93f2e81c55ce47a03c88ae68bf
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 24ade50a71e63b72d15b1fd00420c27926377a67d77fc19ea7e2747f27afbf91
+// seal: sha256 81cdff8896870822fa752ae55420c361e07d1636177f1f426ae53867278bb1d5
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// The time is that of reading A's blocks, so these are read once, as they lie in memory. Nothing passes through shared
+// The time is that of reading A's blocks, so these are read once for each column tile, as they lie in memory. Nothing passes through shared
 // memory but the last sums: A and B go from global memory straight to the registers that mma.sync reads. B's rows,
 // which are read again for each block row, come from the L1 and the L2.
 //
 // Who does what: a thread block computes one tile of C. Its warps, as many as the launch says, take the steps of the
 // block row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
 //
-// Pipeline: a warp has kStages steps in registers, or on their way there. Block columns are asked for 32 steps ahead.
+// Pipeline: a warp has kStages steps in registers, or on their way there. Block
+// columns are asked for 32 at a time, 32 to 63 steps ahead.
 //
 // Symbols
 //   tile    kTileM x kTileN of C: rows of one block row
@@ -23,8 +24,9 @@
 //   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and of each kLaneDepth columns of a step side by
 //           side, so that it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows
 //           that meet these, and of each kLaneColumns columns side by side, kLaneColumns r and up
-//   product C^T = B^T A^T: then a lane's words of A are an operand as they were loaded. What it takes for its depth and
-//           its columns are those of the lane; C's columns are put back when it is stored
+//   product C^T = B^T A^T, operands swapped: a lane's words of A are an operand as they were loaded. Its depth 2 t,
+//           2 t + 1, 2 t + 8, 2 t + 9 stands for four of the lane's columns of A and rows of B side by side, which changes
+//           no sum; its rows r and r + 8 for two of the lane's columns of C side by side
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -35,7 +37,7 @@ constexpr int kTileK = 32;  // columns of A, and rows of B, of a step
 constexpr int kBlockRows = 64;  // rows of a stored block of A
 constexpr int kBlockCols = 64;  // columns of a stored block of A
 constexpr int kBlockElements = 4096;  // elements of a stored block of A
-constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there
+constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there; divides 32
 constexpr int kPartialStride = 40;  // floats from one row of partial sums to the next
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
@@ -49,8 +51,8 @@ constexpr int kAWords = kLaneDepth / 2, kBWords = kLaneColumns / 2;  // words of
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kPartialStride;  // of one warp
 
-// Launch: 256 threads a block, 40960 bytes of dynamic shared memory.
-// Grid: one thread block, of 1 to 8 warps, per C tile: (M / tile m) * (N / tile n).
+// Launch: at most 256 threads a block, 40960 bytes of dynamic shared memory.
+// Grid: one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
@@ -61,7 +63,7 @@ struct Params {
   const int* col_indices;  // block column of each block
   int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
   int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
-  int n;  // columns of B and C; rows of both have room for the next multiple of 8
+  int n;  // columns of B and C; rows of both have room for the next multiple of 8, where C is overwritten
   int column_tiles;  // tiles side by side
 };
 
@@ -107,7 +109,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 struct Step {
   uint32 a[kMmasM][kAWords];      // row r of each 8 rows of A
   uint32 b[kLaneDepth][kBWords];  // rows of B
-  bool counts;  // whether these are rows of B: else the block counts as zeros
+  bool in_b;  // whether these are rows of B: else the block counts as zeros. The same in all lanes
 
   __device__ __forceinline__ void load_a(const Element* from) {
 #pragma unroll
@@ -159,21 +161,21 @@ __device__ __forceinline__ void reduce_partials(const Params& p, const float* pa
   constexpr int kRowThreads = kTileN / 4;
   const int threads = blockDim.x;
   for (int i = threadIdx.x; i < kTileM * kRowThreads; i += threads) {
-    const int row = i / kRowThreads, in_row = i % kRowThreads * 4;
-    if (first_column + in_row >= p.n) continue;
-    const float* from = partials + row * kPartialStride + in_row;
+    const int row = i / kRowThreads, column = i % kRowThreads * 4;
+    if (first_column + column >= p.n) continue;
+    const float* from = partials + row * kPartialStride + column;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int warp = 0; warp < threads / 32; ++warp, from += kPartialFloats) {
       const float4 x = *reinterpret_cast<const float4*>(from);
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
-    Element* to = p.c + (first_row + row) * p.c_row_stride + first_column + in_row;
+    Element* to = p.c + (first_row + row) * p.c_row_stride + first_column + column;
     *reinterpret_cast<uint2*>(to) = {pack(sum.x, sum.y), pack(sum.z, sum.w)};
   }
 }
 
-// The steps of a block row that are one warp's: as many lie between two of them as there are other warps. Where 32 of
-// them lie is worked out at once, by a lane each.
+// The steps of a block row that are one warp's: numbers w, w + warps, w + 2 warps, ... of warp w. Where 32 of them lie is
+// worked out at once, by a lane each. `count` is the same in all lanes.
 struct Steps {
   const Params& p;
   int first, warps;  // number in the block row of the first one, and warps that take turns
@@ -192,7 +194,8 @@ struct Steps {
     count = max(0, (end - begin) * kBlockSteps - first + warps - 1) / warps;
     a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + lane / 4) * kBlockCols +
         lane % 4 * kLaneDepth;
-    // Columns beyond B are others' again, and are not stored.
+    // Columns beyond B are those of column 0 again: what comes of them is not stored, or behind C's last column, where
+    // rows have room.
     b = p.b + lane % 4 * kLaneDepth * p.b_row_stride + (column < p.n ? column : 0);
     // Kept in registers: the compiler would work them out anew in each step.
     asm volatile("" : "+l"(a), "+l"(b));
@@ -225,7 +228,7 @@ struct Steps {
   }
   __device__ __forceinline__ void load_b(Step& x, int step) const {
     x.load_b(b + __shfl_sync(0xFFFFFFFF, b_row, step % 32) * p.b_row_stride, p.b_row_stride);
-    x.counts = inside >> step % 32 & 1;
+    x.in_b = inside >> step % 32 & 1;
   }
 };
 
@@ -261,7 +264,7 @@ extern "C" __global__ void __maxnreg__(128)
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       if (step + stage < steps.count) {
-        if (stages[stage].counts) multiply(accumulators, stages[stage]);
+        if (stages[stage].in_b) multiply(accumulators, stages[stage]);
         if (next + stage < steps.count) {
           steps.load_a(stages[stage], next + stage);
           steps.load_b(stages[stage], next + stage);

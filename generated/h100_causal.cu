@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0192727f98bda596d0d1375f8cc1d5977b876a04aa7a96ca810eac6d3cded2a3
+// seal: sha256 1409b6c3f58137ef66697c95fea39103aa232655b8e26ff3a43c5df036c10948
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -31,7 +31,7 @@
 // Cooperative: the consumers run with no order between them.
 //
 // Symbols
-//   step        kTileN keys: a key block; they are numbered from the first key on
+//   step        kTileN keys: a key block. Blocks are numbered from the first key on
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -100,8 +100,8 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
-  int heads_in_l2;  // heads whose tiles are scheduled together: their K and V fit the L2
+  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -427,7 +427,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -641,7 +641,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
@@ -768,7 +769,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
   // Steps whose keys this warpgroup does not see are released as they come.
-  const auto consumer_release = [&](int steps) {
+  const auto consumer_release = [&](int steps) {  // of K and V both, each as soon as it is there
     for (; steps > 0; --steps) {
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
@@ -890,7 +891,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before anything else is done.
+    // The first tile is asked for before the roles part.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 05fd734c8b1bcc8dc9f9a3b4b5280a066357439d0e8f51e6a49c09773f9adb4c
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ca12942c328b3a10a6178f618dcc4d43c173eeb4004cba4711a2c3e5d7e7f564
+// seal: sha256 a73d807482442c26bc0a15f2e9d1b45cb0213ce312e3f24e3a099cfa04c0d143
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -32,7 +32,7 @@
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
 // Symbols
-//   step        kTileN keys: a key block; they are numbered from the first key on
+//   step        kTileN keys: a key block. Blocks are numbered from the first key on
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -105,8 +105,8 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
-  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
-  int heads_in_l2;  // heads whose tiles are scheduled together: their K and V fit the L2
+  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -443,7 +443,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -669,7 +669,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
@@ -909,7 +910,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before anything else is done.
+    // The first tile is asked for before the roles part.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 26559b9a50b42f9748eb37567977d72b894bc5d4b38fd24b365283542c7050d5
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/merge.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/kv_splits.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ea3bd07e01d8bf64d6e0612680315265337623178c81f867350fd91673861c13
+// seal: sha256 e723af2c7d2bf189f35b61157e98122166ee86d377a7f06e43327a2678e7912a
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -30,7 +30,7 @@
 // Cooperative: the consumers run with no order between them, up to the end of a tile: see merge_partial.
 //
 // Symbols
-//   step        kTileN keys: a key block; they are numbered from the first key on
+//   step        kTileN keys: a key block. Blocks are numbered from the first key on
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -375,7 +375,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -578,7 +578,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 5562e5a7674a912d859405b5448262241afce0942168af2064e99192e533d222
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 53bd00015c854e3e976d1b5b1af3964069aaef91790c1e79e4f62a4445b36226
+// seal: sha256 c42d6f83138fa965c3191d1ae0dee1d5a210d3e432b5826aa944382fdda9105a
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -35,7 +35,7 @@
 // warpgroup's rows the part that ends last combines all.
 //
 // Symbols
-//   step        kTileN keys: a key block; they are numbered from the first key on
+//   step        kTileN keys: a key block. Blocks are numbered from the first key on
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -638,7 +638,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
@@ -933,7 +934,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before anything else is done.
+    // The first tile is asked for before the roles part.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

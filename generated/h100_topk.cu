@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 8e7692218b343e21d59e9e1c0ae91a768d2286aff5d984778e7dc9a017d0e448
 // templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 68d6f7d295a6dd9f48fffaa70f203d160dae4eb7ee2d61391384f6f3697cdb24
+// seal: sha256 f85d0884a988dea4f93e274bb52512939a2038f5680e5c02c70b1a048653474a
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -673,7 +673,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
@@ -970,7 +971,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before anything else is done.
+    // The first tile is asked for before the roles part.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

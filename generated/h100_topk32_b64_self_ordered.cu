@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
 // templates: attention/lists/shared.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/searched.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles_searched.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/share_kv/query_order.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0f500ade34e253418c57fa019c9f7a6b361c5bd16948b40e565fbd95b7073c96
+// seal: sha256 6317288692029255d694d6411d5a8b8ab6a320252c0abccacb80ecbb97a90754
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -145,7 +145,7 @@ struct Params {
   int64 query_order_batch_stride;  // elements from one batch to the next (0: shared)
   int64 query_order_head_stride;  // elements from one head to the next (0: shared)
   int order_heads;  // heads of kv_indices
-  int* scheduler;  // tiles taken, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -440,7 +440,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -853,7 +853,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 66f1e76b9410df273a5203fdd417f2d269dc4ec268ffe815aae38e37ea451cce
 // templates: attention/lists/shared.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/listed.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b8326fcb2a8aa186f80a0658c9b0aaa19bbedc0ff92d72a2d0e6646dcf7972fa
+// seal: sha256 680b1b5e79554b79fdf5d141c45edb694042566e4f100a5e92591e3ad3cae0ee
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -413,7 +413,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -779,7 +779,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 7198cf4989da04ceb9b726f5e40e3f0681178b19cfcf2f1dddc36fab61517eb7
 // templates: attention/lists/shared.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/listed.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/on.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 73a60f5ddab5fdd565504afa6e6ce661c45c8cd344bbeb5cb04631d03717c2da
+// seal: sha256 23c32ed241c4aab9f67a682c1dafaa66d6538111d7aa669c3ee7f2a00fa08938
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -453,7 +453,7 @@ struct PipelineState {
   }
 };
 
-// A work tile: a tile.
+// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
 struct WorkTile {
   int index;  // number of the tile
 };
@@ -871,7 +871,8 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step raises row_max of one of the warp's rows: the same in all lanes.
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);

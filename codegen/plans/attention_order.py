@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.dtypes import DTYPES
 from codegen.plan import Param, i32, pointer
+from codegen.plans.balance import SCHEDULER
 from codegen.spec import AttentionSpec
 
 L2_BYTES = (
@@ -16,8 +17,8 @@ def order_params(spec: AttentionSpec) -> list[Param]:
     if not spec.pattern.load_imbalanced:
         return []
     return [
-        pointer("scheduler", "int", "tiles taken, thread blocks that ended: both 0 between launches", writes=True),
-        i32("heads_in_l2", "heads whose tiles are scheduled together: their K and V fit the L2"),
+        pointer("scheduler", "int", SCHEDULER, writes=True),
+        i32("heads_in_l2", "(batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2"),
     ]
 
 

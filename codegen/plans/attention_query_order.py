@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from codegen.plan import Constant, Param, Prologue, i32, i64, pointer
 from codegen.plans.attention_share_kv import list_length
+from codegen.plans.balance import SCHEDULER
 from codegen.spec import AttentionSpec
 
 WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; steps 75 and 82 of the ladder have others
@@ -107,5 +108,5 @@ def query_order_params(spec: AttentionSpec) -> list[Param]:
         i64("query_order_batch_stride", "elements from one batch to the next (0: shared)"),
         i64("query_order_head_stride", "elements from one head to the next (0: shared)"),
         i32("order_heads", "heads of kv_indices"),
-        pointer("scheduler", "int", "tiles taken, thread blocks that ended: both 0 between launches", writes=True),
+        pointer("scheduler", "int", SCHEDULER, writes=True),
     ]

@@ -237,7 +237,7 @@ def _step_is(sizes: Sizes) -> str:
         return "kStepBlocks listed key blocks"
     if sizes.block_steps > 1:
         return "one of kBlockSteps equal parts of a listed key block"
-    return "a key block; they are numbered from the first key on" if sizes.block is None else "one listed key block"
+    return "a key block. Blocks are numbered from the first key on" if sizes.block is None else "one listed key block"
 
 
 def _producer_warps(sizes: Sizes) -> str:

@@ -15,7 +15,7 @@ PLACE_PARAMS = (
     i32("column_tiles", "tiles of a block row"),
     i32("group_tiles", "column tiles of a band: those that thread blocks work on at a time"),
 )
-SCHEDULER = "tiles taken, thread blocks that ended: both 0 between launches"
+SCHEDULER = "tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches"
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:

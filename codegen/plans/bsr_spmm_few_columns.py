@@ -61,7 +61,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             pointer("col_indices", "int", "block column of each block"),
             i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
             i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
-            i32("n", "columns of B and C; rows of both have room for the next multiple of 8"),
+            i32("n", "columns of B and C; rows of both have room for the next multiple of 8, where C is overwritten"),
             i32("column_tiles", "tiles side by side"),
         ),
         tensor_maps={},
@@ -72,11 +72,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockRows", block.rows, "rows of a stored block of A"),
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
-            Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there"),
+            Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there; divides 32"),
             Constant("kPartialStride", stride, "floats from one row of partial sums to the next"),
         ),
         flags=SpmmFewColumnsFlags(a_words=a_words, b_words=b_words),
-        grid_summary="one thread block, of 1 to 8 warps, per C tile: (M / tile m) * (N / tile n)",
+        grid_summary="one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
             ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
@@ -85,6 +85,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         flops=2 * tile.m * tile.n * tile.k,
         bytes=(tile.m + tile.n) * tile.k * dtype.bytes,
+        sized_by_launch=True,
         arguments=_arguments,
     )
 

@@ -87,7 +87,8 @@ def compiler() -> Finding:
     known = [name for name in ARCHS if name not in new]
     run_nvrtc('extern "C" __global__ void sample() {}', "sample.cu", "cubin", (f"--gpu-architecture={known[-1]}",))
     if new:
-        return Finding("note", f"{found}, which is too old for {', '.join(new)}", toolchain.INSTALL)
+        remedy = toolchain.newer_nvrtc(max(ARCHS[name].since_cuda for name in new))
+        return Finding("note", f"{found}, which is too old for {', '.join(new)}", remedy)
     return Finding("ok", str(found))
 
 

@@ -26,9 +26,15 @@ def call(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 def build(folder: Path) -> Path:
     """Build the wheel into a folder."""
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, PROJECT, cwd=folder)
+    build_from(PROJECT, folder, "--wheel")
     (path,) = folder.glob("*.whl")
     return path
+
+
+def build_from(tree: Path, folder: Path, *what: str, **environment: str) -> None:
+    """Build into a folder what a source tree is released as: wheel and sdist, unless something else is asked for."""
+    command = (sys.executable, "-m", "build", *(what or ("--wheel", "--sdist")), "--no-isolation", "--outdir", folder)
+    call(*command, tree, cwd=folder, **environment)
 
 
 def build_editable(folder: Path) -> Path:

@@ -101,7 +101,16 @@ def check_arch(arch: Arch) -> None:
     found = nvrtc()
     if found.version < arch.since_cuda:
         needed = _dotted(arch.since_cuda)
-        raise ToolchainError(f"{arch.name} needs NVRTC {needed} or later, and {found} is older: {INSTALL}")
+        remedy = newer_nvrtc(arch.since_cuda)
+        raise ToolchainError(f"{arch.name} needs NVRTC {needed} or later, and {found} is older: {remedy}")
+
+
+def newer_nvrtc(version: tuple[int, int]) -> str:
+    """Return how to install an NVRTC of this version or later, where the extras are satisfied with the one found."""
+    found = nvrtc()
+    name = found.package.split()[0]
+    of_a_package = name.startswith("nvidia-") and version[0] == found.version[0]
+    return f"pip install '{name}>={_dotted(version)}'" if of_a_package else INSTALL
 
 
 def check_loaded(loaded: dict[str, Any], headers: tuple[str, ...]) -> None:

@@ -122,6 +122,12 @@ def test_nothing_of_this_machine(named: NamedSpec) -> None:
 
 
 @every_spec
+def test_a_source_is_printable_ascii(named: NamedSpec) -> None:
+    lines = render(named).split("\n")
+    assert not [line for line in lines if not (line.isascii() and line.isprintable())]
+
+
+@every_spec
 def test_layout_of_the_text(named: NamedSpec) -> None:
     source = render(named)
     assert "\n\n\n" not in source

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
-from wheel import PROJECT, build, build_editable, call, install, run
+from wheel import PROJECT, build, build_editable, build_from, call, install, run
 
 from codegen import __version__
 from codegen.library import find_spec, shipped_names
@@ -33,6 +35,38 @@ def test_contents(wheel: Path) -> None:
     assert {"codegen/py.typed", "runtime/py.typed", "codegen/__init__.py", "runtime/cli.py"} <= names
     assert "sparse_kernel_codegen.py" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "templates/", "specs/"))]
+
+
+def copy_of_the_tree(place: Path, modified: int, mode: int) -> Path:
+    """Copy what a release is made of, as another checkout would have it: another path, other times, other modes."""
+    shutil.copytree(PROJECT, place, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist", "build", "*.egg-info"))
+    shutil.copy(PROJECT / ".gitignore", place)
+    for path in place.rglob("*"):
+        os.utime(path, (modified, modified))
+        if path.is_file():
+            path.chmod(mode)
+    return place
+
+
+def test_two_builds_of_a_release_have_the_same_bytes(tmp_path: Path) -> None:
+    """With SOURCE_DATE_EPOCH, whatever the checkout; a wheel made of the sdist is that of the tree."""
+    built = []
+    for name, modified, mode in (("one", 10**9, 0o644), ("the other", 1_700_000_000, 0o600)):
+        (folder := tmp_path / f"{name}.dist").mkdir()
+        tree = copy_of_the_tree(tmp_path / name, modified, mode)
+        build_from(tree, folder, SOURCE_DATE_EPOCH="1600000000")
+        built.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert sorted(Path(name).suffix for name in built[0]) == [".gz", ".whl"]
+    assert built[0].keys() == built[1].keys()
+    assert not [name for name in built[0] if built[0][name] != built[1][name]]
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert {member.mtime for member in archive} == {1600000000}
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    (again := tmp_path / "again").mkdir()
+    build_from(unpacked, again, "--wheel", SOURCE_DATE_EPOCH="1600000000")
+    assert [built[0][path.name] == path.read_bytes() for path in again.iterdir()] == [True]
 
 
 def test_renders_from_another_folder(installed: Path, tmp_path: Path) -> None:

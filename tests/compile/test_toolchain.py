@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -52,8 +53,8 @@ def nvrtc_of(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Callable[..., 
     """Makes NVRTC another version."""
     found = toolchain.nvrtc()
 
-    def make(*version: int) -> None:
-        other = dataclasses.replace(found, version=version)
+    def make(*version: int, package: str = found.package) -> None:
+        other = dataclasses.replace(found, version=version, package=package)
         monkeypatch.setattr(toolchain, "nvrtc", lambda: other)
 
     return make
@@ -68,6 +69,22 @@ def test_an_nvrtc_that_is_older_than_the_architecture_is_refused(name: str, nvrt
     nvrtc_of(major, minor - 1) if minor else nvrtc_of(major - 1, 9)
     with pytest.raises(ToolchainError, match=rf"{name} needs NVRTC {major}\.{minor} or later, and NVRTC .* is older"):
         toolchain.check_arch(arch)
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"),
+    [
+        ("nvidia-cuda-nvrtc-cu12 12.6.85", "pip install 'nvidia-cuda-nvrtc-cu12>=12.8'"),
+        ("system 12.6.85", toolchain.INSTALL),
+    ],
+)
+def test_the_remedy_replaces_an_nvrtc_that_the_extras_are_satisfied_with(
+    package: str, remedy: str, nvrtc_of: Callable[..., None]
+) -> None:
+    nvrtc_of(12, 6, package=package)
+    with pytest.raises(ToolchainError, match=rf"sm_120 needs NVRTC 12\.8 .* is older: {re.escape(remedy)}$"):
+        toolchain.check_arch(ARCHS["sm_120"])
+    assert toolchain.newer_nvrtc((13, 1)) == toolchain.INSTALL, "another CUDA is another package"
 
 
 def test_a_kernel_is_not_compiled_with_an_nvrtc_that_is_too_old(nvrtc_of: Callable[..., None]) -> None:

@@ -4,13 +4,13 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 8d468b0e3ec917a5705ba24528851c30e88e583e66498013e20e70ea553edbf6
 // templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b15e0f6af8aa89f578df64593cc7f74b67eff3ae529525482da6a8969c2bdda1
+// seal: sha256 6cd60ec88d939859ead7049a692f392df78144f4d521c877fdf11e87ed8e40b4
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// The time is that of reading A's blocks, so these are read once for each column tile, as they lie in memory. Nothing passes through shared
-// memory but the last sums: A and B go from global memory straight to the registers that mma.sync reads. B's rows,
-// which are read again for each block row, come from the L1 and the L2.
+// The time is that of reading A's blocks, so these are read once for each column tile, as they lie in memory. Nothing
+// passes through shared memory but the last sums: A and B go from global memory straight to the registers that mma.sync
+// reads. B's rows, which are read again for each block row, come from the L1 and the L2.
 //
 // Who does what: a thread block computes one tile of C. Its warps, as many as the launch says, take the steps of the
 // block row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
@@ -25,8 +25,8 @@
 //           side, so that it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows
 //           that meet these, and of each kLaneColumns columns side by side, kLaneColumns r and up
 //   product C^T = B^T A^T, operands swapped: a lane's words of A are an operand as they were loaded. Its depth 2 t,
-//           2 t + 1, 2 t + 8, 2 t + 9 stands for four of the lane's columns of A and rows of B side by side, which changes
-//           no sum; its rows r and r + 8 for two of the lane's columns of C side by side
+//           2 t + 1, 2 t + 8, 2 t + 9 stands for four of the lane's columns of A and rows of B side by side, which
+//           changes no sum; its rows r and r + 8 for two of the lane's columns of C side by side
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -173,8 +173,8 @@ __device__ __forceinline__ void reduce_partials(const Params& p, const float* pa
   }
 }
 
-// The steps of a block row that are one warp's: numbers w, w + warps, w + 2 warps, ... of warp w. Where 32 of them lie is
-// worked out at once, by a lane each. `count` is the same in all lanes.
+// The steps of a block row that are one warp's: numbers w, w + warps, w + 2 warps, ... of warp w. Where 32 of them lie
+// is worked out at once, by a lane each. `count` is the same in all lanes.
 struct Steps {
   const Params& p;
   int first, warps;  // number in the block row of the first one, and warps that take turns

@@ -36,6 +36,8 @@ LIST_PRODUCER = 40
 # 24 beside heads of 128 and steps of 96 keys were too few, and of four 24 beside heads of 64 and steps of 64, and it
 # spilled in the main loop.
 REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 28}
+# A softcap beside shared K/V loads: without these a step of 128 keys spilled, with three warpgroups and heads of 64.
+SHARED_SOFTCAP = 8
 QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
@@ -66,10 +68,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     splits = _splits(spec, consumers, sizes.step_blocks)
     most = max(consumer for _, consumer in splits)
     # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
-    fit_registers = accumulators + REGISTER_OVERHEAD[consumers] <= most
+    overhead = _overhead(sizes)
+    fit_registers = accumulators + overhead <= most
     fit_memory = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
     resident = 2 if consumers == 1 and fit_memory and fit_registers else 1
-    registers, setmaxnreg = _registers(splits, consumers, resident, accumulators, arch.registers_per_thread)
+    registers, setmaxnreg = _registers(sizes, splits, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
     pair_flops = 4 * spec.head_dim * spec.pack_gqa * spec.kv_splits
@@ -108,7 +111,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     )
     accumulators = scores + scores // 2 + output
     # Q in registers saves a fifth of the reads of shared memory, and with them power, which limits the chip.
-    kept = accumulators + queries // 2 + REGISTER_OVERHEAD[consumers]
+    kept = accumulators + queries // 2 + _overhead(sizes)
     splits = _splits(spec, consumers, sizes.step_blocks)
     has_room = kept <= max(consumer for _, consumer in splits)
     for at in SHARED_ARRANGEMENTS if spec.share_kv_loads else ARRANGEMENTS:
@@ -118,7 +121,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     if at.q_in_registers:
         return replace(at, q_slices=spec.head_dim // SLICE_COLUMNS), shared, accumulators + queries // 2
     # Slices of Q use registers that consumers have left; the split with the producers stays.
-    left = _split(splits, consumers, accumulators)[1] - accumulators - REGISTER_OVERHEAD[consumers]
+    left = _split(splits, accumulators + _overhead(sizes))[1] - accumulators - _overhead(sizes)
     slices = q_slices(spec, left)
     return replace(at, q_slices=slices), shared, accumulators + slices * SLICE_REGISTERS
 
@@ -154,20 +157,26 @@ def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
     return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
 
 
-def _split(splits: Splits, consumers: int, accumulators: int) -> tuple[int, int]:
+def _overhead(sizes: Sizes) -> int:
+    """Return the registers of a consumer thread beside accumulators and fragments: an allowance."""
+    spec = sizes.spec
+    softcap = SHARED_SOFTCAP if spec.share_kv_loads and spec.softcap is not None else 0
+    return REGISTER_OVERHEAD[sizes.consumers] + softcap
+
+
+def _split(splits: Splits, needed: int) -> tuple[int, int]:
     """Return the registers of a producer and of a consumer thread: the first split that fits, or the largest one."""
-    needed = accumulators + REGISTER_OVERHEAD[consumers]
     return next((split for split in splits if needed <= split[1]), max(splits, key=lambda split: split[1]))
 
 
 def _registers(
-    splits: Splits, consumers: int, resident: int, accumulators: int, most: int
+    sizes: Sizes, splits: Splits, resident: int, accumulators: int, most: int
 ) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
     """Return a consumer thread's registers, and what setmaxnreg is told, if threads do not just start with all."""
-    overhead = REGISTER_OVERHEAD[consumers]
-    if consumers == resident == 1:
+    overhead = _overhead(sizes)
+    if sizes.consumers == resident == 1:
         return Registers(accumulators=accumulators, overhead=overhead, limit=most), ()
-    producer, consumer = _split(splits, consumers, accumulators)
+    producer, consumer = _split(splits, accumulators + overhead)
     return Registers(accumulators=accumulators, overhead=overhead, limit=consumer), (
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),

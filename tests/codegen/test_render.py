@@ -74,7 +74,8 @@ def test_a_source_says_how_it_is_launched(named: NamedSpec) -> None:
     plan, source = plan_for(named), render(named)
     head, _, body = source.partition("struct Params {\n")
     clusters = f", clusters of {plan.cluster}" if plan.cluster > 1 else ""
-    launch = f"// Launch: {plan.threads} threads a block, {plan.shared_bytes} bytes of dynamic shared memory"
+    most = "at most " if plan.sized_by_launch else ""
+    launch = f"// Launch: {most}{plan.threads} threads a block, {plan.shared_bytes} bytes of dynamic shared memory"
     before = f"// Before it, with the same parameters: {plan.prologue.symbol}, " if plan.prologue else ""
     assert f"{launch}{clusters}.\n// Grid: {plan.grid_summary}.\n{before}" in head
     for param, line in zip(plan.params, body.partition("};")[0].splitlines(), strict=True):

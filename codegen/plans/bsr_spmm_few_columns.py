@@ -15,8 +15,8 @@ from codegen.problem import BlockSize, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
 
 WARPS = (8, 4, 2, 1)  # of a thread block, as a launch chooses
-STRIP_ROWS = 16  # rows of one mma.sync
-PADDING = 8  # floats behind a row of partial sums: rows of a warp's store lie in distinct banks
+STRIP_ROWS = 16  # rows of which a lane has two: two products side by side
+PADDING = 8  # floats behind a row of partial sums: fewer of a warp's rows begin in the same bank
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
 ROWS = (16, 32, 64)
 DEPTHS = (16, 32)

@@ -41,14 +41,14 @@ def check_options(spec: AttentionSpec) -> None:
         SpecError: names the option.
     """
     kind = f"{spec.pattern.kind} on {spec.arch}"
-    topk_on_hopper = (spec.arch, spec.pattern.kind) == ("sm_90a", "topk")
+    one_list_on_hopper = spec.arch == "sm_90a" and spec.pattern.lists == 1
     if spec.arch == "sm_90a" and spec.warp_rows != 16:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
-    if spec.share_kv_loads and not topk_on_hopper:
+    if spec.share_kv_loads and not one_list_on_hopper:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
-    if spec.l2_lockstep and not topk_on_hopper:
+    if spec.l2_lockstep and not one_list_on_hopper:
         raise SpecError("l2_lockstep", f"is true; {kind} {NO_KERNEL}")
     if spec.stream_k_tail and not spec.can_split:
         more = (

@@ -74,6 +74,8 @@ class PatternBase(SpecModel):
     """
 
     kind: str
+    lists: ClassVar[int] = 0
+    """Lists of key blocks that a query block has: none, one, or two, of partial and of full blocks."""
     supports_stream_k: ClassVar[bool] = False
     """Whether a tile can be divided between thread blocks: then ``KvBlockIterator`` has ``restrict_to``."""
     supports_kv_splits: ClassVar[bool] = False
@@ -84,6 +86,16 @@ class PatternBase(SpecModel):
     @property
     def fixed_block(self) -> Block | None:
         """Block shape of the index lists; None where the tile decides."""
+        return None
+
+    @property
+    def list_length(self) -> int | None:
+        """Entries of a list, where the pattern fixes their number."""
+        return None
+
+    @property
+    def window(self) -> int | None:
+        """Keys of a sliding window; None without one."""
         return None
 
     @property
@@ -150,6 +162,11 @@ class PatternBase(SpecModel):
             listed: entries of the caller's lists, where a pattern does not fix their number.
         """
         raise NotImplementedError
+
+    def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
+        """Return how many keys a tile of ``queries`` sees, of those that no list names: the mean tile, the last one."""
+        del queries
+        return float(kv_len), float(kv_len)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k`` inside a listed block.

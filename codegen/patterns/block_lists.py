@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ class BlockLists(PatternBase):
     (``full_*``) are full: every pair is visible, whatever ``mask`` is.
     """
 
+    lists: ClassVar[int] = 2
     kind: Literal["block_lists"]
     block: Block = Field(description="shape of a block")
     mask: Literal["none", "causal"] = Field(

@@ -46,6 +46,10 @@ class Causal(PatternBase):
         """The first queries see fewest keys."""
         return True
 
+    def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
+        """Return how many keys a tile sees: the mean one and the last one."""
+        return min(float(kv_len), (kv_len + queries) / 2), float(kv_len)
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         shift = kv_len - q_len if self.align == "bottom_right" else 0

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from codegen.patterns.base import NO_VALUES, IndexTensor, PatternBase
 
+MEAN_SHARE = 0.625  # of the keys that a query sees on average, with a prefix of half of them
+
 
 class PrefixLM(PatternBase):
     """Query i of batch b sees key j if j < prefix_len[b] or j <= i + kv_len - q_len."""
@@ -38,6 +40,11 @@ class PrefixLM(PatternBase):
     def surplus_first(self) -> bool:
         """The first queries see fewest keys."""
         return True
+
+    def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
+        """Return how many keys a tile sees: the mean one and the last one."""
+        del queries
+        return MEAN_SHARE * kv_len, float(kv_len)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""

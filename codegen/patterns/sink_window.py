@@ -32,6 +32,11 @@ class SinkWindow(PatternBase):
         """Windows of the first queries begin before the first key."""
         return True
 
+    def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
+        """Return how many keys a tile sees: the mean one and the last one."""
+        band = float(min(kv_len, self.sink + self.left + self.right + queries))
+        return band, band
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)

@@ -44,6 +44,16 @@ class SlidingWindow(PatternBase):
         """Windows of the first queries begin before the first key."""
         return True
 
+    @property
+    def window(self) -> int:
+        """Keys of the window."""
+        return self.left + self.right + 1
+
+    def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
+        """Return how many keys a tile sees: the mean one and the last one."""
+        band = float(min(kv_len, self.left + self.right + queries))
+        return band, band
+
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Return whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)

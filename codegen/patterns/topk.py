@@ -12,6 +12,7 @@ from codegen.patterns.base import Block, IndexTensor, PatternBase
 class TopK(PatternBase):
     """Each query block sees the key blocks listed for it, k or any number; a block counts as often as it is listed."""
 
+    lists: ClassVar[int] = 1
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
     serpentine: ClassVar[bool] = True
@@ -28,6 +29,11 @@ class TopK(PatternBase):
     def fixed_block(self) -> Block:
         """Block shape of the lists."""
         return self.block
+
+    @property
+    def list_length(self) -> int | None:
+        """Entries of a list, unless the call decides."""
+        return self.k
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codegen.flags import ListWords
-from codegen.patterns.topk import TopK
 from codegen.spec import AttentionSpec
 
 PIECES = "attention/lists"
@@ -28,7 +27,7 @@ def list_words(
         block_steps: steps in a listed block.
         step_blocks: listed blocks of a step.
     """
-    fixed = isinstance(spec.pattern, TopK) and spec.pattern.k is not None
+    fixed = spec.pattern.list_length is not None
     if spec.arch == "sm_90a":
         piece = "shared" if spec.share_kv_loads else "walked"
     else:

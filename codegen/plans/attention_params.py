@@ -84,7 +84,7 @@ def needs_query_blocks(spec: AttentionSpec) -> bool:
     if block is None:
         return False
     several = spec.arch == "sm_90a" and spec.tile.m > max(block.q * spec.pack_gqa, WARPGROUP_ROWS)
-    return several or spec.pattern.kind != "topk"
+    return several or spec.pattern.lists > 1
 
 
 def list_constants(block: Block, block_steps: int) -> list[Constant]:

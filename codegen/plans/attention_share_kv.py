@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from codegen.patterns.topk import TopK
 from codegen.plan import Constant, SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
@@ -42,9 +41,8 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
     few = f"is {m}; of steps of {block.kv} keys with head_dim {spec.head_dim} two stages fit, for two query blocks"
     fits = m == rows[0] or block.kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
     require(fits, "tile.m", f"{few}: {rows[0]}")
-    assert isinstance(spec.pattern, TopK)
     unknown = f"is left out; lists that share loads have one length: 1 to {LONGEST_LIST}"
-    require(spec.pattern.k is not None, "pattern.k", unknown)
+    require(spec.pattern.list_length is not None, "pattern.k", unknown)
     length = list_length(spec)
     require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv_loads: 1 to {LONGEST_LIST}")
     least = m // WARPGROUP_ROWS  # the template says why
@@ -54,8 +52,9 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
 
 def list_length(spec: AttentionSpec) -> int:
     """Return the entries of a list, which :func:`check_share_kv_loads` wants to be known."""
-    assert isinstance(spec.pattern, TopK) and spec.pattern.k is not None
-    return spec.pattern.k
+    length = spec.pattern.list_length
+    assert length is not None
+    return length
 
 
 def has_long_tiles(spec: AttentionSpec) -> bool:

@@ -153,7 +153,7 @@ def _check_tile(spec: AttentionSpec) -> None:
 
 def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
     """Return the register splits with enough for the producer."""
-    least = LIST_PRODUCER if spec.pattern.kind == "block_lists" or step_blocks > 1 else 0
+    least = LIST_PRODUCER if spec.pattern.lists > 1 or step_blocks > 1 else 0
     return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
 
 

@@ -37,7 +37,7 @@ def variations(problem: Problem) -> Iterator[Fields]:
 
 def _attention_sm90a(problem: AttentionProblem) -> Iterator[Fields]:
     options: list[Fields] = [{}, {"kv_splits": 2}, {"stream_k_tail": False}]
-    listed = problem.pattern.kind == "topk"
+    listed = problem.pattern.lists == 1
     if listed:
         options += [{"share_kv_loads": True}, {"share_kv_loads": True, "l2_lockstep": True}, {"l2_lockstep": True}]
         options += [{"share_kv_loads": True, "query_grouping": "search"}] if problem.query_grouping == "none" else []

@@ -8,11 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.patterns.causal import Causal
-from codegen.patterns.prefix_lm import PrefixLM
-from codegen.patterns.sink_window import SinkWindow
-from codegen.patterns.sliding_window import SlidingWindow
-from codegen.patterns.strided import Strided
 from codegen.plan import Plan
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpmmSpec, TileCopySpec
@@ -44,7 +39,6 @@ MODELLED = ("sm_80", "sm_86", "sm_89", "sm_120")
 """Architectures on which no kernel was measured: there the model chooses."""
 LATENCY_US = 0.8  # of a load from device memory: a step takes no less than this over the loads under way
 TILE_US = 1.5  # of a tile beside its steps: first loads, output
-PREFIX = 0.625  # of the keys that a query sees on average, with a prefix of half of them
 SPLIT_STEPS = 8  # of a stream-K tail, in steps
 
 
@@ -110,23 +104,9 @@ def seen_keys(problem: AttentionProblem, queries: int) -> tuple[float, float] | 
     pattern = problem.pattern
     kv_len = problem.kv_len or problem.q_len
     if pattern.fixed_block is not None:
-        listed = getattr(pattern, "k", None) or problem.list_length
+        listed = pattern.list_length or problem.list_length
         return None if listed is None else (float(listed * pattern.fixed_block.kv),) * 2
-    if kv_len is None:
-        return None
-    mean = last = float(kv_len)
-    if isinstance(pattern, Causal):
-        mean = (kv_len + queries) / 2
-    elif isinstance(pattern, SlidingWindow | SinkWindow):
-        first = pattern.sink if isinstance(pattern, SinkWindow) else 0
-        mean = last = float(first + pattern.left + pattern.right + queries)
-    elif isinstance(pattern, PrefixLM):
-        mean = PREFIX * kv_len
-    elif isinstance(pattern, Strided):
-        near = (pattern.local + 1) * pattern.block + queries
-        last = near + kv_len / pattern.stride
-        mean = near + kv_len / pattern.stride / 2 if pattern.causal else last
-    return min(kv_len, mean), min(kv_len, last)
+    return None if kv_len is None else pattern.seen_keys(kv_len, queries)
 
 
 def _bsr(plan: Plan, problem: BsrProblem) -> tuple[float, float, float] | None:

@@ -16,7 +16,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from codegen.errors import CodegenError, SpecError
 from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
-from codegen.patterns.sliding_window import SlidingWindow
 from codegen.plain import PlainCopy, json_value
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import (
@@ -126,15 +125,14 @@ class AttentionProblem(_Problem):
     def places(self) -> dict[str, float | None]:
         """Return the problem's place on each axis, in factors of two; None where that is not known."""
         pattern = self.pattern
-        listed = getattr(pattern, "k", None) or self.list_length
-        window = pattern.left + pattern.right + 1 if isinstance(pattern, SlidingWindow) else None
+        listed = pattern.list_length or self.list_length
         return {
             "batch x heads": _log(self.batch, self.heads),
             "q_len": _log(self.q_len),
             "kv_len": _log(self.kv_len),
             "heads / kv_heads": None if None in (self.heads, self.kv_heads) else _log(self.heads) - _log(self.kv_heads),  # type: ignore[operator]
             "list": _log(listed),
-            "window": _log(window),
+            "window": _log(pattern.window),
             "pack_gqa": _log(self.pack_gqa),
             "overlap": None if self.overlap is None else OVERLAP_WEIGHT * self.overlap,
         }

@@ -186,3 +186,34 @@ def test_every_macro_is_used() -> None:
         if len(re.findall(rf"\b{name}\(", re.sub(rf"\{{% macro {name}\(", "", everything))) == 0
     ]
     assert not unused
+
+
+def asked_kinds(tree: ast.Module) -> list[str]:
+    """Where a module compares a pattern's kind, or knows one pattern of all."""
+    comparisons = [
+        f"line {node.lineno}: compares a kind"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute) and inner.attr == "kind" and ast.unparse(inner.value).endswith("pattern")
+    ]
+    imports = [
+        f"line {node.lineno}: imports {node.module}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and re.fullmatch(r"codegen\.patterns\.(?!base$)\w+", node.module or "")
+    ]
+    return comparisons + imports
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parent.name != "patterns"], ids=lambda path: str(path.relative_to(PROJECT))
+)
+def test_only_patterns_know_their_kinds(path: Path) -> None:
+    """What differs from pattern to pattern is a property of all of them, so that a new one is one module."""
+    assert asked_kinds(ast.parse(path.read_text())) == []
+
+
+def test_that_test_sees_them() -> None:
+    """A comparison by any operator, in a tuple too, and an import."""
+    source = "from codegen.patterns.topk import TopK\nx = (a.arch, spec.pattern.kind) == ('sm_90a', 'topk')\n"
+    assert len(asked_kinds(ast.parse(source))) == 2

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
 // templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 74fa6a19cf280b553009f7945916fe3e5943854b49c8f629561c0ae7612ac2d6
+// seal: sha256 19d8bcd56a1cdcc055f940e23c2031dc00331d53e2721edaf44a1b95d3b335bb
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -130,8 +130,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -171,11 +171,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -190,8 +190,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1c8609c608585a7da2f51fe8a93fe68d7192b13df5f01df481f9dcc2330145a7
+// seal: sha256 07e7ea7c47bae9c4ff76d3d9a102eeb5a6c4066327c7fccb3892737c5be61d5b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -184,8 +184,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -193,8 +193,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(

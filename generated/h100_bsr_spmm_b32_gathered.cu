@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9e2364b97e2a53cdffff72ef815d2e9267e57bd3956e055d2e6291548fe56640
+// seal: sha256 1c1234c03f8f3274e769f4cd9321375cb6372041a7fde67ab2644342d840dd3b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -185,8 +185,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -194,8 +194,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -234,11 +234,11 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -253,8 +253,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {

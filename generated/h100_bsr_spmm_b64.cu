@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: ff10a7dccd00751e11b73f6c343a3a6d90e5ad226c84e9e4fc69b05956cd664e
 // templates: bsr_spmm/b_tile_clipped.cuh.j2, bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d0fc1ec4955f2be0b5cf540f0bb348622099d2cfaae2f4bcc09540ca5944d720
+// seal: sha256 a96d8d66956261e78cd50047dc81c3f19411a3d49b9b5ee27d6ee8cb4a2e5a1b
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.
@@ -130,8 +130,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -139,8 +139,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -180,11 +180,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -199,8 +199,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {

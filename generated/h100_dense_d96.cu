@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 5562e5a7674a912d859405b5448262241afce0942168af2064e99192e533d222
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c42d6f83138fa965c3191d1ae0dee1d5a210d3e432b5826aa944382fdda9105a
+// seal: sha256 fc2acc69fcaa81dc2316127cf0ba16dcb7ba863539e2a4d20741ee41f8fb524d
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -15,9 +15,9 @@
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
-// for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
-// warpgroup w + 1 of the thread block.
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
+// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
+// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
 //   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
 //   v_full[i], v_empty[i]        stage i of the V ring
@@ -26,8 +26,8 @@
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
-// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
-// the matrix products of others.
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
 //
 // Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
@@ -35,7 +35,9 @@
 // warpgroup's rows the part that ends last combines all.
 //
 // Symbols
-//   step        kTileN keys: a key block. Blocks are numbered from the first key on
+//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
+//               are its seqlen_q and seqlen_k
+//   step        kTileN keys, its n_block: a key block. Blocks are numbered from the first key on
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -54,13 +56,13 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 96;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step
+constexpr int kTileN = 128;  // keys of one step; its s and p_frag, o and q take 168 registers
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA fills the last up with zeros
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -72,11 +74,11 @@ constexpr int kPartialFloats = 6656;  // floats of a warpgroup's partial
 
 // Dynamic shared memory: 229520 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each sub-tile
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each sub-tile
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, numbers of steps
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, number of steps
 constexpr int kBlockMetaOffset = 229504;  // 8 bytes: metadata of the loads in the K rings
 constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's partial came last
 
@@ -119,7 +121,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -162,8 +164,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -203,11 +205,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -222,8 +224,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -543,12 +546,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
-      __syncwarp();
+      __syncwarp();  // lane 0 waited and loaded alone: the warp's next shuffle or vote has all lanes
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
     if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
-    __syncwarp();
+    __syncwarp();  // likewise; and what lane 0 wrote to the entry is there to be read
   }
 }
 
@@ -615,16 +618,18 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
-// row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
+// 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the maximum of earlier steps
+// as long as weights stay small: it is raised, and O and row_sum are rescaled, only in a step that exceeds it by the
+// threshold, for all rows of the warp.
 //
 // Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
 // exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
 // to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
-// Largest logit times log2(e) of the keys that this thread has of a step.
+// Largest logit times log2(e) of the keys that this thread has of a step. scale_log2 is positive, so that is the
+// largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -858,7 +863,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     k_state.advance();
     if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);
+    raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -881,7 +886,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (raises) raise_row_max(row_max, rescale, step_max);
       // The next K is waited for under P V, not between the weights and the products that they are for.
       if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-      // P V still reads `p_frag`, where the new weights go.
+      // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
@@ -912,7 +917,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
+  // (CUTLASS's canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
   // One thread prepares the barriers.

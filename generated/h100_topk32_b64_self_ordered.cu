@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
 // templates: attention/lists/shared.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/searched.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles_searched.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/share_kv/query_order.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6317288692029255d694d6411d5a8b8ab6a320252c0abccacb80ecbb97a90754
+// seal: sha256 0387b4650b11cdd02814a7eeea53527e9779878682c6269d7f78e77f0bd9a9df
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -36,12 +36,14 @@
 // loads come between two of a warpgroup: with kStages >= kSubTiles the rings cannot fill up with loads whose users wait
 // for the other ring.
 //
-// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
-// the matrix products of others.
-// Cooperative: the consumers run with no order between them.
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols
-//   step        kTileN keys: one listed key block
+//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
+//               are its seqlen_q and seqlen_k
+//   step        kTileN keys, its n_block: one listed key block
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -60,7 +62,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step
+constexpr int kTileN = 64;  // keys of one step; its s and p_frag, o and q take 112 registers
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
@@ -75,11 +77,11 @@ constexpr int kListStride = 36;  // words from a list of bits to the next: eight
 constexpr int kWeightStride = 200;  // weights from a tile to the next, likewise
 constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
 constexpr int kSubTiles = 3;  // sub-tiles of a tile: query blocks, each with its own list
-constexpr int kSubTileRows = 64;  // query rows of a sub-tile
+constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with key blocks of its own
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -152,7 +154,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -208,8 +210,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -249,11 +251,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -268,8 +270,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -452,7 +455,8 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
   return {atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x)};
 }
 
-// The last thread block to end leaves the counters at 0 for the next launch.
+// The last thread block to end leaves the counters at 0 for the next launch. The fence keeps a thread block's draws
+// before its arrival: none comes after the reset.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
   if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
@@ -830,16 +834,18 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
-// row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
+// 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the maximum of earlier steps
+// as long as weights stay small: it is raised, and O and row_sum are rescaled, only in a step that exceeds it by the
+// threshold, for all rows of the warp.
 //
 // Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
 // exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
 // to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
-// Largest logit times log2(e) of the keys that this thread has of a step.
+// Largest logit times log2(e) of the keys that this thread has of a step. scale_log2 is positive, so that is the
+// largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -1051,7 +1057,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
     if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);
+    raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
 
     // Scores of step i together with the output of step i - 1.
@@ -1077,7 +1083,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
-      // P V still reads `p_frag`, where the new weights go.
+      // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);
@@ -1342,7 +1348,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
+  // (CUTLASS's canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
   // One thread prepares the barriers.

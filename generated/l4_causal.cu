@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
 // templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f0723c7d22ac53919b5b02d095166ec332d3cd524d5d6b52f567bef87426e55e
+// seal: sha256 49a4ed1baaa3248700d55ab3eb32ced9aa6dbeddeb4d73c2fa5ac07be9c775e8
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -95,7 +95,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
@@ -181,7 +181,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 
 // Pattern: query i sees key j if j <= i + diagonal(p).
 __device__ __forceinline__ int diagonal(const Params& p) {
-  return p.kv_len - p.q_len;
+  return p.kv_len - p.q_len;  // aligned bottom-right, as FlashAttention is: the last query sees the last key
 }
 
 struct KvBlockIterator {
@@ -192,6 +192,7 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
+    // 0 where rows are no queries, or none sees a key.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
 // templates: attention/patterns/dense.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b4b478935f09b1cd46990e5b0f0ab36acba5de13fd216a00b9e1697fe1e89869
+// seal: sha256 48e84b0d0170481a27b943358a94f3520c2bd89b4e36a641cde939f512ed43c8
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -101,7 +101,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 namespace wmma = nvcuda::wmma;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 626af3455e7cf2fe3a443585df8d832a5cc9aa30166937e6e3fe1ca5c12e8b10
 // templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 8a51493e7ee53895a88c35f4ae2619a792d0eb2c25a61cabaa1c711e88417500
+// seal: sha256 e29959c874eced1b1a3a61a4489d1c818a316daa93179d9a6da4de51d5653e17
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -104,7 +104,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to

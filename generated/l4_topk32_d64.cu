@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":6,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: 6661ba0dc2d98b0b306ed907e3a1341a4185c7b247b15cbe4464cdf58a3c08cd
 // templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 7cc8876728b2a2ce27a12da0e8e3cb5c09316c27468d2c3e0261cbb705c21fe2
+// seal: sha256 bf027ab7cea6dc404f605b4a517713baa095e08b1920134307a6f7bf77ce3639
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -103,7 +103,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to

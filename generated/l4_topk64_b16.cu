@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 3cf874768c88c526ec9ed27dee3b0d799c4aac53c6dbe3523850656671491ac3
 // templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f44592d92e6db528c40a394925f6bb47228fd3a818eba9f776d35332d831d887
+// seal: sha256 70ec9a2b34b64103bd94c7fec00e3cb9e6cbaed42c66ec825b3c326942bbd325
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -104,7 +104,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to

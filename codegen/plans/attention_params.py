@@ -51,7 +51,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
         i32("kv_len", "keys of a head"),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
-        f32("scale_log2", "scale * log2(e)"),
+        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
     ]
 
 

@@ -88,7 +88,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         registers=registers,
         params=text.params(sizes),
         tensor_maps=text.tensor_maps(sizes),
-        constants=text.constants(sizes, at, setmaxnreg),
+        constants=text.constants(sizes, at, setmaxnreg, accumulators),
         flags=pieces.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=text.summary(sizes),
@@ -177,9 +177,12 @@ def _registers(
     if sizes.consumers == resident == 1:
         return Registers(accumulators=accumulators, overhead=overhead, limit=most), ()
     producer, consumer = _split(splits, accumulators + overhead)
+    warpgroups = 1 + sizes.consumers
+    at_launch = (producer + sizes.consumers * consumer) // warpgroups
+    sum_of = f"{producer} + {sizes.consumers} x {consumer} are {warpgroups} x {at_launch}, those at launch"
     return Registers(accumulators=accumulators, overhead=overhead, limit=consumer), (
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),
+        Constant("kConsumerRegisters", consumer, f"registers a consumer thread takes; {sum_of}"),
     )
 
 
@@ -193,7 +196,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
         held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {sizes.columns}"
     shared = SharedLayout()
     shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.o_aliases_q else ""))
-    of_whom = "" if spec.share_kv_loads else " of each sub-tile"
+    of_whom = " of each sub-tile" if sizes.sub_tiles > 1 and not spec.share_kv_loads else ""
     shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}")
     shared.add("V", depth * sizes.kv_bytes, f"V ring{of_whom}")
     if not at.o_aliases_q:
@@ -204,7 +207,8 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     partial_barriers = add_partials(shared, spec, sizes.partial_floats)
     shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
-    entries = f"ring of work tiles: number,{' begin, end,' if spec.stream_k_tail else ''} numbers of steps"
+    units = " begin, end," if spec.stream_k_tail else ""
+    entries = f"ring of work tiles: number,{units} number{'s' if sizes.sub_tiles > 1 else ''} of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
     shared.add("WorkTiles", size, entries, align=4)
     if not sizes.skip_masked:  # else consumers know which blocks come

@@ -261,7 +261,11 @@ def _consumers_own(sizes: Sizes) -> str:
 def _consumers_run(sizes: Sizes) -> str:
     if sizes.spec.kv_splits > 1:
         return "the consumers run with no order between them, up to the end of a tile: see merge_partial"
-    return "one consumer runs alone" if sizes.consumers == 1 else "the consumers run with no order between them"
+    return (
+        "one consumer runs alone"
+        if sizes.consumers == 1
+        else "the consumers share a tile, with no order between their matrix products"
+    )
 
 
 def _range_owner(sizes: Sizes) -> str:

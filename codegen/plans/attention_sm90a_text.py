@@ -143,14 +143,21 @@ class Arrangement:
     q_slices: int = 0
 
 
-def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...]) -> tuple[Constant, ...]:
-    """Return the constants at the top of the source; ``setmaxnreg`` are the registers that it is given."""
+def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...], held: int) -> tuple[Constant, ...]:
+    """Return the constants at the top of the source.
+
+    Args:
+        sizes: what follows from the tile.
+        at: where Q and O are kept.
+        setmaxnreg: the registers that it is given.
+        held: registers of a consumer thread that hold accumulators and fragments.
+    """
     spec = sizes.spec
     owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
         *_row_constants(sizes),
-        Constant("kTileN", spec.tile.n, "keys of one step"),
+        Constant("kTileN", spec.tile.n, f"keys of one step; its s and p_frag, o and q take {held} registers"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         *_ring_constants(sizes, at),
         *q_slice_constants(spec, at.q_slices),
@@ -178,7 +185,8 @@ def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
     in_part = block is not None and block.q > rows.sub_tile_queries
     if not rows.packed and sizes.sub_tiles == 1 and (every_key or in_part):
         return []  # no key depends on the query, or kBlockQueries is what counts
-    doc = f"{'queries' if rows.packed else 'query rows'} of a {'sub-tile' if rows.sub_tiles > 1 else 'tile'}"
+    part = "a part of a tile with key blocks of its own" if rows.sub_tiles > 1 else "here a whole tile"
+    doc = f"{'queries' if rows.packed else 'query rows'} of a sub-tile, {part}"
     return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
 
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
 // templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_ring_tma.cuh.j2, bsr_spmm/wmma_tma.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 15e0ab706ed1b6d16430565189f523e5ba5825b87b9c4bdd4c2d37e5167586f0
+// seal: sha256 140b97a326fff4c6ef3e48e84c426ccae01317ebbbfcbd884f5b8bcd9047dc04
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -154,8 +154,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -163,8 +163,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(

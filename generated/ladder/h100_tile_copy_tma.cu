@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
 // templates: common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 cc69d4bd0d0e1cada5fe279fbf0bf0807124078961e6beac4c93650b3b941b6e
+// seal: sha256 294df39b447b2fb5b582a6f9effd9432b6198876b0aba3282b87137c19e67b84
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.
@@ -90,8 +90,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(

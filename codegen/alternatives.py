@@ -10,7 +10,7 @@ from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.select.choice import choose
 from codegen.select.problem import parse_problem, said_by
-from codegen.spec import Spec, TileCopySpec
+from codegen.spec import Spec, UnchosenSpec
 
 
 def suggest(spec: Spec, arch: str) -> str:
@@ -25,7 +25,7 @@ def suggest(spec: Spec, arch: str) -> str:
         if named.spec.arch == arch and problem_of(named.spec) == problem_of(spec)
     ]
     if serving:
-        if not isinstance(spec, TileCopySpec):
+        if not isinstance(spec, UnchosenSpec):
             first = choose(parse_problem({**problem_of(spec), "arch": arch})).named.stem
             serving.sort(key=lambda stem: stem != first)
         return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"
@@ -47,6 +47,6 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 
 def problem_of(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
-    if isinstance(spec, TileCopySpec):
+    if isinstance(spec, UnchosenSpec):
         return {"op": spec.op, "dtype": spec.dtype}
     return {name: value for name, value in said_by(spec).items() if name != "arch"}

@@ -77,6 +77,7 @@ MMA_SYNC = (
     Combination("bsr_sddmm", "wmma", "cp_async", "multistage"),
     Combination("bsr_spgemm", "mma", "cp_async", "multistage"),
     Combination("bsr_spgemm", "wmma", "cp_async", "multistage"),
+    Combination("select_topk", "none", "ld_global", "multistage"),
     Combination("tile_copy", "none", "cp_async", "multistage"),
     Combination("tile_copy", "none", "ld_global", "multistage"),
 )
@@ -129,6 +130,7 @@ ARCHS = {
                 Combination("bsr_sddmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spgemm", "mma", "cp_async", "multistage"),
+                Combination("select_topk", "none", "ld_global", "multistage"),
                 Combination("tile_copy", "none", "tma", "multistage"),
             ),
         ),

@@ -503,6 +503,11 @@ class SpmmWmmaFlags(Flags):
 
 
 @dataclass(frozen=True)
+class SelectTopkFlags(Flags):
+    """What select_topk/select_topk.cu.j2 asks beside the plan: nothing."""
+
+
+@dataclass(frozen=True)
 class TileCopyFlags(Flags):
     """What tile_copy/tile_copy.cu.j2 asks: whether tiles come by TMA, and whether they come into a ring."""
 

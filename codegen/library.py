@@ -16,7 +16,7 @@ from codegen.errors import FileError, SpecError
 from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
 from codegen.parse import parse_spec
-from codegen.spec import Spec
+from codegen.spec import Spec, UnchosenSpec
 from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import location_of, read_yaml
 
@@ -142,7 +142,7 @@ def unnamed_stem(spec: Spec) -> str:
     what: list[str] = [spec.op, spec.arch, spec.dtype]
     if spec.op == "attention":
         what += [f"d{spec.head_dim}", spec.pattern.stem()]
-    elif spec.op == "tile_copy":
+    elif isinstance(spec, UnchosenSpec):
         what += [f"{spec.tile.m}x{spec.tile.n}"]
     else:
         what += [f"b{spec.block.rows}x{spec.block.cols}"]

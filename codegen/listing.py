@@ -10,7 +10,7 @@ from rich.table import Table
 
 from codegen.library import NamedSpec
 from codegen.receipts import ReceiptState, ReceiptStatus
-from codegen.spec import AttentionSpec, Epilogue, Spec, TileCopySpec
+from codegen.spec import AttentionSpec, Epilogue, Spec, UnchosenSpec
 
 WIDE = 120
 """Columns that all of a table fits into; in fewer, what follows the name is one column."""
@@ -57,7 +57,7 @@ def what(spec: Spec) -> str:
     if isinstance(spec, AttentionSpec):
         told = [f"{spec.pattern.stem()}, d {spec.head_dim}"]
     else:
-        told = ["copy"] if isinstance(spec, TileCopySpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
+        told = [spec.op] if isinstance(spec, UnchosenSpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
     for name in spec.options:
         value = getattr(spec, name)
         if value == type(spec).model_fields[name].default or name in BY_DEFAULT:

@@ -100,7 +100,32 @@ class CopyShape:
     columns: int
 
 
-Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape
+@dataclass(frozen=True)
+class SelectShape:
+    """The shape of a selection of key blocks.
+
+    Attributes:
+        batch: batches.
+        heads: query heads, a multiple of ``kv_heads``.
+        kv_heads: heads of K.
+        q_len: queries of a head.
+        kv_len: keys of a head.
+        head_dim: elements of a head.
+        block_q: queries of a block.
+        block_kv: keys of a block.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    block_q: int
+    block_kv: int
+
+
+Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape
 
 
 @dataclass(frozen=True)

@@ -266,9 +266,27 @@ class TileCopySpec(SpecBase):
     tile: CopyTile = Field(description="what is copied at a time")
 
 
-MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, TileCopySpec)
-OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "tile_copy")
-Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | TileCopySpec
+class SelectTile(SpecModel):
+    """What a thread block of a selection works on at a time."""
+
+    m: int = Field(description="query blocks, at most")
+    n: int = Field(description="key blocks of one step")
+
+
+class SelectTopkSpec(SpecBase):
+    """For each query block the key blocks whose mean key has the largest product with the mean query."""
+
+    widest_head: ClassVar[int] = 256
+    """Elements of a head, at most: a call's may be any multiple of 8 up to that."""
+    op: Literal["select_topk"] = Field(description="operator")
+    tile: SelectTile = Field(description="blocks that a thread block works on at a time")
+
+
+MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, SelectTopkSpec, TileCopySpec)
+OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "select_topk", "tile_copy")
+Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | SelectTopkSpec | TileCopySpec
+UnchosenSpec = SelectTopkSpec | TileCopySpec
+"""Operators with one kernel for all problems: nothing is chosen."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
 """Fields a spec file may leave out although the model always has them."""
@@ -280,7 +298,7 @@ def json_schema() -> dict[str, Any]:
     for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
-    for tile in (AttentionTile, GemmTile, CopyTile):
+    for tile in (AttentionTile, GemmTile, CopyTile, SelectTile):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
@@ -297,9 +315,12 @@ __all__ = [
     "CopyTile",
     "Epilogue",
     "GemmTile",
+    "SelectTile",
+    "SelectTopkSpec",
     "Spec",
     "SpecBase",
     "TileCopySpec",
+    "UnchosenSpec",
     "canonical",
     "json_schema",
 ]

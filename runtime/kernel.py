@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from codegen.library import NamedSpec
 from codegen.render import generate
 from codegen.select import Problem, choose
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, Spec, TileCopySpec
+from codegen.spec import Spec
 from runtime.compile.cache import KernelCache
-from runtime.compile.compiler import compile_generated
+from runtime.compile.compiler import Compiled, compile_generated
 from runtime.driver import process
 from runtime.driver.context import entered
 from runtime.driver.launch import LoadedKernel
@@ -23,9 +23,20 @@ from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
+from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 
-Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | TileCopyKernel
+Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | SelectTopkKernel | TileCopyKernel
+
+KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
+    "attention": AttentionKernel,
+    "bsr_spmm": BsrSpmmKernel,
+    "bsr_sddmm": BsrSddmmKernel,
+    "bsr_spgemm": BsrSpgemmKernel,
+    "select_topk": SelectTopkKernel,
+    "tile_copy": TileCopyKernel,
+}
+"""What is called, by operator."""
 
 
 def load_kernel(
@@ -52,7 +63,8 @@ def load_kernel(
     Returns:
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
-        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel` and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
+        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.select_topk.SelectTopkKernel`
+        and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 
     Raises:
         SpecError: for an unknown name or an illegal spec.
@@ -73,15 +85,7 @@ def load_kernel(
     compiled = compile_generated(generated, "cubin" if native else "ptx", cache)
     with entered(where.index):
         loaded = LoadedKernel(compiled)
-    if isinstance(named.spec, AttentionSpec):
-        return AttentionKernel(compiled, loaded)
-    if isinstance(named.spec, BsrSddmmSpec):
-        return BsrSddmmKernel(compiled, loaded)
-    if isinstance(named.spec, BsrSpgemmSpec):
-        return BsrSpgemmKernel(compiled, loaded)
-    if isinstance(named.spec, TileCopySpec):
-        return TileCopyKernel(compiled, loaded)
-    return BsrSpmmKernel(compiled, loaded)
+    return KERNELS[named.spec.op](compiled, loaded)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

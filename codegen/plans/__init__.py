@@ -25,9 +25,10 @@ from codegen.plans import (
     bsr_spmm_sm90a_transposed,
     bsr_spmm_wmma,
     gathered,
+    select_topk,
     tile_copy,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, TileCopySpec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec, Spec, UnchosenSpec
 
 if TYPE_CHECKING:
     from codegen.library import NamedSpec
@@ -60,8 +61,8 @@ def plan_of(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, BsrSpgemmSpec):
         spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
         return spgemm(spec, stem)
-    if isinstance(spec, TileCopySpec):
-        return tile_copy.plan(spec, stem)
+    if isinstance(spec, UnchosenSpec):
+        return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
     return _spmm(spec, stem)
 
 

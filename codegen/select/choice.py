@@ -31,7 +31,7 @@ from codegen.select.problem import (
     tuning_of,
 )
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
-from codegen.spec import Spec, TileCopySpec
+from codegen.spec import Spec, UnchosenSpec
 from codegen.wording import shown
 
 Fields = dict[str, Any]
@@ -120,9 +120,9 @@ def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) ->
     Raises:
         SpecError: where they contradict one another.
     """
-    if isinstance(spec, TileCopySpec):
+    if isinstance(spec, UnchosenSpec):
         if problem is not None:
-            raise SpecError("problem", "is given: a tile_copy has none to choose for")
+            raise SpecError("problem", f"is given: a {spec.op} has none to choose for")
         return None
     if problem is None or isinstance(problem, Mapping):
         own, sizes = said_by(spec), dict(problem or {})

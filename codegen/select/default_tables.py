@@ -122,6 +122,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({"rows": 16}, ("rows", "rows", 16), (2,)),
         Row({}, ("rows", "rows", 32), (2,)),
     ),
+    "select_topk": (Row({}, (32, 64), (1,)),),
     "tile_copy": (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,))),
 }
 """For each operator its rows, of which the first one is taken that fits."""

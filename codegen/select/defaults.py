@@ -14,7 +14,7 @@ from codegen.errors import SpecError
 from codegen.select.default_tables import GATHERED_ROWS, TABLES
 
 if TYPE_CHECKING:
-    from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, TileCopySpec
+    from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, UnchosenSpec
 
 Fields = dict[str, Any]
 Choice = tuple[str, str, str]  # mma, copy, schedule
@@ -129,7 +129,7 @@ def _bsr_spgemm(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
     return ("mma", "cp_async", "multistage") if small else None, {"rows": given.block.rows}
 
 
-def _tile_copy(given: TileCopySpec) -> tuple[Choice | None, Fields]:
+def _unchosen(given: UnchosenSpec) -> tuple[Choice | None, Fields]:
     del given
     return None, {}
 
@@ -139,7 +139,8 @@ FEATURES: dict[str, Callable[[Any], tuple[Choice | None, Fields]]] = {
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
-    "tile_copy": _tile_copy,
+    "select_topk": _unchosen,
+    "tile_copy": _unchosen,
 }
 """For each operator, the combination that a spec prefers and what rows of its table ask for beside its fields."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from codegen.plan import Plan
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpmmSpec, TileCopySpec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpmmSpec, UnchosenSpec
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def seen_keys(problem: AttentionProblem, queries: int) -> tuple[float, float] | 
 
 def _bsr(plan: Plan, problem: BsrProblem) -> tuple[float, float, float] | None:
     spec = plan.spec
-    assert not isinstance(spec, AttentionSpec | TileCopySpec)
+    assert not isinstance(spec, AttentionSpec | UnchosenSpec)
     if problem.m is None or problem.n is None or problem.k is None or problem.density is None:
         return None
     tile = spec.tile

@@ -27,7 +27,7 @@ from codegen.spec import (
     DTypeName,
     Epilogue,
     Spec,
-    TileCopySpec,
+    UnchosenSpec,
 )
 from codegen.validation import first_error
 from codegen.wording import shown
@@ -349,7 +349,7 @@ def said_by(spec: Spec) -> Fields:
     Raises:
         SpecError: for an operator without problems to choose for.
     """
-    if isinstance(spec, TileCopySpec):
+    if isinstance(spec, UnchosenSpec):
         raise SpecError("op", f"is {spec.op}; there is a choice for attention and the bsr_ operators")
     model = AttentionProblem if isinstance(spec, AttentionSpec) else BsrProblem
     fields: Fields = json.loads(spec.canonical_json())

@@ -28,6 +28,7 @@ from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
@@ -56,6 +57,8 @@ def workload(kernel: Kernel) -> Workload:
         return spgemm_workload(kernel)
     if isinstance(kernel, TileCopyKernel):
         return copy_workload(kernel)
+    if isinstance(kernel, SelectTopkKernel):
+        return select_workload(kernel)
     return bsr_workload(kernel)
 
 
@@ -319,6 +322,26 @@ def copy_workload(kernel: TileCopyKernel, size: int = 16384) -> Workload:
         flops=0.0,
         call=lambda: kernel(x, out=out),
         peers={"torch copy_": lambda: out.copy_(x)},
+        peer_flops={},
+    )
+
+
+def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 16, topk: int = 32) -> Workload:
+    """Return the reference workload of a selection: blocks of 128 x 128, d 128, causal."""
+    shape, dtype = (1, heads, length, 128), TORCH_DTYPES[kernel.spec.dtype]
+    q, k = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+
+    def by_torch() -> torch.Tensor:
+        q_means, k_means = (x.unflatten(2, (-1, 128)).float().mean(3) for x in (q, k))
+        hidden = torch.ones((length // 128,) * 2, dtype=torch.bool, device="cuda").triu(1)
+        lists: torch.Tensor = (q_means @ k_means.mT).masked_fill(hidden, -torch.inf).topk(topk).indices
+        return lists.sort(-1).values
+
+    return Workload(
+        shape=f"H{heads} S{length} d128, blocks 128 x 128, top {topk}, causal, {2 * q.nbytes / 1e6:.0f} MB read",
+        flops=0.0,
+        call=lambda: kernel(q, k, (128, 128), topk, causal=True),
+        peers={"torch: mean, matmul, topk, sort": by_torch},
         peer_flops={},
     )
 

@@ -15,7 +15,7 @@ from runtime.kernel import Kernel, load_kernel
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
-from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, tile_copy
+from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, select_topk, tile_copy
 from runtime.verify.common import Outcome, summary, worst
 
 # Of each operator: CASES, and run_case(kernel, case, device).
@@ -24,6 +24,7 @@ MODULES: dict[str, ModuleType] = {
     "bsr_spmm": bsr_spmm,
     "bsr_sddmm": bsr_sddmm,
     "bsr_spgemm": bsr_spgemm,
+    "select_topk": select_topk,
     "tile_copy": tile_copy,
 }
 ORACLE = {
@@ -31,6 +32,7 @@ ORACLE = {
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
     "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
     "bsr_spgemm": "float64 product of the dense matrices, on the GPU",
+    "select_topk": "float64 products of means, on the GPU: lists are right if no product that is left out is larger",
     "tile_copy": "the input, bit for bit, on the GPU",
 }
 

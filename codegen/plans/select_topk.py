@@ -1,0 +1,141 @@
+"""Plan of the selection of key blocks: means of blocks, their products in fp32, and the largest ones of each row."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.flags import SelectTopkFlags
+from codegen.plan import (
+    Constant,
+    Plan,
+    Prologue,
+    Registers,
+    SharedLayout,
+    check_budget,
+    i32,
+    i64,
+    pointer,
+    require,
+)
+from codegen.problem import BlockSize, LaunchArgs, SelectShape
+from codegen.spec import SelectTopkSpec
+
+WARPS = (8, 4, 2, 1)  # of a thread block: as many as the ranks of their rows have room for
+WARP_ROWS = 4  # query blocks of a warp
+WIDTHS = (32, 64, 128)
+DEPTH = 32  # columns of the means that are in shared memory at a time
+PAD = 4  # floats behind such columns: eight lanes that read 16 bytes each begin in different banks
+MEAN_THREADS = 256
+OVERHEAD_REGISTERS = 48  # addresses, ranks and loop state: an allowance
+FLOAT = 4  # bytes, of a rank too
+
+
+def plan(spec: SelectTopkSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    rows, width = WARPS[0] * WARP_ROWS, spec.tile.n
+    require(spec.tile.m == rows, "tile.m", f"is {spec.tile.m}; allowed: {rows}")
+    require(width in WIDTHS, "tile.n", f"is {width}; allowed: {', '.join(map(str, WIDTHS))}")
+    require(spec.stages == 1, "stages", f"is {spec.stages}; means are read once, into one buffer: 1")
+
+    shared = SharedLayout()
+    shared.add("KTile", FLOAT * width * (DEPTH + PAD), f"means of {width} key blocks, {DEPTH} columns of them")
+    shared.add("QRows", FLOAT * rows * spec.widest_head, "means of the query blocks")
+    left = arch.shared_memory_per_block - shared.size
+    shared.add("Ranks", left, "ranks of all key blocks, for each query block: a launch takes what it needs", align=16)
+    products = WARP_ROWS * width // 32
+    limit = arch.registers_for(32 * WARPS[0], 1)
+    registers = Registers(accumulators=products + 4 * width // 32, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared.size, registers)
+    element = "unsigned short"
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="select_topk/select_topk.cu.j2",
+        threads=32 * WARPS[0],
+        ctas_per_sm=1,
+        persistent=False,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=(
+            pointer("q", element, "Q (batch, heads, q_len, head_dim)"),
+            *(i64(f"q_{axis}_stride", f"elements from one {axis} to the next") for axis in ("batch", "head", "row")),
+            pointer("k", element, "K (batch, kv_heads, kv_len, head_dim)"),
+            *(i64(f"k_{axis}_stride", f"elements from one {axis} to the next") for axis in ("batch", "head", "row")),
+            pointer("means", "float", "means of all blocks of Q, then of K: a row of head_dim each", writes=True),
+            pointer("kv_indices", "int", "(batch, heads, query_blocks, topk): the lists", writes=True),
+            i64("q_blocks", "query blocks of all heads"),
+            i32("q_len", "queries of a head"),
+            i32("kv_len", "keys of a head"),
+            i32("head_dim", "elements of a head, a multiple of 8"),
+            i32("heads", "query heads"),
+            i32("kv_heads", "heads of K"),
+            i32("heads_per_kv_head", "query heads that share one head of K"),
+            i32("block_q", "queries of a block"),
+            i32("block_kv", "keys of a block"),
+            i32("query_blocks", "query blocks of a head"),
+            i32("key_blocks", "key blocks of a head"),
+            i32("query_tiles", "thread blocks of a head"),
+            i32("topk", "entries of a list"),
+            i32("causal", "1 if a query block does not see key blocks behind its last query"),
+            i32("always_first", "bits: key blocks that are always taken, from the first one on"),
+            i32("always_last", "bits: likewise, back from the last one that a query block sees"),
+        ),
+        tensor_maps={},
+        constants=(
+            Constant("kTileN", width, "key blocks of a step"),
+            Constant("kLaneBlocks", width // 32, "key blocks of a lane in a step"),
+            Constant("kWarpRows", WARP_ROWS, "query blocks of a warp"),
+            Constant("kThreads", 32 * WARPS[0], "threads of a block, at most"),
+            Constant("kMeanThreads", MEAN_THREADS, "threads of a block that makes a mean"),
+            Constant("kChunk", 16 // dtype.bytes, "elements of 16 bytes, which a thread loads at a time"),
+            Constant("kDepth", DEPTH, "columns of the means of K in shared memory"),
+            Constant("kKStride", DEPTH + PAD, "floats from one of their rows to the next"),
+            Constant("kQStride", spec.widest_head, "floats from one row of the means of Q to the next"),
+        ),
+        flags=SelectTopkFlags(),
+        grid_summary=f"one thread block for {WARP_ROWS} query blocks a warp, with 1 to {WARPS[0]} warps",
+        summary=(
+            ("tile", f"{WARP_ROWS} query blocks a warp, {width} key blocks at a time"),
+            ("schedule", f"{spec.schedule}: means of blocks (a kernel before), products in fp32, selection by bits"),
+        ),
+        flops=0,
+        bytes=FLOAT * (rows + width) * DEPTH,
+        arguments=_arguments,
+        sized_by_launch=True,
+        prologue=Prologue(f"{stem}_block_means", MEAN_THREADS),
+    )
+
+
+def _arguments(plan: Plan, shape: SelectShape, slots: int) -> LaunchArgs:
+    """Work out a launch: as many warps as share means of K, where thread blocks still suffice for all SMs."""
+    query_blocks, key_blocks = -(-shape.q_len // shape.block_q), -(-shape.kv_len // shape.block_kv)
+    batch_heads = shape.batch * shape.heads
+    ranks = next(region for region in plan.shared if region.name == "Ranks")
+    row_bytes = FLOAT * WARP_ROWS * key_blocks  # of a warp
+    fitting = [warps for warps in WARPS if warps * row_bytes <= ranks.bytes] or [WARPS[-1]]
+    tiles_of = {warps: -(-query_blocks // (WARP_ROWS * warps)) for warps in fitting}
+    warps = next((warps for warps in fitting if batch_heads * tiles_of[warps] >= slots), fitting[-1])
+    blocks_of_q, blocks_of_k = batch_heads * query_blocks, shape.batch * shape.kv_heads * key_blocks
+    numbers = {
+        "q_blocks": blocks_of_q,
+        "q_len": shape.q_len,
+        "kv_len": shape.kv_len,
+        "head_dim": shape.head_dim,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "heads_per_kv_head": shape.heads // shape.kv_heads,
+        "block_q": shape.block_q,
+        "block_kv": shape.block_kv,
+        "query_blocks": query_blocks,
+        "key_blocks": key_blocks,
+        "query_tiles": tiles_of[warps],
+    }
+    return LaunchArgs(
+        numbers,
+        batch_heads * tiles_of[warps],
+        prologue_grid=blocks_of_q + blocks_of_k,
+        scratch={"means": FLOAT * shape.head_dim * (blocks_of_q + blocks_of_k)},
+        block=BlockSize(32 * warps, ranks.offset + warps * row_bytes),
+    )

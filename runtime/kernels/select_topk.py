@@ -1,0 +1,183 @@
+"""Calls of kernels that select key blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.problem import SelectShape
+from codegen.spec import SelectTopkSpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
+from runtime.driver.enqueue import enqueue
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.workspace import Memory
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    Signatures,
+    call_key,
+    check_address,
+    check_shape,
+    check_strides,
+    check_tensor,
+    used_strides,
+)
+
+CHUNK = 8  # elements of one 16-byte load
+FARTHEST_ALWAYS = 32  # blocks from either end that can be taken anyway
+MOST_ENTRIES = 1 << 16  # of a list
+
+
+class _Selection(NamedTuple):
+    """What a call asks for beside its tensors; the last two are sets of 32 bits, as signed integers."""
+
+    block_q: int
+    block_kv: int
+    topk: int
+    causal: bool
+    always_first: int
+    always_last: int
+
+
+class SelectTopkKernel:
+    """For each query block the key blocks whose mean key has the largest product with the mean query.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, SelectTopkSpec)
+        self.spec: SelectTopkSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._signatures = Signatures()
+
+    def __repr__(self) -> str:
+        return f"<select_topk kernel {self.compiled.named.stem}(q, k, block, topk) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        block: tuple[int, int],
+        topk: int,
+        *,
+        causal: bool = False,
+        always: Sequence[int] = (),
+    ) -> torch.Tensor:
+        """Select key blocks.
+
+        Args:
+            q: (batch, heads, q_len, head_dim), the spec's dtype, head_dim a multiple of 8 up to 256; the last dimension
+                contiguous, other strides any multiple of 16 bytes.
+            k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
+            block: queries and keys of a block, 1 or more each; the last blocks may be shorter.
+            topk: entries of a list, from 1 to 65536.
+            causal: hide key blocks that begin behind the last query of a block (positions aligned at the end).
+            always: numbers of key blocks that come before all others, from -32 to 31. Negative ones count back from the
+                last key block that a query block sees. Those that are hidden, or not there, are left out.
+
+        Returns:
+            int32 (batch, heads, ceil(q_len / block[0]), topk): the key blocks with the largest products of the mean
+            query and the mean key, in fp32, in ascending order, then -1. Of equal products the lower number is taken;
+            one that is no number comes after all others.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        if is_elsewhere(q):
+            with entered(q.device.index):
+                return self(q, k, block, topk, causal=causal, always=always)
+        selection = _Selection(*_block(block), _topk(topk), bool(causal), *_always(always))
+        key = (selection, call_key(q, k))
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
+        if signature is None:
+            signature = self._signatures.keep(key, self._check(q, k, selection))
+        shape, memory = signature.extra
+        kv_indices = allocator(q.device)(*contiguous(shape), torch.int32)
+        addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "kv_indices": kv_indices.data_ptr()}
+        for name in ("q", "k"):
+            check_address(name, addresses[name])
+        enqueue(self._loaded, signature, addresses, q.device, memory)
+        return kv_indices
+
+    def _check(self, q: Any, k: Any, selection: _Selection) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        check_tensor("q", q, self._dtype, 4)
+        check_tensor("k", k, self._dtype, 4, q.device)
+        batch, heads, q_len, d = q.shape
+        if d % CHUNK or d > self.spec.widest_head:
+            raise ArgumentError("q", f"has head_dim {d}, expected a multiple of {CHUNK} up to {self.spec.widest_head}")
+        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        kv_heads, kv_len = k.shape[1:3]
+        if heads % kv_heads:
+            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+        for name, tensor in (("q", q), ("k", k)):
+            check_strides(name, tensor)
+        index, plan = q.device.index, self.compiled.plan
+        shape = SelectShape(batch, heads, kv_heads, q_len, kv_len, d, selection.block_q, selection.block_kv)
+        args = plan.problem(shape, self._loaded.slots(index))
+        assert args.block is not None
+        if args.block.shared_bytes > plan.shared_bytes:
+            most = f"which takes {args.block.shared_bytes} bytes of shared memory, {plan.shared_bytes} are there"
+            raise ArgumentError("block", f"makes {args.numbers['key_blocks']} blocks of {kv_len} keys, {most}")
+        if args.prologue_grid >= 2**31:
+            raise ArgumentError("block", f"makes {args.prologue_grid} blocks of q and k, expected less than 2^31")
+        numbers = {**args.numbers, **selection._asdict()}
+        for name, tensor in (("q", q), ("k", k)):
+            for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
+                numbers[f"{name}_{axis}_stride"] = stride
+        return self._loaded.signature(
+            index,
+            args.tiles,
+            numbers,
+            {},
+            extra=((batch, heads, numbers["query_blocks"], selection.topk), Memory.of(args)),
+            prologue_grid=args.prologue_grid,
+            size=args.block,
+        )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _block(block: Any) -> tuple[int, int]:
+    """Return queries and keys of a block."""
+    pair = tuple(block) if isinstance(block, Sequence) else ()
+    if len(pair) != 2 or not all(_whole(size) and 1 <= size < 2**30 for size in pair):
+        raise ArgumentError("block", f"is {block!r}, expected the queries and the keys of a block, 1 or more each")
+    return pair
+
+
+def _topk(topk: Any) -> int:
+    if not _whole(topk) or not 1 <= topk <= MOST_ENTRIES:
+        raise ArgumentError("topk", f"is {topk!r}, expected a number of key blocks from 1 to {MOST_ENTRIES}")
+    return int(topk)
+
+
+def _always(always: Any) -> tuple[int, int]:
+    """Return the blocks that are always taken as two sets of 32 bits, as signed integers: from the first, the last."""
+    first = last = 0
+    for number in always if isinstance(always, Sequence) else (always,):
+        if not _whole(number) or not -FARTHEST_ALWAYS <= number < FARTHEST_ALWAYS:
+            allowed = f"expected numbers of blocks from {-FARTHEST_ALWAYS} to {FARTHEST_ALWAYS - 1}"
+            raise ArgumentError("always", f"has {number!r}, {allowed}")
+        if number >= 0:
+            first |= 1 << number
+        else:
+            last |= 1 << (-1 - number)
+    return _signed(first), _signed(last)
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**32 if bits >= 2**31 else bits

@@ -4,13 +4,15 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5eb9fd84ba5383d4cd66cfeae0b23a9bc15950d6e6fa225cd1ad08a6383eae4e
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 235f1d2858f050a78a941ec171d32d1a9ce1e88539d609764468a66c03744bc9
+// seal: sha256 5b51317575bb06c7fa4d606f434476fce4ded2704f77b40cfb17e1146d9b3f59
 
-// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the largest
-// product with the mean query. Two kernels:
-//   h100_select_topk_block_means: a thread block for each block of Q and of K, whose mean goes to `means`
-//   h100_select_topk: a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the
-//   means of all key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
+// largest product with the mean query. Two kernels:
+//   h100_select_topk_block_means
+//     a thread block for each block of Q and of K, whose mean goes to `means`
+//   h100_select_topk
+//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all key
+//     blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
 //
 // Symbols
 //   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
@@ -33,7 +35,7 @@ constexpr int kQStride = 256;  // floats from one row of the means of Q to the n
 // Dynamic shared memory: 232448 bytes. Byte offsets:
 constexpr int kKTileOffset = 0;  // 9216 bytes: means of 64 key blocks, 32 columns of them
 constexpr int kQRowsOffset = 9216;  // 32768 bytes: means of the query blocks
-constexpr int kRanksOffset = 41984;  // 190464 bytes: ranks of all key blocks, for each query block: a launch takes what it needs
+constexpr int kRanksOffset = 41984;  // 190464 bytes: ranks of all key blocks, as many as a launch has
 
 using Element = unsigned short;  // the bits of one fp16
 constexpr uint32 kAllLanes = 0xFFFFFFFF;

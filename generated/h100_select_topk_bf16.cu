@@ -4,13 +4,15 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"bf16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 0c6b569ce863cdec928b75d74f287f985bc8ce4c5671281d4f840723c7d180cb
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 43f1d05dd494e3800cf703217cf7f9641f2394e79d44d142c0f4cd9e4e3aaf31
+// seal: sha256 8905c9381766c91635c557f4356c878760ff5866d2cd6260c947f6ff4274228e
 
-// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the largest
-// product with the mean query. Two kernels:
-//   h100_select_topk_bf16_block_means: a thread block for each block of Q and of K, whose mean goes to `means`
-//   h100_select_topk_bf16: a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the
-//   means of all key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
+// largest product with the mean query. Two kernels:
+//   h100_select_topk_bf16_block_means
+//     a thread block for each block of Q and of K, whose mean goes to `means`
+//   h100_select_topk_bf16
+//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all key
+//     blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
 //
 // Symbols
 //   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
@@ -33,7 +35,7 @@ constexpr int kQStride = 256;  // floats from one row of the means of Q to the n
 // Dynamic shared memory: 232448 bytes. Byte offsets:
 constexpr int kKTileOffset = 0;  // 9216 bytes: means of 64 key blocks, 32 columns of them
 constexpr int kQRowsOffset = 9216;  // 32768 bytes: means of the query blocks
-constexpr int kRanksOffset = 41984;  // 190464 bytes: ranks of all key blocks, for each query block: a launch takes what it needs
+constexpr int kRanksOffset = 41984;  // 190464 bytes: ranks of all key blocks, as many as a launch has
 
 using Element = unsigned short;  // the bits of one bf16
 constexpr uint32 kAllLanes = 0xFFFFFFFF;

@@ -4,13 +4,15 @@
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5b571f834b506b017816df8e5f27cf62dbf810c82d685ae977ea8ca0a541f2c1
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 c0ee2ad56f01ad2fef35ed51736a6ce7b96043c90cf8a34d250ceda0a1033eb7
+// seal: sha256 e0cbe1afc48d4c889bc2f1415a27cb4e05239d735c66172e2d1671154e37770e
 
-// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the largest
-// product with the mean query. Two kernels:
-//   l4_select_topk_block_means: a thread block for each block of Q and of K, whose mean goes to `means`
-//   l4_select_topk: a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the
-//   means of all key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
+// largest product with the mean query. Two kernels:
+//   l4_select_topk_block_means
+//     a thread block for each block of Q and of K, whose mean goes to `means`
+//   l4_select_topk
+//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all key
+//     blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
 //
 // Symbols
 //   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
@@ -33,7 +35,7 @@ constexpr int kQStride = 256;  // floats from one row of the means of Q to the n
 // Dynamic shared memory: 101376 bytes. Byte offsets:
 constexpr int kKTileOffset = 0;  // 9216 bytes: means of 64 key blocks, 32 columns of them
 constexpr int kQRowsOffset = 9216;  // 32768 bytes: means of the query blocks
-constexpr int kRanksOffset = 41984;  // 59392 bytes: ranks of all key blocks, for each query block: a launch takes what it needs
+constexpr int kRanksOffset = 41984;  // 59392 bytes: ranks of all key blocks, as many as a launch has
 
 using Element = unsigned short;  // the bits of one fp16
 constexpr uint32 kAllLanes = 0xFFFFFFFF;

@@ -12,7 +12,7 @@ Choose = Callable[[Sequence[Any]], Any]
 """Returns one of the values that it is given."""
 
 # More often what has most options, and what is refused most.
-OPS = (*["attention"] * 12, *["bsr_spmm"] * 6, *["bsr_sddmm"] * 3, *["bsr_spgemm"] * 2, "tile_copy")
+OPS = (*["attention"] * 12, *["bsr_spmm"] * 6, *["bsr_sddmm"] * 3, *["bsr_spgemm"] * 2, "select_topk", "tile_copy")
 ARCHS = (*["sm_90a"] * 6, "sm_89", "sm_89", "sm_80", "sm_86", "sm_120")
 SIDES = (16, 32, 64, 128)
 RARELY = (True, False, False, False, False)
@@ -148,6 +148,10 @@ def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
     return {**fields, "block": {"rows": rows, "cols": rows}, **option}
 
 
+def _select_topk(choose: Choose) -> dict[str, Any]:
+    return {"tile": {"m": 32, "n": choose((32, 64, 128))}} if choose(OFTEN) else {}
+
+
 def _tile_copy(choose: Choose) -> dict[str, Any]:
     return {"tile": {"m": choose((32, 64, 128)), "n": choose((64, 128, 256))}} if choose(OFTEN) else {}
 
@@ -157,5 +161,6 @@ _ATTENTION_OR_PRODUCT: dict[str, Callable[[Choose], dict[str, Any]]] = {
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
+    "select_topk": _select_topk,
     "tile_copy": _tile_copy,
 }

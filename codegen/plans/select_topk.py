@@ -42,7 +42,7 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
     shared.add("KTile", FLOAT * width * (DEPTH + PAD), f"means of {width} key blocks, {DEPTH} columns of them")
     shared.add("QRows", FLOAT * rows * spec.widest_head, "means of the query blocks")
     left = arch.shared_memory_per_block - shared.size
-    shared.add("Ranks", left, "ranks of all key blocks, for each query block: a launch takes what it needs", align=16)
+    shared.add("Ranks", left, "ranks of all key blocks, as many as a launch has", align=16)
     products = WARP_ROWS * width // 32
     limit = arch.registers_for(32 * WARPS[0], 1)
     registers = Registers(accumulators=products + 4 * width // 32, overhead=OVERHEAD_REGISTERS, limit=limit)
@@ -100,7 +100,7 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
             ("tile", f"{WARP_ROWS} query blocks a warp, {width} key blocks at a time"),
             ("schedule", f"{spec.schedule}: means of blocks (a kernel before), products in fp32, selection by bits"),
         ),
-        flops=0,
+        flops=2 * rows * width * DEPTH,
         bytes=FLOAT * (rows + width) * DEPTH,
         arguments=_arguments,
         sized_by_launch=True,

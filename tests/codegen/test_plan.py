@@ -26,7 +26,7 @@ from codegen.parse import parse_spec
 from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
 from codegen.preparation import round_columns
-from codegen.problem import AttentionShape, CopyShape, SddmmShape, SpgemmShape, SpmmShape
+from codegen.problem import AttentionShape, CopyShape, SddmmShape, SelectShape, SpgemmShape, SpmmShape
 from codegen.receipts import Receipt, receipt_path
 from codegen.render import generate, render_plan
 from codegen.spec import AttentionSpec
@@ -62,6 +62,7 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
         "bsr_spmm": SpmmShape(4096, 4096, 1000, 900, 1000, chunk_blocks=plan.row_cutting and 120),
         "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),
         "bsr_spgemm": SpgemmShape(1024, 1024, 1024, 10),
+        "select_topk": SelectShape(2, 64, 1, 1000, 1000, 72, 128, 64),
         "tile_copy": CopyShape(1000, 1000),
     }[named.spec.op]
     args = plan.problem(shape, 132)

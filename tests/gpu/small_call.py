@@ -17,7 +17,7 @@ import torch
 from codegen.plans.balance import cuts_rows
 from codegen.plans.gathered import gathers_rows, slots
 from codegen.plans.row_chunks import row_cutting
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec, Spec
 from runtime import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 
@@ -54,6 +54,10 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
         return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
+    if isinstance(spec, SelectTopkSpec):
+        # Rows of fewer chunks than a warp has lanes, and blocks that do not divide the lengths.
+        q, k = draw(1, 2 * HEADS, LENGTH - 7, 72), draw(1, HEADS, LENGTH - 3, 72)
+        return [q, k, (48, 80), 5], {"causal": True, "always": (0, -1)}
     return [draw(DENSE_ROWS, COLUMNS)], {}
 
 

@@ -4,20 +4,20 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5eb9fd84ba5383d4cd66cfeae0b23a9bc15950d6e6fa225cd1ad08a6383eae4e
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 5b51317575bb06c7fa4d606f434476fce4ded2704f77b40cfb17e1146d9b3f59
+// seal: sha256 d3b40d3e52c333368ce46b1d6075a11353b81bbd1de262314242f9cddcd4639f
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:
 //   h100_select_topk_block_means
 //     a thread block for each block of Q and of K, whose mean goes to `means`
 //   h100_select_topk
-//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all key
-//     blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all
+//     key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
 //
 // Symbols
 //   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
-//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first ones
-//              are taken
+//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first
+//              ones are taken
 
 using int64 = long long;
 using uint32 = unsigned int;

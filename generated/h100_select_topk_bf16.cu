@@ -4,20 +4,20 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"bf16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 0c6b569ce863cdec928b75d74f287f985bc8ce4c5671281d4f840723c7d180cb
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 8905c9381766c91635c557f4356c878760ff5866d2cd6260c947f6ff4274228e
+// seal: sha256 a14377ff7b5ad3a564efd516bf1b75de9f7f57d2fe9ab3ab6a0ac1f199518759
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:
 //   h100_select_topk_bf16_block_means
 //     a thread block for each block of Q and of K, whose mean goes to `means`
 //   h100_select_topk_bf16
-//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all key
-//     blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all
+//     key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
 //
 // Symbols
 //   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
-//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first ones
-//              are taken
+//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first
+//              ones are taken
 
 using int64 = long long;
 using uint32 = unsigned int;

@@ -4,20 +4,20 @@
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5b571f834b506b017816df8e5f27cf62dbf810c82d685ae977ea8ca0a541f2c1
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 e0cbe1afc48d4c889bc2f1415a27cb4e05239d735c66172e2d1671154e37770e
+// seal: sha256 be4a8099f47a36427b930b5227addb5a5a55764c33b7093d339235da1639e281
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:
 //   l4_select_topk_block_means
 //     a thread block for each block of Q and of K, whose mean goes to `means`
 //   l4_select_topk
-//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all key
-//     blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all
+//     key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
 //
 // Symbols
 //   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
-//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first ones
-//              are taken
+//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first
+//              ones are taken
 
 using int64 = long long;
 using uint32 = unsigned int;

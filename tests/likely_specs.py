@@ -1,12 +1,18 @@
-"""Fields of specs of all operators, architectures, patterns and options, as drawn by tests: many are accepted.
+"""Specs of all operators, architectures, patterns and options, as drawn by tests: many fields are accepted.
 
 The draws go through one function, so that Hypothesis can make them, and shrink them, or a seeded generator.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, unnamed_stem
+from codegen.parse import parse_spec
+from codegen.plans import plan_for
 
 Choose = Callable[[Sequence[Any]], Any]
 """Returns one of the values that it is given."""
@@ -31,6 +37,29 @@ def likely_fields(choose: Choose) -> dict[str, Any]:
         "schedule": ("cooperative", "ping_pong", "multistage"),
     }
     return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
+
+
+def accepted_specs(count: int, seed: int, archs: Sequence[str] = ARCHS) -> list[NamedSpec]:
+    """Draw so many different specs of some architectures that give a plan: the same as long as plans accept the same.
+
+    Args:
+        count: of specs.
+        seed: of the draws.
+        archs: whose specs are taken; the others are drawn, and passed over.
+    """
+    generator = random.Random(seed)
+    found: dict[str, NamedSpec] = {}
+    while len(found) < count:
+        try:
+            spec = parse_spec(likely_fields(generator.choice))
+            named = NamedSpec(unnamed_stem(spec), spec)
+            if spec.arch not in archs:
+                continue
+            plan_for(named)
+        except SpecError:
+            continue
+        found.setdefault(spec.hash, named)
+    return list(found.values())
 
 
 def _attention(choose: Choose) -> dict[str, Any]:

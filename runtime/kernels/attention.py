@@ -129,7 +129,8 @@ class AttentionKernel:
                 Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
                 each query block once: those of a tile are neighbours in it. The result of a query block that it leaves
-                out is not written. What :meth:`prepare` returns stands for kv_indices and query_order.
+                out is not written; an entry out of range names none. What :meth:`prepare` returns stands for kv_indices
+                and query_order. Whatever these tensors hold, nothing outside the arguments is read or written.
             named_indices: index tensors by name.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of

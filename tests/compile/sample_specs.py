@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -20,32 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from likely_specs import likely_fields  # noqa: E402 - not installed
+from likely_specs import accepted_specs  # noqa: E402 - not installed
 
 from codegen.arch import ARCHS  # noqa: E402
-from codegen.errors import SpecError  # noqa: E402
 from codegen.explain import launch_registers  # noqa: E402
-from codegen.library import NamedSpec, unnamed_stem  # noqa: E402
-from codegen.parse import parse_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.library import NamedSpec  # noqa: E402
 from runtime.compile import toolchain  # noqa: E402
 from runtime.compile.compiler import Compiled, compile_spec  # noqa: E402
 from runtime.compile.inspection import resources  # noqa: E402
-
-
-def accepted_specs(count: int, seed: int) -> list[NamedSpec]:
-    """Draw so many different specs that give a plan."""
-    generator = random.Random(seed)
-    found: dict[str, NamedSpec] = {}
-    while len(found) < count:
-        try:
-            spec = parse_spec(likely_fields(generator.choice))
-            named = NamedSpec(unnamed_stem(spec), spec)
-            plan_for(named)
-        except SpecError:
-            continue
-        found.setdefault(spec.hash, named)
-    return list(found.values())
 
 
 def fits_the_compiler(named: NamedSpec) -> bool:

@@ -3,17 +3,31 @@
     compute-sanitizer --tool racecheck --kernel-regex kns=h100_ python tests/gpu/small_call.py h100_topk32
 
 Inputs are made on the CPU and copied, so that initcheck knows who wrote them; for it, leave the filter out. memcheck
-also wants ``--report-api-errors no``: torch asks the driver for what it may not have.
+also wants ``--report-api-errors no``: torch asks the driver for what it may not have. A name may have wildcards.
+
+With --garbage the index tensors hold anything (tests/gpu/garbage.py says what), drawn ROUNDS times, and the results are
+compared with those of the proper ones; kernels without index tensors are passed over:
+
+    compute-sanitizer --tool memcheck --report-api-errors no --kernel-regex kns=h100_ \\
+        python tests/gpu/small_call.py --garbage 'h100_*'
 """
 
 from __future__ import annotations
 
+import argparse
+import fnmatch
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gpu import garbage
+
+from codegen.library import find_spec, shipped_names
 from codegen.plans.balance import cuts_rows
 from codegen.plans.gathered import gathers_rows, slots
 from codegen.plans.row_chunks import row_cutting
@@ -25,6 +39,7 @@ LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
 COLUMNS = 328  # of a dense matrix
 DENSE_ROWS = 1000  # of a copy
+ROUNDS = 6  # of garbage
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
@@ -95,20 +110,43 @@ def _bsr(
     return torch.sparse_bsr_tensor(crow.to(device), col.to(device), draw(len(col), rows, cols), size=shape)
 
 
+def run(name: str) -> None:
+    """Call a kernel."""
+    kernel = load_kernel(name, forward_compatible=True)
+    positional, named = arguments_of(kernel.spec)
+    if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
+        a, *rest = positional
+        positional = [kernel.prepare(a), *rest]
+        kernel(kernel.prepare(a, pack=True), *rest, **named)
+    kernel(*positional, **named)
+    torch.cuda.synchronize()
+    sys.stdout.write(f"{name}: ran\n")
+
+
+def run_with_garbage(name: str) -> None:
+    """Call a kernel with garbage in its index tensors, if it has some."""
+    if not garbage.has_indices(find_spec(name).spec):
+        sys.stdout.write(f"{name}: has no indices\n")
+        return
+    kernel = load_kernel(name, forward_compatible=True)
+    positional, named = arguments_of(kernel.spec)
+    for seed in range(ROUNDS):
+        garbage.check(kernel, garbage.spoil(kernel.spec, positional, seed), named)
+    torch.cuda.synchronize()
+    sys.stdout.write(f"{name}: ran, {ROUNDS} times with garbage\n")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", help="of shipped specs")
+    parser.add_argument("--garbage", action="store_true", help="with garbage in the index tensors")
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: a call needs a GPU, and torch sees none; nothing was run")
     warnings.simplefilter("ignore")
-    for name in sys.argv[1:]:
-        kernel = load_kernel(name, forward_compatible=True)
-        positional, named = arguments_of(kernel.spec)
-        if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
-            a, *rest = positional
-            positional = [kernel.prepare(a), *rest]
-            kernel(kernel.prepare(a, pack=True), *rest, **named)
-        kernel(*positional, **named)
-        torch.cuda.synchronize()
-        sys.stdout.write(f"{name}: ran\n")
+    for given in options.names:
+        for name in fnmatch.filter(shipped_names(), given) or [given]:
+            (run_with_garbage if options.garbage else run)(name)
 
 
 if __name__ == "__main__":

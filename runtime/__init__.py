@@ -9,8 +9,12 @@ from codegen.errors import CodegenError, SpecError
 from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError, ToolchainError
 
 if TYPE_CHECKING:
+    from runtime import patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
+    from runtime.ops.attention import block_sparse_attention
+    from runtime.ops.explain import explain_attention
+    from runtime.ops.merge import merge_attention
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
 
@@ -20,8 +24,12 @@ _NEED_TORCH = {
     "Kernel": "runtime.kernel",
     "PreparedBsr": "runtime.prepare.prepared",
     "PreparedLists": "runtime.prepare.prepared",
+    "block_sparse_attention": "runtime.ops.attention",
     "bsr_problem": "runtime.prepare.problem",
+    "explain_attention": "runtime.ops.explain",
     "load_kernel": "runtime.kernel",
+    "merge_attention": "runtime.ops.merge",
+    "patterns": "runtime.patterns",
 }
 
 __all__ = [
@@ -36,8 +44,12 @@ __all__ = [
     "PreparedLists",
     "SpecError",
     "ToolchainError",
+    "block_sparse_attention",
     "bsr_problem",
+    "explain_attention",
     "load_kernel",
+    "merge_attention",
+    "patterns",
 ]
 
 
@@ -45,7 +57,8 @@ def __getattr__(name: str) -> Any:
     """Import what needs torch."""
     if name in _NEED_TORCH:
         try:
-            return getattr(importlib.import_module(_NEED_TORCH[name]), name)
+            module = importlib.import_module(_NEED_TORCH[name])
+            return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

@@ -35,12 +35,14 @@ ROOMS: dict[str, set[str]] = {
     "prepare": {"errors"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
+    "patterns": {"errors"},
+    "ops": {"errors", "kernels", "kernel", "patterns"},
     "bench": {"errors", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "doctor": {"errors", "compile", "driver"},
     "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "doctor"},
-    "__init__": {"errors", "kernel", "kernels", "prepare"},
+    "__init__": {"errors", "kernel", "kernels", "ops", "patterns", "prepare"},
 }
 
 every_template = pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""Calls of block-sparse attention on real tensors: the kernel of a call is remembered by what decides it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from codegen.library import find_spec
+from runtime.errors import ArgumentError
+from runtime.kernel import load_kernel
+from runtime.kernels.attention import AttentionKernel, AttentionResult
+from runtime.ops.attention_checks import (
+    KV_LENGTHS,
+    check_lists,
+    check_no_overlap,
+    check_operands,
+    check_options,
+    check_out,
+    check_overflow,
+    check_values,
+)
+from runtime.ops.attention_choice import Call, arch_of, kernel_head_dim, resolve
+from runtime.ops.block_sizes import Tensors
+
+CALLS_KEPT = 1024
+KERNELS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How calls of one kind are computed.
+
+    Attributes:
+        kernel: what computes them.
+        scale: the softmax scale where a call gives none; None: the kernel's default.
+        arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
+        indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
+    """
+
+    kernel: AttentionKernel
+    scale: float | None
+    arranged: Callable[[Tensors, int, int], Tensors] | None
+    indices: int
+
+
+_routes: dict[Any, Route] = {}
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensors: Tensors,
+    spec_json: str,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    lse: bool = False,
+    out: torch.Tensor | None = None,
+    validate: bool = False,
+    overflow: torch.Tensor | None = None,
+) -> AttentionResult:
+    """Compute attention, as ``block_sparse_attention`` describes it.
+
+    Args:
+        q, k, v: the operands.
+        tensors: index tensors of the pattern, in order.
+        spec_json: the pattern, as JSON.
+        scale, softcap, sink, kv_lengths, out, validate: as there.
+        lse: whether to return the log-sum-exp.
+        overflow: of the lists.
+
+    Raises:
+        ArgumentError, SpecError: before anything is launched.
+        DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
+    """
+    route = key = None
+    try:
+        shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
+        key = (
+            spec_json,
+            shape,
+            q.shape,
+            k.shape,
+            q.dtype,
+            q.device,
+            softcap,
+            sink is not None,
+            kv_lengths is not None,
+            lse,
+        )
+        route = _routes.get(key)
+    except (AttributeError, TypeError):
+        pass  # an argument is of another type, which the checks name
+    if route is None:
+        _check(q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out)
+        route = _remember(key)
+    if out is not None:
+        inputs = {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths}
+        check_no_overlap(out, inputs)
+    if validate:
+        check_overflow(overflow)
+    given = tensors
+    if route.arranged is not None:
+        if validate:
+            check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+            validate = False
+        given = route.arranged(tensors, q.shape[2], k.shape[2])
+    if kv_lengths is not None:
+        given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
+    try:
+        return route.kernel(
+            q, k, v, *given, scale=route.scale if scale is None else scale, out=out, sink=sink, validate=validate
+        )
+    except ArgumentError:
+        _check(
+            q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out
+        )  # says more of what is wrong
+        raise
+
+
+def _check(
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: Tensors,
+    spec_json: str,
+    *,
+    scale: Any,
+    softcap: Any,
+    sink: Any,
+    kv_lengths: Any,
+    out: Any,
+) -> None:
+    """Check all arguments of a call."""
+    check_operands(q, k, v)
+    check_options(q, softcap, scale, sink, kv_lengths)
+    check_lists(spec_json, tensors, q, k)
+    if out is not None:
+        check_out(out, q, {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths})
+
+
+def _remember(key: Any) -> Route:
+    """Choose, compile and load the kernel of calls of a kind, whose arguments are checked."""
+    call = Call(*key)
+    device = call.device
+    assert device is not None
+    resolution = resolve(call, arch_of(device), torch.cuda.get_device_name(device))
+    kernel = _loaded(resolution.choice.spec.canonical_json(), device)
+    head_dim, indices = call.q_shape[3], kernel.spec.index_tensors
+    if call.kv_lengths:
+        assert indices[-1].name == KV_LENGTHS.name
+    route = Route(
+        kernel,
+        None if head_dim == kernel_head_dim(head_dim) else 1 / math.sqrt(head_dim),
+        resolution.lists_of(),
+        len(indices) if call.kv_lengths else 0,
+    )
+    if len(_routes) >= CALLS_KEPT:
+        _routes.clear()
+    _routes[key] = route
+    return route
+
+
+@lru_cache(maxsize=KERNELS_KEPT)
+def _loaded(spec: str, device: torch.device) -> AttentionKernel:
+    """Compile and load a kernel for a device."""
+    if torch.cuda.is_current_stream_capturing():
+        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
+        raise ArgumentError("q", f"is in a CUDA graph capture, and {reason}")
+    kernel = load_kernel(find_spec(json.loads(spec)), device=device)
+    assert isinstance(kernel, AttentionKernel)
+    return kernel

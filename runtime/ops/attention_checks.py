@@ -1,0 +1,254 @@
+"""Checks of what ``block_sparse_attention`` is called with: before a kernel is chosen, and where a kernel refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from codegen.patterns import PATTERNS, IndexTensor, PatternBase
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    check_number,
+    check_output,
+    check_scale,
+    check_shape,
+    check_sink,
+    check_sink_values,
+    check_strides,
+    check_tensor,
+)
+from runtime.kernels.index_values import check_index_values
+from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
+from runtime.ops.block_sizes import Tensors
+
+RANK = 4  # of q, k and v
+SOFTCAPS = (0.001, 1000)
+KV_LENGTHS = IndexTensor("kv_lengths", ("batch",), "keys of a batch", upper="kv_len")
+
+
+def refuse_transformed(tensors: Sequence[Any]) -> None:
+    """Refuse tensors that stand for several, or for parts on several devices.
+
+    Raises:
+        ArgumentError: for one under ``torch.vmap``, and for a DTensor.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if torch._C._functorch.is_batchedtensor(tensor):
+            reason = "is mapped by torch.vmap: pass the batch as a dimension, (batch, heads, length, head_dim)"
+            raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
+        if distributed is not None and isinstance(tensor, distributed.DTensor):
+            reason = "is a DTensor: pass each rank's part, tensor.to_local()"
+            raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
+
+
+def refuse_gradients(*tensors: Any) -> None:
+    """Refuse tensors that require a gradient, while gradients are on.
+
+    Raises:
+        ArgumentError: naming the first one, in the order of q, k, v, sink and out.
+    """
+    if torch.is_grad_enabled():
+        for name, tensor in zip(("q", "k", "v", "sink", "out"), tensors, strict=True):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                reason = "requires a gradient, but there is no backward pass; call it under torch.no_grad()"
+                raise ArgumentError(name, reason)
+
+
+def check_types(q: Any, k: Any, v: Any, tensors: Tensors, *, sink: Any, kv_lengths: Any) -> None:
+    """Check types and devices, of tensors whose sizes may not be known.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_operand(name, tensor, q)
+    for tensor in tensors:
+        if tensor is not None:
+            _check_index("pattern", tensor, q)
+    if sink is not None and sink.dtype != torch.float32:
+        raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
+    if kv_lengths is not None:
+        _check_index(KV_LENGTHS.name, kv_lengths, q)
+
+
+def _check_operand(name: str, tensor: Any, q: Any) -> None:
+    """Check the type, rank and device of q, k or v."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.dtype not in DTYPES:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16")
+    if tensor.dtype != q.dtype:
+        raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")
+    if tensor.device != q.device:
+        raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}")
+    if tensor.dim() != RANK:
+        raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {RANK}")
+
+
+def check_operands(q: Any, k: Any, v: Any, *, on_gpu: bool = True) -> None:
+    """Check q, k and v against each other.
+
+    Args:
+        q, k, v: the operands.
+        on_gpu: whether they must be there, and such as a kernel can address.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_operand(name, tensor, q)
+        if on_gpu:
+            check_tensor(name, tensor, q.dtype, RANK, q.device)
+    batch, heads, _, head_dim = q.shape
+    kernel_head_dim(head_dim)
+    kv_heads, kv_len = k.shape[1:3]
+    sizes = [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("kv_len", (kv_len,)), ("head_dim", (head_dim,))]
+    check_shape("k", k.shape, sizes)
+    check_shape("v", v.shape, sizes)
+    if heads % kv_heads:
+        raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+    for name, tensor in (("q", q), ("k", k), ("v", v)) if on_gpu else ():
+        check_strides(name, tensor)
+
+
+def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengths: Any) -> None:
+    """Check what a call has beside q, k, v and the pattern.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None and not SOFTCAPS[0] <= check_number("softcap", softcap) <= SOFTCAPS[1]:
+        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
+    if sink is not None:
+        check_sink(sink, q.shape[1], q.device)
+    if kv_lengths is not None:
+        _check_index(KV_LENGTHS.name, kv_lengths, q)
+        check_shape(KV_LENGTHS.name, kv_lengths.shape, [("batch", tuple(sorted({1, q.shape[0]})))])
+
+
+def _model(spec_json: str) -> tuple[dict[str, Any], PatternBase]:
+    """Return a pattern as plain data and as the spec has it; its blocks need be none that kernels are made for."""
+    pattern: dict[str, Any] = json.loads(spec_json)
+    block = pattern.get("block")
+    fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
+    return pattern, PATTERNS[pattern["kind"]].model_construct(**fields)
+
+
+def check_lists(spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Check the index tensors of a pattern.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    pattern, model = _model(spec_json)
+    block = pattern.get("block")
+    sizes: dict[str | int, tuple[int, ...] | None] = {
+        "batch": tuple(sorted({1, q.shape[0]})),
+        "heads": tuple(sorted({1, k.shape[1], q.shape[1]})),
+    }
+    if isinstance(block, dict):
+        sizes["query_blocks"] = (-(-q.shape[2] // block["q"]),)
+    for spec, tensor in zip(model.index_tensors, tensors, strict=False):
+        if tensor is None:
+            continue
+        _check_index(spec.name, tensor, q)
+        if isinstance(block, dict) and len(spec.dims) >= LIST_RANK <= tensor.dim():
+            _check_query_blocks(spec.name, tensor, q.shape[2], block["q"])
+        expected = [(str(dim), (dim,) if isinstance(dim, int) else sizes.get(dim)) for dim in spec.dims]
+        check_shape(spec.name, tensor.shape, expected)
+
+
+def _check_query_blocks(name: str, tensor: torch.Tensor, q_len: int, queries: int) -> None:
+    """Check that lists are of as many query blocks as q has."""
+    blocks = -(-q_len // queries)
+    if tensor.shape[2] != blocks:
+        those = f"q has {q_len} queries: {blocks} blocks of {queries}"
+        raise ArgumentError(
+            name, f"has lists of {tensor.shape[2]} query blocks, {those}; other lengths or block sizes?"
+        )
+
+
+def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
+    """Check the type and the device of an index tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.device != q.device:
+        raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}: pass {name}.to(q.device)")
+    if tensor.dtype != torch.int32:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
+
+
+def check_out(out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
+    """Check a tensor to write into.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    check_tensor("out", out, q.dtype, RANK, q.device)
+    names = ("batch", "heads", "q_len", "head_dim")
+    check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
+    check_strides("out", out)
+    check_output("out", out)
+    check_no_overlap(out, inputs)
+
+
+def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
+    """Check that a tensor to write into shares no memory with what is read.
+
+    Raises:
+        ArgumentError: naming the input, if their ranges of memory overlap.
+    """
+    first, end = _range(out)
+    for name, tensor in inputs.items():
+        if tensor is not None:
+            begins, ends = _range(tensor)
+            if begins < end and first < ends:
+                raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and of the one after its last."""
+    last = 0
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (size - 1) * stride
+    begins = tensor.data_ptr()
+    return begins, begins + (last + 1) * tensor.element_size()
+
+
+def check_values(
+    spec_json: str, tensors: Tensors, lengths: tuple[int, int], sink: Any = None, kv_lengths: Any = None
+) -> None:
+    """Check the values of index tensors and sinks, of lists that a kernel does not get as they are (synchronises).
+
+    Raises:
+        ArgumentError: for the first value that is wrong.
+    """
+    pattern, model = _model(spec_json)
+    given = {spec.name: t for spec, t in zip(model.index_tensors, tensors, strict=False) if t is not None}
+    limits = {"key_blocks": -(-lengths[1] // pattern["block"]["kv"]), "kv_len": lengths[1] + 1}
+    limits |= {name: t.shape[3] + 1 for name, t in given.items() if t.dim() > LIST_RANK}
+    indices = [spec for spec in model.index_tensors if spec.name in given and spec.upper in limits]
+    if kv_lengths is not None:
+        indices, given = [*indices, KV_LENGTHS], {**given, KV_LENGTHS.name: kv_lengths}
+    check_index_values(indices, given, {spec.name: limits[spec.upper] for spec in indices})
+    check_sink_values(sink)
+
+
+def check_overflow(overflow: torch.Tensor | None) -> None:
+    """Check that whoever made lists did not run out of entries (synchronises).
+
+    Raises:
+        ArgumentError: if it did.
+    """
+    if overflow is not None and bool((overflow != 0).any()):
+        raise ArgumentError("pattern", "has lists that are cut off: they were made with too few entries (max_blocks)")

@@ -1,0 +1,246 @@
+"""Which kernel computes a call of ``block_sparse_attention``: chosen by the class of its shapes, by codegen.select.
+
+A class has everything that a spec says, and the sizes by which the choice is made, rounded: batch, lengths and the
+entries of a list to the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... So at most two kernels are chosen from one power of
+two of a length to the next, most often one; heads are exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.arch import ARCHS
+from codegen.errors import SpecError
+from codegen.library import find_spec
+from codegen.select import Choice, choose
+from codegen.wording import alternatives
+from runtime.errors import ArgumentError, DeviceError
+from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+"""Head sizes that kernels are made for: others are filled up to the next."""
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+CLASSES_KEPT = 256
+LIST_RANK = 3  # of counts; lists have one dimension more, their entries
+_PACKS = (64, 32, 16, 8, 4, 2)
+_FEW_QUERIES = 16  # of a block: below, a tile is filled by query heads that share their lists
+
+
+class Call(NamedTuple):
+    """What of a call decides its kernel.
+
+    Attributes:
+        spec_json: of the pattern.
+        list_shape: of the first index tensor; () without.
+        q_shape: (batch, heads, q_len, head_dim).
+        k_shape: (batch, kv_heads, kv_len, head_dim).
+        dtype: of q, k and v.
+        device: of q.
+        softcap: cap of the logits.
+        sink: whether the call has sinks.
+        kv_lengths: whether it has lengths.
+        lse: whether it wants the log-sum-exp.
+    """
+
+    spec_json: str
+    list_shape: tuple[int, ...]
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device | None
+    softcap: float | None
+    sink: bool
+    kv_lengths: bool
+    lse: bool
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """A class of calls that share a kernel.
+
+    Attributes:
+        pattern: of the spec, as JSON.
+        arch: architecture of the device.
+        device_name: as torch has it; None if there is no device.
+        dtype: of inputs and outputs.
+        head_dim: of the kernel.
+        softcap: cap of the logits.
+        sink: whether calls have sinks.
+        kv_lengths: whether they have lengths.
+        lse: whether they want the log-sum-exp.
+        pack_gqa: query heads that share their lists.
+        batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
+    """
+
+    pattern: str
+    arch: str
+    device_name: str | None
+    dtype: str
+    head_dim: int
+    softcap: float | None
+    sink: bool
+    kv_lengths: bool
+    lse: bool
+    pack_gqa: int
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    list_length: int | None
+
+    def fields(self) -> dict[str, Any]:
+        """Return what the spec says of the problem; options that are off are left out."""
+        softcap = None if self.softcap is None else float(self.softcap)
+        options = {"softcap": softcap, "sink": self.sink, "kv_lengths": self.kv_lengths}
+        return {
+            "op": "attention",
+            **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
+            "pattern": json.loads(self.pattern),
+            **{name: value for name, value in options.items() if value},
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that are known."""
+        names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
+        return {name: value for name, value in asdict(self).items() if name in names and value is not None}
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How a call is computed.
+
+    Attributes:
+        shape_class: the class that the call is of.
+        choice: the kernel, and why it.
+        fit: what becomes of the caller's lists; None: nothing.
+        repeated: how often each head of the lists is repeated.
+    """
+
+    shape_class: ShapeClass
+    choice: Choice
+    fit: BlockFit | None
+    repeated: int
+
+    def lists_of(self) -> Callable[[Tensors, int, int], Tensors] | None:
+        """Return what makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same."""
+        fit, repeated = self.fit, self.repeated
+        if fit is None and repeated == 1:
+            return None
+
+        def arranged(tensors: Tensors, q_len: int, kv_len: int) -> Tensors:
+            if repeated > 1:
+                tensors = tuple(
+                    t if t is None or t.shape[1] == 1 else t.repeat_interleave(repeated, 1) for t in tensors
+                )
+            return tensors if fit is None else fit.apply(tensors, q_len, kv_len)
+
+        return arranged
+
+
+def rounded(size: int) -> int:
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    power = 1 << max(0, size - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
+
+
+def arch_of(device: torch.device) -> str:
+    """Return the architecture whose kernels a device runs.
+
+    Raises:
+        DeviceError: if none are written for it. Those of another architecture are not taken instead.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    for name, arch in ARCHS.items():
+        if arch.compute_capability == capability:
+            return name
+    here = f"{torch.cuda.get_device_name(device)} is sm_{capability[0]}{capability[1]}"
+    raise DeviceError(f"{here}, for which no kernels are written; there are some for {', '.join(ARCHS)}")
+
+
+def kernel_head_dim(head_dim: int) -> int:
+    """Return the head size of the kernel.
+
+    Raises:
+        ArgumentError: if no kernel takes it.
+    """
+    if head_dim % 8 or not 0 < head_dim <= HEAD_DIMS[-1]:
+        raise ArgumentError("q", f"has head size {head_dim}, expected a multiple of 8 up to {HEAD_DIMS[-1]}")
+    return next(size for size in HEAD_DIMS if size >= head_dim)
+
+
+def resolve(call: Call, arch: str, device_name: str | None) -> Resolution:
+    """Choose the kernel of a call.
+
+    Raises:
+        ArgumentError: naming the argument, where no kernel computes it.
+        SpecError: the same, of the pattern's numbers and of options.
+    """
+    if arch not in ARCHS:
+        raise ArgumentError("arch", f"is {arch!r}; {alternatives(arch, list(ARCHS))}")
+    packed = _packed_heads(call)
+    try:
+        return _resolved(call, arch, device_name, packed)
+    except SpecError as error:
+        if packed == 1 or error.field != "pack_gqa":
+            raise
+        return _resolved(call, arch, device_name, 1)
+
+
+def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Resolution:
+    """Choose the kernel of a call with so many heads packed, where its blocks need not be merged."""
+    (batch, heads, q_len, head_dim), (_, kv_heads, kv_len, _) = call.q_shape, call.k_shape
+    fit = block_fit(call.spec_json, arch, packed)
+    if fit is not None and fit.merges and packed > 1:
+        packed, fit = 1, block_fit(call.spec_json, arch, 1)
+    list_heads = call.list_shape[1] if len(call.list_shape) > 1 else 1
+    width = call.list_shape[3] if len(call.list_shape) > LIST_RANK else 0
+    shape_class = ShapeClass(
+        pattern=call.spec_json if fit is None else fit.spec_json(call.spec_json),
+        arch=arch,
+        device_name=device_name,
+        dtype=DTYPES[call.dtype],
+        head_dim=kernel_head_dim(head_dim),
+        **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
+        pack_gqa=packed,
+        batch=rounded(batch),
+        heads=heads,
+        kv_heads=kv_heads,
+        q_len=rounded(q_len),
+        kv_len=rounded(kv_len),
+        list_length=rounded(width) if width and fit is None else None,
+    )
+    repeated = 1 if list_heads == 1 else heads // packed // list_heads
+    return Resolution(shape_class, chosen(shape_class), fit, repeated)
+
+
+def _packed_heads(call: Call) -> int:
+    """Return how many query heads share their lists within a tile, where lists are those of K/V heads or of all."""
+    if len(call.list_shape) < LIST_RANK:
+        return 1
+    heads, kv_heads, list_heads = call.q_shape[1], call.k_shape[1], call.list_shape[1]
+    group = heads // kv_heads
+    if list_heads == heads:
+        return 1
+    if list_heads == kv_heads:
+        return group if group in _PACKS else 1
+    few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
+    return next((pack for pack in _PACKS if group % pack == 0), 1) if few_queries else 1
+
+
+@lru_cache(maxsize=CLASSES_KEPT)
+def chosen(shape_class: ShapeClass) -> Choice:
+    """Choose the kernel of a class.
+
+    The choice is that of a kernel with an LSE, as kernels are measured: it costs next to nothing and changes no tuning.
+    """
+    choice = choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name)
+    if shape_class.lse:
+        return choice
+    return replace(choice, named=find_spec({**json.loads(choice.spec.canonical_json()), "lse": False}))

@@ -1,0 +1,214 @@
+"""Lists of blocks for which no kernel is made, as lists for which one is: exactly, on the device, without a wait.
+
+Large blocks are split: (256, 64) into the same list for two blocks of 128 queries, (128, 192) into three blocks of 64
+keys. Small ones are merged: a block of 64 keys is listed where one of its blocks of 16 is, with a bit for each pair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.errors import ArgumentError
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_LEAST_ROWS = 16  # queries of a block, times the query heads that are packed
+_UNIT = 16  # keys: half a word of the bits
+_WORD = 32  # keys
+_HALF_WORD = (0xFFFF, -0x10000)  # its bits in a word, of the first half and of the second, as int32 has them
+
+
+def query_sizes(pack_gqa: int) -> tuple[int, ...]:
+    """Return the queries of a block that kernels are made for."""
+    return tuple(size for size in _SIZES if size * pack_gqa >= _LEAST_ROWS)
+
+
+def key_sizes(arch: str) -> tuple[int, ...]:
+    """Return the keys of a block that kernels are made for."""
+    return (64, 128) if arch == "sm_90a" else (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class BlockFit:
+    """How lists of one block size become lists of another.
+
+    Attributes:
+        block: (queries, keys) of the caller's blocks.
+        split: (queries, keys) after large blocks are split.
+        merged: (queries, keys) after small ones are merged: those of the kernel.
+        mask: of partial blocks, of ``block_lists``; None of ``topk``.
+    """
+
+    block: tuple[int, int]
+    split: tuple[int, int]
+    merged: tuple[int, int]
+    mask: str | None
+
+    @property
+    def merges(self) -> bool:
+        """Whether blocks are merged, which makes bits of the mask."""
+        return self.merged != self.split
+
+    def spec_json(self, spec_json: str) -> str:
+        """Return the kernel's pattern, as JSON."""
+        pattern: dict[str, Any] = json.loads(spec_json)
+        pattern["block"] = dict(zip(("q", "kv"), self.merged, strict=True))
+        if self.merges:
+            pattern |= {"kind": "block_lists", "mask": "bits"}
+        return json.dumps(pattern)
+
+    def __str__(self) -> str:
+        """Return what happens to the lists, in words."""
+        steps = [
+            f"blocks of {before[0]} x {before[1]} are {word} blocks of {after[0]} x {after[1]}"
+            for word, before, after in (
+                ("split into", self.block, self.split),
+                ("merged into", self.split, self.merged),
+            )
+            if before != after
+        ]
+        return ", ".join(steps) + ", in each call"
+
+    def apply(self, tensors: Tensors, q_len: int, kv_len: int) -> Tensors:
+        """Return the index tensors of a call with the kernel's blocks."""
+        counted = self.mask is not None
+        if self.split != self.block:
+            tensors = _split(tensors, self.block, self.split, counted=counted, lengths=(q_len, kv_len))
+        if self.merges:
+            tensors = _merged(tensors, self.split, self.merged, mask=self.mask, lengths=(q_len, kv_len))
+        return tensors
+
+
+def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
+    """Return how the lists of a pattern become those of a kernel; None where there is nothing to do.
+
+    Raises:
+        ArgumentError: where that is not possible, with the sizes that are.
+    """
+    pattern = json.loads(spec_json)
+    if not isinstance(pattern.get("block"), dict):
+        return None
+    block = pattern["block"]["q"], pattern["block"]["kv"]
+    allowed = query_sizes(pack_gqa), key_sizes(arch)
+    sizes = [_kernel_size(size, legal) for size, legal in zip(block, allowed, strict=True)]
+    if None in sizes or block[1] % _UNIT:
+        raise ArgumentError("block", f"is {block}; {_allowed(allowed)}")
+    q, kv = (size for size in sizes if size is not None)
+    if (q, kv) == block:
+        return None
+    split = min(q, block[0]), min(kv, block[1])
+    if (q, kv) != split:  # merged blocks have bits, in words
+        kv = min(size for size in allowed[1] if size % kv == 0 and size % _WORD == 0)
+    fit = BlockFit(block, split, (q, kv), pattern.get("mask"))
+    if fit.mask == "bits" and (fit.merges or block[1] % _WORD or kv % _WORD):
+        raise ArgumentError("block", f"is {block}, with mask='bits'; {_allowed(allowed, merges=False)}")
+    return fit
+
+
+def _kernel_size(size: int, legal: Sequence[int]) -> int | None:
+    """Return the size that blocks of a size are split or merged into; None for neither."""
+    if size in legal:
+        return size
+    parts = [each for each in legal if size % each == 0]
+    wholes = [each for each in legal if each % size == 0]
+    return max(parts) if parts else min(wholes, default=None)
+
+
+def _allowed(sizes: tuple[tuple[int, ...], tuple[int, ...]], *, merges: bool = True) -> str:
+    """Return the sizes that work, in words."""
+    queries, keys = sizes
+    words = f"allowed are {queries[0]} queries, {keys[0]} keys and multiples of them"
+    return f"{words}; smaller blocks where these divide by them, of 16 keys or more" if merges else words
+
+
+def _split(
+    tensors: Tensors, block: tuple[int, int], split: tuple[int, int], *, counted: bool, lengths: tuple[int, int]
+) -> Tensors:
+    """Return index tensors with each block split into equal parts."""
+    rows, parts = block[0] // split[0], block[1] // split[1]
+    blocks, needed = -(-lengths[1] // block[1]), -(-lengths[0] // split[0])
+
+    def of_rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.repeat_interleave(rows, 2)[:, :, :needed] if rows > 1 else tensor
+
+    def of_list(lists: torch.Tensor) -> torch.Tensor:
+        if parts > 1:  # what names no block names none afterwards either
+            part = torch.arange(parts, dtype=torch.int32, device=lists.device)
+            lists = (lists.clamp(-1, blocks).unsqueeze(-1) * parts + part).clamp(min=-1).flatten(-2)
+        return of_rows(lists)
+
+    def of_bits(bits: torch.Tensor) -> torch.Tensor:
+        words: torch.Tensor = bits.unflatten(-1, (rows, split[0], parts, split[1] // _WORD))
+        words = words.permute(0, 1, 2, 4, 3, 6, 5, 7)  # batch, head, block, rows, entry, parts, query, word
+        return words.flatten(6).flatten(4, 5).flatten(2, 3)[:, :, :needed]
+
+    if not counted:
+        return tuple(None if lists is None else of_list(lists) for lists in tensors)
+    found = [None if t is None else (of_list(t) if i % 2 else of_rows(t * parts)) for i, t in enumerate(tensors[:4])]
+    return (*found, *(None if bits is None else of_bits(bits) for bits in tensors[4:]))
+
+
+def _merged(
+    tensors: Tensors, block: tuple[int, int], merged: tuple[int, int], *, mask: str | None, lengths: tuple[int, int]
+) -> Tensors:
+    """Return counts, lists, no full lists and bits of larger blocks. A block that a list repeats counts once."""
+    q_len, kv_len = lengths
+    blocks = -(-kv_len // block[1])
+    if mask is None:
+        tensors = (None, *tensors)
+    seen = [
+        _listed(tensors[i + 1], tensors[i], blocks, rows=merged[0] // block[0], keys=merged[1] // block[1])
+        for i in (0, 2)
+        if i + 1 < len(tensors)
+    ]
+    every = seen[0] if len(seen) == 1 else seen[0] | seen[1]
+    visible = every.any(5).any(3)  # batch, head, query block, key block
+    longest = merged[0] // block[0] * sum(lists.shape[3] for lists in tensors[1::2] if lists is not None)
+    order = visible.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :longest]
+    words = [_words(each, order, block) for each in seen]
+    bits = words[0] & _causal_words(order, merged, kv_len - q_len) if mask == "causal" else words[0]
+    for full in words[1:]:
+        bits = bits | full
+    counts = visible.sum(-1, dtype=torch.int32)
+    return counts, order.to(torch.int32), None, None, bits.flatten(-2)
+
+
+def _listed(
+    lists: torch.Tensor | None, counts: torch.Tensor | None, blocks: int, *, rows: int, keys: int
+) -> torch.Tensor:
+    """Return which blocks are listed: (batch, heads, query blocks, rows, key blocks, keys), bool, of larger blocks."""
+    assert lists is not None
+    named = (lists >= 0) & (lists < blocks)
+    if counts is not None:
+        named = named & (torch.arange(lists.shape[3], device=lists.device) < counts.unsqueeze(3))
+    named, lists = torch.broadcast_tensors(named, lists)
+    surplus = -blocks % keys
+    seen = torch.zeros((*lists.shape[:3], blocks + surplus + 1), dtype=torch.bool, device=lists.device)
+    seen.scatter_(3, torch.where(named, lists, blocks + surplus).long(), True)
+    seen = torch.nn.functional.pad(seen[..., :-1], (0, 0, 0, -lists.shape[2] % rows))
+    groups: torch.Tensor = seen.unflatten(3, (-1, keys)).unflatten(2, (-1, rows))
+    return groups
+
+
+def _words(seen: torch.Tensor, order: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Return the bits of listed blocks: (batch, heads, query blocks, entries, queries, words)."""
+    chosen = seen.transpose(3, 4).take_along_dim(order[..., None, None], 3)
+    halves: torch.Tensor = chosen.repeat_interleave(block[1] // _UNIT, 5).unflatten(5, (-1, 2)).to(torch.int32)
+    words = halves[..., 0] * _HALF_WORD[0] + halves[..., 1] * _HALF_WORD[1]
+    return words.repeat_interleave(block[0], 4)
+
+
+def _causal_words(order: torch.Tensor, merged: tuple[int, int], shift: int) -> torch.Tensor:
+    """Return the bits of the keys up to each query's position, of listed blocks."""
+    first_query = merged[0] * torch.arange(order.shape[2], device=order.device)
+    query = first_query[:, None] + torch.arange(merged[0], device=order.device)
+    word = _WORD * torch.arange(merged[1] // _WORD, device=order.device)
+    before = query[:, None, :, None] + (shift + 1) - (order * merged[1])[..., None, None] - word
+    keys = before.clamp(0, _WORD).to(torch.int32)
+    return torch.where(keys < _WORD, (1 << keys.clamp(max=_WORD - 1)) - 1, -1)

@@ -1,0 +1,112 @@
+"""explain_attention: which kernel a call of block_sparse_attention takes, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from codegen.select import Choice
+from runtime.errors import ArgumentError
+from runtime.ops.attention import pattern_of
+from runtime.ops.attention_checks import check_lists, check_operands, check_options
+from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
+
+FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call takes, and why; as text, one line for each thing.
+
+    Attributes:
+        choice: the kernel's spec, the rule and the reason of ``codegen.select``.
+        shape_class: the class of calls that share the kernel.
+        head_dim: of the call; the kernel's is ``shape_class.head_dim``.
+        lists: what becomes of the caller's lists; "": nothing.
+    """
+
+    choice: Choice
+    shape_class: ShapeClass
+    head_dim: int
+    lists: str
+
+    @property
+    def padding(self) -> float:
+        """Share of the kernel's products that head size is filled up with."""
+        return 1 - self.head_dim / self.shape_class.head_dim
+
+    def __str__(self) -> str:
+        """Return all of it."""
+        wanted = self.shape_class
+        sizes = ", ".join(f"{name} {size}" for name in FIELDS if (size := getattr(wanted, name)) is not None)
+        lines = [
+            f"kernel: {self.choice.named.stem} ({wanted.arch}, {wanted.dtype}, d {wanted.head_dim})",
+            f"rule: {self.choice.rule}: {self.choice.reason}",
+            f"class of shapes: {sizes}",
+        ]
+        if self.padding:
+            lines.append(
+                f"head size: {self.head_dim} is filled up to {wanted.head_dim}: {self.padding:.0%} of the products"
+            )
+        if self.lists:
+            lines.append(f"lists: {self.lists}")
+        if wanted.pack_gqa > 1:
+            lines.append(f"heads: {wanted.pack_gqa} query heads that share their lists fill a tile together")
+        dense = self.choice.dense or "no measured row near has a faster one"
+        lines.append(f"dense attention of a library: {dense}")
+        return "\n".join(lines)
+
+
+def explain_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any,
+    *,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    return_lse: bool = False,
+    arch: str | None = None,
+) -> Explanation:
+    """Say which kernel ``block_sparse_attention`` takes for a call, and why; nothing is compiled or launched.
+
+    Args:
+        q, k, v, pattern, softcap, sink, kv_lengths, return_lse: those of the call.
+        arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
+            q's device.
+
+    Returns:
+        The choice. ``str()`` of it has the kernel, the rule and the measured row, the class of shapes that share it,
+        what filling up the head size costs, what becomes of the lists, and whether a library's dense attention is
+        faster in that row.
+
+    Raises:
+        ArgumentError, SpecError, DeviceError: as the call would.
+    """
+    if arch is None and not q.is_cuda:
+        raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
+    pattern = pattern_of(pattern, q, k)
+    tensors = pattern.index_tensors()
+    check_operands(q, k, v, on_gpu=arch is None)
+    check_lists(pattern.spec_json, tensors, q, k)
+    check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
+    call = Call(
+        pattern.spec_json,
+        tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
+        tuple(q.shape),
+        tuple(k.shape),
+        q.dtype,
+        None,
+        softcap,
+        sink is not None,
+        kv_lengths is not None,
+        return_lse,
+    )
+    name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
+    found = resolve(call, arch or arch_of(q.device), name)
+    steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]
+    steps += [] if found.fit is None else [str(found.fit)]
+    return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps))

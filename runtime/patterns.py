@@ -1,0 +1,310 @@
+"""Sparsity patterns of ``runtime.block_sparse_attention``: those of the specs, with the tensors that a call passes.
+
+A pattern says which keys a query sees. Its numbers are part of the kernel: another window is another kernel. Its
+tensors (lists of blocks, lengths) are read on the GPU at each call and may change freely between calls.
+
+Positions are aligned at the end: query i stands at key i + kv_len - q_len.
+
+Patterns are pytrees whose leaves are their tensors, so that ``torch.export`` and ``torch.utils._pytree`` take them
+apart; they are compared by identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from codegen.patterns import PATTERNS, PatternBase
+from codegen.validation import first_error
+from runtime.errors import ArgumentError
+
+Indices = tuple[torch.Tensor | None, ...]
+"""Index tensors in the order in which a kernel takes them."""
+
+
+class Pattern:
+    """Base of the patterns.
+
+    Attributes:
+        spec_json: the pattern of the kernel's spec as JSON: all of it that the kernel depends on.
+    """
+
+    kind: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that are pytree leaves."""
+    spec_json: str
+
+    def spec_pattern(self) -> dict[str, Any]:
+        """Return the pattern of the kernel's spec, as plain data."""
+        found: dict[str, Any] = json.loads(self.spec_json)
+        return found
+
+    def index_tensors(self) -> Indices:
+        """Return the tensors that a call passes beside q, k and v, in the kernel's order."""
+        return ()
+
+    def _set_spec(self, text: str) -> None:
+        object.__setattr__(self, "spec_json", text)
+
+
+PatternType = TypeVar("PatternType", bound=type[Pattern])
+
+
+def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
+    """Return a decorator that makes a pattern class a pytree whose leaves are the fields ``tensors``."""
+
+    def registered(cls: PatternType) -> PatternType:
+        cls.tensors = tensors
+        names = [field.name for field in fields(cls) if field.name not in tensors]  # type: ignore[arg-type]
+
+        def flatten(pattern: Any) -> tuple[list[Any], tuple[Any, ...]]:
+            return [getattr(pattern, name) for name in tensors], tuple(getattr(pattern, name) for name in names)
+
+        def unflatten(leaves: Any, context: Any) -> Any:
+            return cls(**dict(zip(names, context, strict=True)), **dict(zip(tensors, leaves, strict=True)))
+
+        def from_json(context: Any) -> tuple[Any, ...]:
+            return tuple(tuple(value) if isinstance(value, list) else value for value in context)
+
+        pytree.register_pytree_node(
+            cls,
+            flatten,
+            unflatten,
+            serialized_type_name=f"{cls.__module__}.{cls.__name__}",
+            to_dumpable_context=list,
+            from_dumpable_context=from_json,
+        )
+        return cls
+
+    return registered
+
+
+def _check_numbers(pattern: Any) -> None:
+    """Check the fields of a pattern that has numbers only.
+
+    Raises:
+        ArgumentError: naming the field.
+    """
+    if torch.compiler.is_compiling():  # validation is not traced; the kernel's spec is validated all the same
+        return
+    values = {field.name: getattr(pattern, field.name) for field in fields(pattern)}
+    model: type[PatternBase] = PATTERNS[pattern.kind]
+    try:
+        model.model_validate({"kind": pattern.kind, **values})
+    except ValueError as error:  # pydantic's
+        field, reason = first_error(error, PATTERNS, "a pattern")  # type: ignore[arg-type]
+        raise ArgumentError(field.rpartition(".")[2], reason) from None
+
+
+def _block_text(block: tuple[int, int]) -> str:
+    """Return a block's shape as JSON."""
+    q, kv = block
+    return f'"block": {{"q": {q}, "kv": {kv}}}'
+
+
+def _check_block(block: Any) -> None:
+    """Check the shape of a block: two whole numbers."""
+    if torch.compiler.is_compiling():
+        return
+    whole = isinstance(block, tuple | list) and len(block) == 2 and all(type(size) is int for size in block)
+    if not whole or min(block) < 1:
+        raise ArgumentError("block", f"is {block!r}, expected (queries, keys) of a block, such as (128, 128)")
+
+
+@_pattern()
+@dataclass(frozen=True, eq=False)
+class Dense(Pattern):
+    """Every query sees every key."""
+
+    kind: ClassVar[str] = "dense"
+
+    def __post_init__(self) -> None:
+        self._set_spec('{"kind": "dense"}')
+
+
+@_pattern()
+@dataclass(frozen=True, eq=False)
+class Causal(Pattern):
+    """Query i sees the keys up to its own position.
+
+    Attributes:
+        align: where the diagonal ends: ``bottom_right`` as in FlashAttention (the last query sees every key) or
+            ``top_left`` as in torch's ``is_causal`` (query i sees the keys 0 to i).
+    """
+
+    kind: ClassVar[str] = "causal"
+    align: Literal["bottom_right", "top_left"] = "bottom_right"
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        self._set_spec(f'{{"kind": "causal", "align": "{self.align}"}}')
+
+
+@_pattern()
+@dataclass(frozen=True, eq=False)
+class SlidingWindow(Pattern):
+    """Query i sees the keys from i - left to i + right: FlashAttention's ``window_size=(left, right)``.
+
+    Attributes:
+        left: keys before its own position.
+        right: keys after it; 0 is causal.
+    """
+
+    kind: ClassVar[str] = "sliding_window"
+    left: int
+    right: int = 0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        self._set_spec(f'{{"kind": "sliding_window", "left": {self.left}, "right": {self.right}}}')
+
+
+@_pattern()
+@dataclass(frozen=True, eq=False)
+class SinkWindow(Pattern):
+    """Query i sees the first ``sink`` keys and those from i - left to i + right; none after i + right.
+
+    Attributes:
+        sink: keys at the beginning (StreamingLLM's attention sinks; not the ``sink`` logits of a call).
+        left: keys before its own position.
+        right: keys after it; 0 is causal.
+    """
+
+    kind: ClassVar[str] = "sink_window"
+    sink: int
+    left: int
+    right: int = 0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        numbers = f'"sink": {self.sink}, "left": {self.left}, "right": {self.right}'
+        self._set_spec(f'{{"kind": "sink_window", {numbers}}}')
+
+
+@_pattern()
+@dataclass(frozen=True, eq=False)
+class Strided(Pattern):
+    """Query i sees its own block of keys, ``local`` blocks next to it, and one block in ``stride`` from the first on.
+
+    Attributes:
+        stride: blocks from one stripe, which all queries see, to the next.
+        local: blocks before a query's own one that it sees; if not causal, after it too.
+        block: keys of a block: 64 or 128.
+        causal: whether keys after the query's own position are hidden.
+    """
+
+    kind: ClassVar[str] = "strided"
+    stride: int
+    local: int
+    block: int = 128
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        causal = "true" if self.causal else "false"
+        numbers = f'"stride": {self.stride}, "local": {self.local}, "block": {self.block}, "causal": {causal}'
+        self._set_spec(f'{{"kind": "strided", {numbers}}}')
+
+
+@_pattern("prefix_len")
+@dataclass(frozen=True, eq=False)
+class PrefixLM(Pattern):
+    """Query i of batch b sees the first ``prefix_len[b]`` keys and those up to its own position.
+
+    Attributes:
+        prefix_len: int32 (batch or 1,); a value out of range counts as the nearest that is not.
+    """
+
+    kind: ClassVar[str] = "prefix_lm"
+    prefix_len: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self._set_spec('{"kind": "prefix_lm"}')
+
+    def index_tensors(self) -> Indices:
+        """Return ``prefix_len``."""
+        return (self.prefix_len,)
+
+
+@_pattern("kv_indices")
+@dataclass(frozen=True, eq=False)
+class TopK(Pattern):
+    """Each query block sees the key blocks of its list, all of them whole.
+
+    Attributes:
+        kv_indices: int32 (batch or 1, list heads, ceil(q_len / block[0]), k), any k; -1 fills a list up at its end.
+            List heads are the heads of q, or 1 for all, or those of k: then query heads that share a K/V head share
+            lists.
+        block: (queries, keys) of a block.
+    """
+
+    kind: ClassVar[str] = "topk"
+    kv_indices: torch.Tensor
+    _: KW_ONLY
+    block: tuple[int, int] = (128, 128)
+
+    def __post_init__(self) -> None:
+        _check_block(self.block)
+        self._set_spec(f'{{"kind": "topk", {_block_text(self.block)}}}')
+
+    def index_tensors(self) -> Indices:
+        """Return ``kv_indices``."""
+        return (self.kv_indices,)
+
+
+@_pattern("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "mask_bits", "overflow")
+@dataclass(frozen=True, eq=False)
+class BlockLists(Pattern):
+    """Each query block sees the first blocks of two lists, partial and full ones: FlexAttention's layout.
+
+    Of partial blocks ``mask`` says which of their pairs are visible; of full ones all are.
+
+    Attributes:
+        kv_num_blocks: int32 (batch or 1, list heads, ceil(q_len / block[0])), how many entries of ``kv_indices`` count.
+            List heads are the heads of q, or 1 for all, or those of k, as for :class:`TopK`.
+        kv_indices: int32 (..., entries), partial key blocks.
+        full_kv_num_blocks: as ``kv_num_blocks``, of full blocks; None with ``full_kv_indices``.
+        full_kv_indices: as ``kv_indices``, full key blocks.
+        block: (queries, keys) of a block.
+        mask: of partial blocks: ``none`` (all pairs are visible), ``causal`` or ``bits``.
+        mask_bits: int32 (batch or 1, list heads, query blocks, entries, block[0] * block[1] / 32), with
+            ``mask="bits"``: bit c % 32 of word r * (block[1] / 32) + c // 32 of the i-th entry says whether query r of
+            the query block sees key c of the i-th partial block in its list.
+        overflow: int32 (1,), not 0 where whoever made the lists ran out of entries; ``validate=True`` looks at it.
+    """
+
+    kind: ClassVar[str] = "block_lists"
+    kv_num_blocks: torch.Tensor
+    kv_indices: torch.Tensor
+    full_kv_num_blocks: torch.Tensor | None = None
+    full_kv_indices: torch.Tensor | None = None
+    _: KW_ONLY
+    block: tuple[int, int] = (128, 128)
+    mask: Literal["none", "causal", "bits"] = "none"
+    mask_bits: torch.Tensor | None = None
+    overflow: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_block(self.block)
+        if self.mask not in ("none", "causal", "bits"):
+            raise ArgumentError("mask", f"is {self.mask!r}, expected 'none', 'causal' or 'bits'")
+        if (self.mask == "bits") != (self.mask_bits is not None):
+            has = "is missing" if self.mask_bits is None else "is given"
+            raise ArgumentError(
+                "mask_bits", f"{has}, and mask is {self.mask!r}: it goes with mask='bits', and only there"
+            )
+        if (self.full_kv_num_blocks is None) != (self.full_kv_indices is None):
+            raise ArgumentError("full_kv_num_blocks and full_kv_indices", "belong together: pass both or neither")
+        self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, "mask": "{self.mask}"}}')
+
+    def index_tensors(self) -> Indices:
+        """Return the two counts and lists, then the bits, if there are any."""
+        lists = (self.kv_num_blocks, self.kv_indices, self.full_kv_num_blocks, self.full_kv_indices)
+        if self.mask_bits is not None:
+            return (*lists, self.mask_bits)
+        return lists if self.full_kv_indices is not None else lists[:2]

@@ -1,0 +1,99 @@
+"""Attention by its definition, in float32: how often each query sees each key, and the softmax over those."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from codegen.patterns import PATTERNS
+
+
+def times_seen(
+    spec_json: str, tensors: tuple[Any, ...], shape: tuple[int, int, int, int], kv_lengths: Any = None
+) -> torch.Tensor:
+    """Return how often each query sees each key, (batch, heads, q_len, kv_len), of shape that."""
+    pattern = json.loads(spec_json)
+    q_len, kv_len = shape[2:]
+    device = next((t.device for t in tensors if t is not None), None)
+    block = pattern.get("block")
+    fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
+    if bits := pattern.get("mask") == "bits":
+        fields["mask"] = "none"
+    model = PATTERNS[pattern["kind"]].model_construct(**fields)
+    q, k = torch.arange(q_len, device=device)[:, None], torch.arange(kv_len, device=device)
+    values = {name: t.reshape(-1, 1, 1, 1) for name, t in model.values_of(tensors).items()}
+    seen = torch.as_tensor(model.visible(q, k, q_len, kv_len, values)).to(torch.int32).expand(shape)
+    if isinstance(block, dict):
+        size = block["q"], block["kv"]
+        if pattern["kind"] == "topk":
+            seen = listed(tensors[0], None, size, shape) * seen
+        else:
+            inside = of_bits(tensors[1], tensors[0], tensors[4], size, shape) if bits else seen
+            seen = listed(tensors[1], tensors[0], size, shape) * (1 if bits else inside)
+            seen = inside if bits else seen
+            if len(tensors) > 3 and tensors[3] is not None:
+                seen = seen + listed(tensors[3], tensors[2], size, shape)
+    if kv_lengths is not None:
+        seen = seen * (torch.arange(kv_len, device=device) < kv_lengths.reshape(-1, 1, 1, 1))
+    return seen
+
+
+def _all_heads(t: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
+    t = t.expand(batch, *t.shape[1:])
+    return t.repeat_interleave(heads // t.shape[1], 1)
+
+
+def _entries(lists: Any, counts: Any, size: tuple[int, int], shape: tuple[int, ...]) -> Any:
+    """Yield each entry of lists: its column, and its block, or one that does not exist, (batch, heads, blocks)."""
+    lists = _all_heads(lists, *shape[:2])
+    blocks = -(-shape[3] // size[1])
+    for column in range(lists.shape[3]):
+        found = lists[..., column]
+        named = (found >= 0) & (found < blocks)
+        if counts is not None:
+            named &= column < _all_heads(counts, *shape[:2])
+        yield column, torch.where(named, found, blocks).long()
+
+
+def listed(lists: Any, counts: Any, size: tuple[int, int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Return how often the block of each pair is listed."""
+    rows, blocks = -(-shape[2] // size[0]), -(-shape[3] // size[1])
+    total = torch.zeros(*shape[:2], rows, blocks + 1, dtype=torch.int32, device=lists.device)
+    for _, block in _entries(lists, counts, size, shape):
+        total.scatter_add_(3, block[..., None], torch.ones_like(block[..., None], dtype=torch.int32))
+    pairs = total[..., :-1].repeat_interleave(size[0], 2).repeat_interleave(size[1], 3)
+    return pairs[:, :, : shape[2], : shape[3]]
+
+
+def of_bits(lists: Any, counts: Any, bits: Any, size: tuple[int, int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Return how often each pair is listed with its bit set."""
+    rows, blocks = -(-shape[2] // size[0]), -(-shape[3] // size[1])
+    words = _all_heads(bits, *shape[:2]).unflatten(-1, (size[0], size[1] // 32))
+    pairs = ((words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=bits.device)) & 1).flatten(-2)
+    total = torch.zeros(*shape[:2], rows, blocks + 1, *size, dtype=torch.int32, device=bits.device)
+    for column, block in _entries(lists, counts, size, shape):
+        index = block[..., None, None, None].expand(*block.shape, 1, *size)
+        total.scatter_add_(3, index, pairs[:, :, :, column : column + 1])
+    return total[:, :, :, :-1].transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, : shape[2], : shape[3]]
+
+
+def attention(
+    q: Any, k: Any, v: Any, seen: torch.Tensor, *, scale: Any = None, softcap: Any = None, sink: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result and the log-sum-exp in float32, where each key counts as often as it is seen."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.float().repeat_interleave(group, 1) for t in (k, v))
+    logits = q.float() @ k.mT * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits + seen.to(q.device).float().log()
+    every = (
+        logits if sink is None else torch.cat([logits, sink.float().reshape(1, -1, 1, 1).expand(*q.shape[:3], 1)], 3)
+    )
+    lse = every.logsumexp(3)
+    weights = torch.where(logits == -math.inf, 0.0, (logits - lse[..., None]).exp())
+    return weights @ v, lse

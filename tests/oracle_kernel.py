@@ -1,0 +1,84 @@
+"""A kernel that computes by the definition, on any device, in place of those that ``block_sparse_attention`` loads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attention_oracle
+import pytest
+import torch
+
+from codegen.library import find_spec
+from codegen.spec import AttentionSpec
+from runtime.errors import ArgumentError
+from runtime.kernels import arguments
+from runtime.kernels.attention import AttentionResult
+from runtime.ops import attention_calls, attention_checks
+
+
+class OracleKernel:
+    """Stands for an AttentionKernel."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.calls = 0
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, *tensors: Any, scale: Any, out: Any, sink: Any, validate: bool
+    ) -> AttentionResult:
+        self.calls += 1
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            raise ArgumentError("q", "requires a gradient, but this kernel has no backward")
+        if any(t is not None and t.device != q.device for t in tensors):
+            raise ArgumentError("kv_indices", "is elsewhere")
+        spec, shape = self.spec, (*q.shape[:3], k.shape[2])
+        pattern, packed = spec.pattern.model_dump_json(), spec.pack_gqa
+        names = [tensor.name for tensor in spec.index_tensors]
+        lengths = tensors[names.index("kv_lengths")] if "kv_lengths" in names[: len(tensors)] else None
+        lists = tensors[: len(spec.pattern.index_tensors)]
+        for tensor in lists:
+            if tensor is not None and tensor.dim() > 2 and tensor.shape[1] not in (1, q.shape[1] // packed):
+                raise ArgumentError("kv_indices", f"has lists of {tensor.shape[1]} heads")
+        seen = attention_oracle.times_seen(pattern, lists, shape, lengths)
+        found, lse = attention_oracle.attention(q, k, v, seen, scale=scale, softcap=spec.softcap, sink=sink)
+        out = torch.empty_like(q) if out is None else out
+        out.copy_(found)
+        return AttentionResult(out, lse if spec.lse else None)
+
+
+class Loaded(dict[str, OracleKernel]):
+    """The kernels that were asked for, by their spec."""
+
+    def __call__(self, spec: str, device: torch.device) -> OracleKernel:
+        named = find_spec(json.loads(spec))
+        assert isinstance(named.spec, AttentionSpec)
+        return self.setdefault(spec, OracleKernel(named.spec))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
+    """Make ``block_sparse_attention`` compute by the definition, with the choice of kernels of an H100."""
+    loaded = Loaded()
+    monkeypatch.setattr(attention_calls, "_loaded", loaded)
+    monkeypatch.setattr(attention_calls, "_routes", {})
+    monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(attention_checks, "check_tensor", _check_tensor)
+    monkeypatch.setattr(arguments, "check_tensor", _check_tensor)  # of sinks
+    return loaded
+
+
+_real_check = arguments.check_tensor
+
+
+def _check_tensor(name: str, tensor: Any, dtype: Any, rank: int, device: Any = None) -> None:
+    """Check a tensor as one on a GPU is."""
+    if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+        assert device in (None, tensor.device)
+        tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu)
+        device = None
+    _real_check(name, tensor, dtype, rank, device)
+
+
+class _OnGpu(torch.Tensor):
+    device = torch.device("cuda", 0)  # type: ignore[assignment]

@@ -17,8 +17,8 @@ KEY_SIZES: tuple[int, ...] = get_args(get_args(KeyBlockSize)[0])
 WORD = 32
 """Keys that a word of ``mask_bits`` is about."""
 INTEGERS = (torch.int32, torch.int64)
-BOOLEANS = (torch.bool, torch.uint8, torch.int8)
-"""Types of maps and masks: anything but 0 is True."""
+BOOLEANS = (torch.bool, torch.uint8, torch.int8, *INTEGERS)
+"""Types of maps and masks, anything but 0 being True. Not floats: in additive masks 0 is visible."""
 
 
 def words(values: Sequence[object]) -> str:

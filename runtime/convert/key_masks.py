@@ -14,7 +14,7 @@ def kv_lengths_from_mask(mask: torch.Tensor) -> torch.Tensor:
     """Return the lengths of the keys, for ``kv_lengths`` of a call, if padding is on the right.
 
     Args:
-        mask: bool, int8 or uint8 (batch, kv_len), which keys are visible.
+        mask: bool or integers (batch, kv_len), which keys are visible.
 
     Returns:
         int32 (batch,). Where a visible key follows a hidden one (padding on the left, a hole) it is -1: a call with
@@ -57,7 +57,7 @@ def from_key_mask(
     """Return the lists of a mask of the keys, which is the same for all queries: any padding, any holes.
 
     Args:
-        mask: bool, int8 or uint8 (batch or 1, kv_len), which keys are visible.
+        mask: bool or integers (batch or 1, kv_len), which keys are visible.
         q_len: queries of a head.
         block: queries and keys of a block.
         max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.

@@ -23,7 +23,7 @@ def from_bool_blocks(
     """Return the lists of a boolean block mask.
 
     Args:
-        mask: bool, int8 or uint8, (query_blocks, key_blocks) or (batch or 1, heads or 1, query_blocks, key_blocks):
+        mask: bool or integers (query_blocks, key_blocks) or (batch or 1, heads or 1, query_blocks, key_blocks):
             whether the queries of a block see the keys of another; anything but 0 is True.
         block: queries and keys of a block of ``mask``, of any size.
         target: those of a block of the lists; by default 16 to 128, those of ``block`` or equal parts of them; where

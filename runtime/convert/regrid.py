@@ -95,7 +95,8 @@ def target_of(block: Shape, *, has_bits: bool) -> Shape:
 
 def _size_of(size: int, allowed: tuple[int, ...]) -> int:
     """Return the size of blocks along one dimension."""
-    return max((part for part in allowed if part >= LEAST_SIZE and size % part == 0), default=max(allowed))
+    parts = [part for part in allowed if part >= LEAST_SIZE and size % part == 0]
+    return max(parts) if parts else max(allowed)
 
 
 def regrid(blocks: torch.Tensor, dim: int, old: int, new: int, length: int, *, whole: bool) -> torch.Tensor:

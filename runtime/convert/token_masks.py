@@ -22,7 +22,7 @@ def from_token_mask(
     """Return the lists of a boolean mask of tokens: SDPA's ``attn_mask``.
 
     Args:
-        mask: bool, int8 or uint8 (q_len, kv_len) or (batch or 1, heads or 1, q_len, kv_len), which pairs are visible;
+        mask: bool or integers (q_len, kv_len) or (batch or 1, heads or 1, q_len, kv_len), which pairs are visible;
             anything but 0 is True.
         block: queries and keys of a block.
         max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.

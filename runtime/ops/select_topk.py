@@ -48,9 +48,8 @@ def select_topk_blocks(
     """
     _check(q, k, block, topk, always)
     q_len, kv_len = q.shape[2], k.shape[2]
-    scores = _block_means(q, block[0]) @ _block_means(k, block[1]).repeat_interleave(
-        q.shape[1] // k.shape[1], 1
-    ).transpose(2, 3)
+    mean_keys = _block_means(k, block[1]).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = _block_means(q, block[0]) @ mean_keys.transpose(2, 3)
     rows, columns = scores.shape[2:]
     numbers = torch.arange(columns, device=q.device)
     last = ((torch.arange(rows, device=q.device) + 1) * block[0]).clamp(max=q_len) - 1 + (kv_len - q_len)
@@ -61,9 +60,9 @@ def select_topk_blocks(
         chosen = numbers == (which if which >= 0 else last.clamp(min=-1) // block[1] + 1 + which)
         rank = torch.where(chosen & (rank == 1), 0, rank)
     # Stable sorts keep the lower number first: by score, then by what comes before the score.
-    by_score = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).argsort(-1, descending=True, stable=True)
+    by_score = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     ranks = rank.expand(scores.shape).gather(-1, by_score)
-    order = by_score.gather(-1, ranks.argsort(-1, stable=True))[..., :topk]
+    order = by_score.gather(-1, ranks.argsort(dim=-1, stable=True))[..., :topk]
     selected = torch.where(rank.expand(scores.shape).gather(-1, order) < 2, order, columns).sort(-1).values
     lists = torch.where(selected < columns, selected, -1).to(torch.int32)
     return F.pad(lists, (0, topk - lists.shape[-1]), value=-1)
@@ -73,9 +72,8 @@ def _check(q: Any, k: Any, block: Any, topk: Any, always: Any) -> None:
     """Check the arguments of a selection."""
     for name, tensor in (("q", q), ("k", k)):
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _FLOATS or tensor.dim() != 4:
-            what = (
-                f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            )
+            is_tensor = isinstance(tensor, torch.Tensor)
+            what = f"{tensor.dtype} {tuple(tensor.shape)}" if is_tensor else type(tensor).__name__
             raise ArgumentError(name, f"is {what}, expected (batch, heads, length, head_dim) of a float type")
         if tensor.numel() == 0:
             raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")

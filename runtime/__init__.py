@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from runtime.ops.attention import block_sparse_attention
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
+    from runtime.ops.select_topk import select_topk_blocks
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
 
@@ -30,6 +31,7 @@ _NEED_TORCH = {
     "load_kernel": "runtime.kernel",
     "merge_attention": "runtime.ops.merge",
     "patterns": "runtime.patterns",
+    "select_topk_blocks": "runtime.ops.select_topk",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "load_kernel",
     "merge_attention",
     "patterns",
+    "select_topk_blocks",
 ]
 
 

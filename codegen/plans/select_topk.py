@@ -80,7 +80,7 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
             i32("topk", "entries of a list"),
             i32("causal", "1 if a query block does not see key blocks behind its last query"),
             i32("always_first", "bits: key blocks that are always taken, from the first one on"),
-            i32("always_last", "bits: likewise, back from the last one that a query block sees"),
+            i32("always_last", "bits: likewise, back from the one at a query block's last query"),
         ),
         tensor_maps={},
         constants=(

@@ -80,9 +80,10 @@ class SelectTopkKernel:
             k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
             block: queries and keys of a block, 1 or more each; the last blocks may be shorter.
             topk: entries of a list, from 1 to 65536.
-            causal: hide key blocks that begin behind the last query of a block (positions aligned at the end).
+            causal: hide key blocks that begin behind the last query of a block.
             always: numbers of key blocks that come before all others, from -32 to 31. Negative ones count back from the
-                last key block that a query block sees. Those that are hidden, or not there, are left out.
+                key block at a query block's last query (positions aligned at the end): -1 is that one. Those that are
+                hidden, or not there, are left out.
 
         Returns:
             int32 (batch, heads, ceil(q_len / block[0]), topk): the key blocks with the largest products of the mean
@@ -95,7 +96,7 @@ class SelectTopkKernel:
         if is_elsewhere(q):
             with entered(q.device.index):
                 return self(q, k, block, topk, causal=causal, always=always)
-        selection = _Selection(*_block(block), _topk(topk), bool(causal), *_always(always))
+        selection = _Selection(*checked_selection(block, topk, always), bool(causal), *_always(always))
         key = (selection, call_key(q, k))
         last, signature = self._signatures.last
         if key != last:
@@ -157,6 +158,16 @@ def _block(block: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(_whole(size) and 1 <= size < 2**30 for size in pair):
         raise ArgumentError("block", f"is {block!r}, expected the queries and the keys of a block, 1 or more each")
     return pair
+
+
+def checked_selection(block: Any, topk: Any, always: Any) -> tuple[int, int, int]:
+    """Return queries and keys of a block, and the entries of a list.
+
+    Raises:
+        ArgumentError: naming the argument that is none.
+    """
+    _always(always)
+    return (*_block(block), _topk(topk))
 
 
 def _topk(topk: Any) -> int:

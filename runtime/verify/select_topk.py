@@ -71,6 +71,7 @@ CASES = (
     Case("many_key_blocks", 64, 49152, (64, 16), 64, heads=1, kv_heads=1),
     Case("many_query_blocks", 32768, 256, (1, 16), 2, heads=1, kv_heads=1, head_dim=64),
     Case("always_beyond", 256, 256, (64, 64), 2, always=(31, -32, 1)),
+    Case("always_near", 512, 700, (64, 64), 4, always=(0, -1, -2)),
 )
 
 
@@ -80,12 +81,12 @@ def ranks(q: torch.Tensor, k: torch.Tensor, case: Case) -> torch.Tensor:
     product = means[0] @ means[1].repeat_interleave(case.heads // case.kv_heads, 1).mT
     rows, columns = product.shape[2:]
     last_query = ((torch.arange(rows, device=q.device) + 1) * case.block[0]).clamp(max=case.q_len) - 1
-    visible = torch.full_like(last_query, columns)
-    if case.causal:
-        visible = ((last_query + case.kv_len - case.q_len).div(case.block[1], rounding_mode="floor") + 1).clamp(0)
+    last_key = last_query + case.kv_len - case.q_len
+    own = torch.where(last_key < 0, -1, last_key.clamp(0) // case.block[1])
+    visible = own + 1 if case.causal else torch.full_like(own, columns)
     block = torch.arange(columns, device=q.device)
     for number in case.always:
-        chosen = block == (number if number >= 0 else visible[:, None] + number)
+        chosen = block == (number if number >= 0 else own[:, None] + 1 + number)
         product = product.masked_fill(chosen, math.inf)
     return product.masked_fill(block >= visible[:, None], -math.inf)
 

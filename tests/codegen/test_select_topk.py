@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
@@ -15,6 +18,9 @@ from codegen.problem import SelectShape
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
+from runtime import select_topk_blocks  # noqa: E402
 from runtime.driver.launch import ParameterLayout  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import select_topk  # noqa: E402
@@ -179,3 +185,60 @@ def test_equal_products_are_taken_by_number() -> None:
     assert selected(ranked, 6).tolist() == [[0, 1, 2, 4, -1, -1]]
     assert gap(torch.tensor([[1, 4]], dtype=torch.int32), ranked, 2) == 0.0
     assert gap(torch.tensor([[0, 1]], dtype=torch.int32), ranked, 2) == 2.0
+
+
+def listed(scores: list[float], last: int, case: Case) -> list[int]:
+    """The blocks of one query block, whose last query stands at key ``last``."""
+    blocks = [n for n in range(len(scores)) if not case.causal or n * case.block[1] <= last]
+    own = max(last, -1) // case.block[1]
+    first = [n for n in blocks if n in case.always or n - own - 1 in [a for a in case.always if a < 0]]
+    others = sorted((n for n in blocks if n not in first), key=lambda n: (-scores[n], n))
+    found = sorted([*sorted(first), *others][: case.topk])
+    return found + [-1] * (case.topk - len(found))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    st.tuples(*[st.tuples(st.integers(0, 5), st.sampled_from([1, 2, 4]))] * 2),
+    st.sampled_from([(8, 8), (4, 16), (16, 4)]),
+    st.integers(1, 8),
+    st.booleans(),
+    st.lists(st.integers(-3, 3), max_size=3, unique=True),
+    st.integers(0, 2**31 - 1),
+)
+def test_the_oracle_beside_plain_loops(
+    counts: Any, lengths: Any, block: tuple[int, int], topk: int, causal: bool, always: list[int], seed: int
+) -> None:
+    q_len, kv_len = (whole * size + rest for (whole, rest), size in zip(lengths, block, strict=True))
+    case = Case("drawn", q_len, kv_len, block, topk, *counts, causal=causal, always=tuple(always))
+    draw = torch.Generator().manual_seed(seed)
+    # Small whole numbers, and a power of 2 in each block, so that many products are equal and all are exact.
+    q, k = (
+        torch.randint(-1, 2, (1, heads, length, 4), generator=draw).float()
+        for heads, length in zip(counts, (q_len, kv_len), strict=True)
+    )
+    found = selected(ranks(q, k, case), topk)
+    for h, row in itertools.product(range(counts[0]), range(found.shape[2])):
+        keys = k[0, h // (counts[0] // counts[1])].split(block[1])
+        first = row * block[0]
+        mean = q[0, h, first : first + block[0]].mean(0)
+        scores = [float((mean * some.mean(0)).sum()) for some in keys]
+        last = min(first + block[0], q_len) - 1 + kv_len - q_len
+        assert found[0, h, row].tolist() == listed(scores, last, case)
+
+
+def test_an_operator_without_values() -> None:
+    """What torch.compile and torch.export see."""
+    with FakeTensorMode():
+        q, k = torch.empty(2, 6, 1001, 72, device="cuda"), torch.empty(2, 2, 777, 72, device="cuda")
+        found = select_topk_blocks(q, k, (48, 80), 5, causal=True)
+    assert (found.shape, found.dtype, found.device.type) == ((2, 6, 21, 5), torch.int32, "cuda")
+
+
+def test_tensors_on_the_cpu_are_refused() -> None:
+    x = torch.zeros(1, 1, 64, 64, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match="q: is on cpu, expected a CUDA device"):
+        select_topk_blocks(x, x, (64, 64), 1, causal=True)
+    with pytest.raises(ArgumentError, match="always: has 40"):
+        select_topk_blocks(x, x, (64, 64), 1, causal=True, always=(40,))

@@ -1,0 +1,38 @@
+"""From the formats of other libraries to the patterns of :mod:`runtime.patterns`, and back.
+
+All of it is torch on the device of the tensors: nothing synchronises, no shape depends on what a tensor holds, and a
+CUDA graph can capture it. Lists are ascending, with -1 behind their last block.
+"""
+
+from __future__ import annotations
+
+from runtime.convert.csr import Csr, from_csr, to_csr
+from runtime.convert.cudnn import Q2K, from_q2k, to_q2k
+from runtime.convert.flex import from_block_mask, to_block_mask
+from runtime.convert.key_masks import from_key_mask, kv_lengths_from_mask, mask_from_kv_lengths
+from runtime.convert.maps import from_bool_blocks, to_bool_blocks
+from runtime.convert.ranges import from_cu_seqlens, from_key_ranges
+from runtime.convert.token_lists import from_token_lists, to_token_lists
+from runtime.convert.token_masks import from_token_mask, to_token_mask
+
+__all__ = [
+    "Q2K",
+    "Csr",
+    "from_block_mask",
+    "from_bool_blocks",
+    "from_csr",
+    "from_cu_seqlens",
+    "from_key_mask",
+    "from_key_ranges",
+    "from_q2k",
+    "from_token_lists",
+    "from_token_mask",
+    "kv_lengths_from_mask",
+    "mask_from_kv_lengths",
+    "to_block_mask",
+    "to_bool_blocks",
+    "to_csr",
+    "to_q2k",
+    "to_token_lists",
+    "to_token_mask",
+]

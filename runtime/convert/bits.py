@@ -1,0 +1,108 @@
+"""``mask_bits``: which pairs of the partial blocks are visible, a bit for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from runtime.convert.blocks import lists_of, most_short
+from runtime.convert.checks import WORD, Shape
+from runtime.patterns import BlockLists
+
+PAIRS_AT_ONCE = 1 << 24
+"""Pairs whose visibility is worked out at a time: 16 MiB as booleans, 128 MiB as 64-bit positions."""
+Visible = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Which pairs are visible: bool, broadcastable to (batch, heads, rows, entries, block queries, block keys).
+
+Its arguments are the numbers of queries, int64 (rows, 1, block queries, 1), and of keys, int64 (batch, heads, rows,
+entries, 1, block keys), all within the sequence.
+"""
+
+
+def pack(pairs: torch.Tensor) -> torch.Tensor:
+    """Return booleans (..., queries, keys) as the bits of int32 words (..., queries * keys / 32), lowest bit first."""
+    eights = pairs.reshape(*pairs.shape[:-2], -1, 8)
+    places = torch.arange(8, dtype=torch.uint8, device=pairs.device)
+    # Bytes in the order of their addresses are a word from its lowest byte on, on every host that CUDA has.
+    return (eights.to(torch.uint8) << places).sum(-1, dtype=torch.uint8).view(torch.int32)
+
+
+def unpack(mask_bits: torch.Tensor, block: Shape) -> torch.Tensor:
+    """Return the bits of words as booleans (..., block queries, block keys)."""
+    places = torch.arange(WORD, dtype=torch.int32, device=mask_bits.device)
+    pairs = (mask_bits.unsqueeze(-1) >> places & 1).to(torch.bool)
+    return pairs.reshape(*mask_bits.shape[:-1], *block)
+
+
+def bits_of(indices: torch.Tensor, block: Shape, q_len: int, kv_len: int, visible: Visible) -> torch.Tensor:
+    """Return the bits of the listed blocks; those of pairs outside the sequence, and of entries of -1, are 0.
+
+    Args:
+        indices: int32 (batch, heads, query_blocks, entries).
+        block: queries and keys of a block.
+        q_len: queries of a head.
+        kv_len: keys of a head.
+        visible: which pairs are visible.
+
+    Returns:
+        int32 (batch, heads, query_blocks, entries, block queries * block keys / 32).
+    """
+    queries, keys = block
+    batch, heads, rows, entries = indices.shape
+    device = indices.device
+    bits = torch.empty((*indices.shape, queries * keys // WORD), dtype=torch.int32, device=device)
+    of_entry = max(1, batch * heads * queries * keys)
+    most_entries = max(1, min(entries, PAIRS_AT_ONCE // of_entry))
+    most_rows = max(1, PAIRS_AT_ONCE // (of_entry * most_entries))
+    for row in range(0, rows, most_rows):
+        of_rows = slice(row, min(row + most_rows, rows))
+        q = torch.arange(of_rows.start * queries, of_rows.stop * queries, device=device).view(-1, 1, queries, 1)
+        for entry in range(0, entries, most_entries):
+            some = indices[:, :, of_rows, entry : entry + most_entries, None, None].long()
+            k = some.clamp(min=0) * keys + torch.arange(keys, device=device)
+            inside = (some >= 0) & (k < kv_len) & (q < q_len)
+            seen = visible(q.clamp(max=q_len - 1), k.clamp(max=kv_len - 1)) & inside
+            bits[:, :, of_rows, entry : entry + most_entries] = pack(seen)
+    return bits
+
+
+def numbers_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the numbers of a tensor's batches and heads, in the shape that indexes it beside queries and keys."""
+    batches, heads = (torch.arange(size, device=tensor.device) for size in tensor.shape[:2])
+    return batches.view(-1, 1, 1, 1, 1, 1), heads.view(-1, 1, 1, 1, 1)
+
+
+def partial_and_full(
+    partial: torch.Tensor,
+    full: torch.Tensor,
+    visible: Visible,
+    *,
+    block: Shape,
+    lengths: tuple[int, int],
+    max_blocks: int | None,
+    max_partial_blocks: int | None,
+) -> BlockLists:
+    """Return lists of the partial and of the full blocks of two maps, with the bits of the partial ones.
+
+    Args:
+        partial: bool (batch, heads, query_blocks, key_blocks).
+        full: the same; no block is both.
+        visible: which pairs of the partial blocks are visible.
+        block: queries and keys of a block.
+        lengths: queries and keys of a head.
+        max_blocks: entries of a list at most.
+        max_partial_blocks: of the list of the partial ones; None if it is ``max_blocks``.
+    """
+    most = max_blocks if max_partial_blocks is None else max_partial_blocks
+    some, whole = lists_of(partial, most), lists_of(full, max_blocks)
+    return BlockLists(
+        some.counts,
+        some.indices,
+        whole.counts,
+        whole.indices,
+        block=block,
+        mask="bits",
+        mask_bits=bits_of(some.indices, block, *lengths, visible),
+        overflow=most_short(some.overflow, whole.overflow),
+    )

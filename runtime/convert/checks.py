@@ -1,0 +1,107 @@
+"""Checks of what is converted. They look at types, shapes and numbers, never at what a tensor on a GPU holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+
+from codegen.patterns.base import KeyBlockSize, QueryBlockSize
+from runtime.errors import ArgumentError
+
+Shape = tuple[int, int]
+"""Queries and keys of a block."""
+QUERY_SIZES: tuple[int, ...] = get_args(get_args(QueryBlockSize)[0])
+KEY_SIZES: tuple[int, ...] = get_args(get_args(KeyBlockSize)[0])
+WORD = 32
+"""Keys that a word of ``mask_bits`` is about."""
+INTEGERS = (torch.int32, torch.int64)
+BOOLEANS = (torch.bool, torch.uint8, torch.int8, *INTEGERS)
+"""Types of maps and masks, anything but 0 being True. Not floats: in additive masks 0 is visible."""
+
+
+def words(values: Sequence[object]) -> str:
+    """Return values as an enumeration."""
+    return ", ".join(map(str, values))
+
+
+def check_tensor(
+    name: str,
+    tensor: Any,
+    dtypes: Sequence[torch.dtype],
+    ranks: Sequence[int],
+    device: torch.device | None = None,
+) -> None:
+    """Check type, dtype, number of dimensions and, where one is given, device of a tensor.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected {words(dtypes)}")
+    if tensor.dim() not in ranks:
+        shape, wanted = tuple(tensor.shape), words(ranks)
+        raise ArgumentError(name, f"has {tensor.dim()} dimensions {shape}, expected {wanted}")
+    if device is not None and tensor.device != device:
+        raise ArgumentError(name, f"is on {tensor.device}, the first tensor is on {device}")
+
+
+def check_shape(name: str, tensor: torch.Tensor, *sizes: tuple[str, int | None]) -> None:
+    """Check the sizes of a tensor's dimensions: of each its name, and what it must be; None if that is free.
+
+    Raises:
+        ArgumentError: with the whole shape.
+    """
+    for (label, wanted), size in zip(sizes, tensor.shape, strict=True):
+        if wanted is not None and size != wanted:
+            raise ArgumentError(name, f"has shape {tuple(tensor.shape)}: {label} is {size}, expected {wanted}")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Check a whole number.
+
+    Raises:
+        ArgumentError: if it is none, or less than the least.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(name, f"is {value!r}, expected a whole number, {least} or more")
+
+
+def check_block(name: str, block: Any, *, has_bits: bool = False) -> None:
+    """Check the shape of a block that kernels know.
+
+    Raises:
+        ArgumentError: with the sizes that are allowed.
+    """
+    check_pair(name, block)
+    queries, keys = block
+    key_sizes = [size for size in KEY_SIZES if not has_bits or size % WORD == 0]
+    if queries not in QUERY_SIZES or keys not in key_sizes:
+        allowed = f"queries {words(QUERY_SIZES)}; keys {words(key_sizes)}"
+        raise ArgumentError(name, f"is {tuple(block)}, allowed are{' with mask_bits' * has_bits} {allowed}")
+
+
+def check_pair(name: str, block: Any) -> None:
+    """Check the shape of a block of any size.
+
+    Raises:
+        ArgumentError: if it is not two whole numbers.
+    """
+    if not isinstance(block, tuple | list) or len(block) != 2:
+        raise ArgumentError(name, f"is {block!r}, expected (queries, keys) of a block, such as (128, 128)")
+    for size in block:
+        check_count(name, size)
+
+
+def check_width(max_blocks: Any, max_partial_blocks: Any = None) -> None:
+    """Check the bounds of the lists' widths.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    for name, value in (("max_blocks", max_blocks), ("max_partial_blocks", max_partial_blocks)):
+        if value is not None:
+            check_count(name, value)

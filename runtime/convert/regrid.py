@@ -1,0 +1,120 @@
+"""Maps of blocks that no kernel has become lists of blocks that one has: they are cut, or merged with bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from runtime.convert.bits import Visible, numbers_of, partial_and_full
+from runtime.convert.blocks import ceil_div, lists_of
+from runtime.convert.checks import KEY_SIZES, QUERY_SIZES, WORD, Shape, check_block, check_width
+from runtime.patterns import BlockLists
+
+LEAST_SIZE = 16
+"""Queries of a block in the lists, at least: kernels take fewer only of packed heads."""
+
+
+@dataclass(frozen=True)
+class BlockMaps:
+    """Which blocks of the attention matrix are visible, in blocks of any size.
+
+    Attributes:
+        full: bool (batch or 1, heads or 1, query_blocks, key_blocks): blocks whose pairs are all visible.
+        block: queries and keys of a block.
+        q_len: queries of a head.
+        kv_len: keys of a head.
+        partial: as ``full``: blocks that ``visible`` is about; None without any.
+        visible: which pairs of the partial blocks are visible.
+    """
+
+    full: torch.Tensor
+    block: Shape
+    q_len: int
+    kv_len: int
+    partial: torch.Tensor | None = None
+    visible: Visible | None = None
+
+    def lists(self, target: Shape | None, max_blocks: int | None, max_partial_blocks: int | None) -> BlockLists:
+        """Return the lists in blocks of another size, with bits where blocks are partial or merged.
+
+        Args:
+            target: queries and keys of a block of the lists; by default those of :func:`target_of`.
+            max_blocks: entries of a list at most.
+            max_partial_blocks: of the list of partial blocks; None if it is ``max_blocks``.
+
+        Raises:
+            ArgumentError: naming the argument.
+        """
+        check_width(max_blocks, max_partial_blocks)
+        queries, keys = target_of(self.block, has_bits=self.partial is not None) if target is None else target
+        merges = bool(self.block[0] % queries or self.block[1] % keys)
+        has_bits = merges or self.partial is not None
+        check_block("target", (queries, keys), has_bits=has_bits)
+        blocks = self.full if self.partial is None else self.full | self.partial
+        listed = self._in_blocks(blocks, (queries, keys), whole=False)
+        if not has_bits:
+            lists = lists_of(listed, max_blocks)
+            return BlockLists(lists.counts, lists.indices, block=(queries, keys), overflow=lists.overflow)
+        full = self._in_blocks(self.full, (queries, keys), whole=True)
+        return partial_and_full(
+            listed & ~full,
+            full,
+            self.visible if self.visible is not None and not merges else self._looked_up,
+            block=(queries, keys),
+            lengths=(self.q_len, self.kv_len),
+            max_blocks=max_blocks,
+            max_partial_blocks=max_partial_blocks,
+        )
+
+    def _in_blocks(self, blocks: torch.Tensor, block: Shape, *, whole: bool) -> torch.Tensor:
+        """Return a map in blocks of another size: those that overlap any old block that is True, or only such."""
+        for dim, old, new, length in zip((-2, -1), self.block, block, (self.q_len, self.kv_len), strict=True):
+            if old != new:
+                blocks = regrid(blocks, dim, old, new, length, whole=whole)
+        return blocks
+
+    def _looked_up(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return which pairs are visible, by the maps."""
+        batches, heads = numbers_of(self.full)
+        place = batches, heads, queries // self.block[0], keys // self.block[1]
+        seen = self.full[place]
+        if self.partial is None or self.visible is None:
+            return seen
+        return seen | self.partial[place] & self.visible(queries, keys)
+
+
+def target_of(block: Shape, *, has_bits: bool) -> Shape:
+    """Return the queries and keys of a block that kernels have: those of ``block``, or the largest equal parts of it.
+
+    Where there are none of 16 or more, blocks are merged, to 128 queries or keys. A word of bits is about 32 keys.
+    """
+    key_sizes = tuple(size for size in KEY_SIZES if size % WORD == 0 or not has_bits)
+    return _size_of(block[0], QUERY_SIZES), _size_of(block[1], key_sizes)
+
+
+def _size_of(size: int, allowed: tuple[int, ...]) -> int:
+    """Return the size of blocks along one dimension."""
+    parts = [part for part in allowed if part >= LEAST_SIZE and size % part == 0]
+    return max(parts) if parts else max(allowed)
+
+
+def regrid(blocks: torch.Tensor, dim: int, old: int, new: int, length: int, *, whole: bool) -> torch.Tensor:
+    """Return a map in blocks of another size along one dimension.
+
+    Args:
+        blocks: bool, a map.
+        dim: the dimension: -2 for queries, -1 for keys.
+        old: queries, or keys, of a block.
+        new: those of a block of the result.
+        length: those of the sequence, where the last block ends.
+        whole: whether a new block is True if all old ones are that it overlaps, or if any is.
+    """
+    numbers = torch.arange(ceil_div(length, new), device=blocks.device)
+    first = numbers * new // old
+    last = (((numbers + 1) * new).clamp(max=length) - 1) // old
+    result = blocks.index_select(dim, first)
+    for step in range(1, ceil_div(new - 1, old) + 1):
+        other = blocks.index_select(dim, (first + step).minimum(last))
+        result = result & other if whole else result | other
+    return result

@@ -1,0 +1,145 @@
+"""Boolean masks of single tokens, both ways: what every pattern means, written out."""
+
+from __future__ import annotations
+
+import torch
+
+from codegen.patterns import PATTERNS
+from runtime.convert.bits import PAIRS_AT_ONCE, numbers_of, partial_and_full, unpack
+from runtime.convert.blocks import any_in_blocks, ceil_div, is_listed, map_of
+from runtime.convert.checks import BOOLEANS, Shape, check_block, check_count, check_tensor, check_width
+from runtime.errors import ArgumentError
+from runtime.patterns import BlockLists, Pattern, TopK
+
+
+def from_token_mask(
+    mask: torch.Tensor,
+    *,
+    block: Shape = (128, 128),
+    max_blocks: int | None = None,
+    max_partial_blocks: int | None = None,
+) -> BlockLists:
+    """Return the lists of a boolean mask of tokens: SDPA's ``attn_mask``.
+
+    Args:
+        mask: bool or integers (q_len, kv_len) or (batch or 1, heads or 1, q_len, kv_len), which pairs are visible;
+            anything but 0 is True.
+        block: queries and keys of a block.
+        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
+        max_partial_blocks: entries of the list of partial blocks; by default as ``max_blocks``.
+
+    Returns:
+        Lists of partial blocks, with bits, and of full ones. Memory beside the mask: block queries * block keys / 8
+        bytes for each entry of each partial list, with the default width an eighth of the mask's own; while they are
+        made, 2^24 pairs at a time, 128 MiB for each 64-bit tensor of them.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    check_tensor("mask", mask, BOOLEANS, (2, 4))
+    check_block("block", block, has_bits=True)
+    check_width(max_blocks, max_partial_blocks)
+    given = mask if mask.dim() == 4 else mask[None, None]
+    batch, heads, q_len, kv_len = given.shape
+    for name, size in (("q_len", q_len), ("kv_len", kv_len)):
+        check_count(f"mask: its {name}", size)
+    rows = max(1, PAIRS_AT_ONCE // (batch * heads * kv_len * block[0])) * block[0]
+    listed, full = [], []
+    for row in range(0, q_len, rows):
+        part = given[:, :, row : row + rows] != 0
+        listed.append(any_in_blocks(any_in_blocks(part, -1, block[1]), -2, block[0]))
+        full.append(~any_in_blocks(any_in_blocks(~part, -1, block[1]), -2, block[0]))
+    some, whole = torch.cat(listed, 2), torch.cat(full, 2)
+    place = numbers_of(given)
+    return partial_and_full(
+        some & ~whole,
+        whole,
+        lambda q, k: given[*place, q, k] != 0,
+        block=block,
+        lengths=(q_len, kv_len),
+        max_blocks=max_blocks,
+        max_partial_blocks=max_partial_blocks,
+    )
+
+
+def to_token_mask(pattern: Pattern, *, q_len: int, kv_len: int, batch: int = 1, heads: int = 1) -> torch.Tensor:
+    """Return which pairs a pattern lets see each other, written out: for tests, and for SDPA.
+
+    Args:
+        pattern: any pattern; no block is listed twice.
+        q_len: queries of a head.
+        kv_len: keys of a head.
+        batch: batches.
+        heads: query heads. Where there are fewer lists, heads that follow each other share them, as those of a pack do.
+
+    Returns:
+        bool (batch, heads, q_len, kv_len), on the device of the pattern's tensors, or the CPU if it has none.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    for name, value in (("q_len", q_len), ("kv_len", kv_len), ("batch", batch), ("heads", heads)):
+        check_count(name, value)
+    if not isinstance(pattern, Pattern):
+        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected one of runtime.patterns")
+    if isinstance(pattern, TopK | BlockLists):
+        pairs = _listed_pairs(pattern, q_len, kv_len)
+    else:
+        pairs = _defined_pairs(pattern, q_len, kv_len)
+    for name, there, wanted in zip(("batch", "heads"), pairs.shape, (batch, heads), strict=False):
+        if wanted % there or (name == "batch" and there not in (1, wanted)):
+            raise ArgumentError(name, f"is {wanted}, the pattern has lists for {there}")
+    return pairs.repeat_interleave(heads // pairs.shape[1], 1).expand(batch, heads, q_len, kv_len)
+
+
+def _defined_pairs(pattern: Pattern, q_len: int, kv_len: int) -> torch.Tensor:
+    """Return the pairs of a pattern without lists, by the definition that its kernels are checked against."""
+    spec = pattern.spec_pattern()
+    model = PATTERNS[spec["kind"]].model_validate(spec)
+    tensors = pattern.index_tensors()
+    device = next((tensor.device for tensor in tensors if tensor is not None), torch.device("cpu"))
+    q, k = torch.arange(q_len, device=device)[:, None], torch.arange(kv_len, device=device)
+    values = {name: value.view(-1, 1, 1, 1) for name, value in model.values_of(tensors).items()}
+    pairs: torch.Tensor = model.visible(q, k, q_len, kv_len, values)
+    batch = pairs.shape[0] if pairs.dim() == 4 else 1
+    return pairs.expand(batch, 1, q_len, kv_len)
+
+
+def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int) -> torch.Tensor:
+    """Return the pairs of lists of blocks."""
+    columns = ceil_div(kv_len, pattern.block[1])
+    indices = pattern.kv_indices
+    if indices.shape[2] != ceil_div(q_len, pattern.block[0]):
+        rows = ceil_div(q_len, pattern.block[0])
+        raise ArgumentError("q_len", f"is {q_len}, that is {rows} query blocks; the pattern has {indices.shape[2]}")
+    if isinstance(pattern, TopK):
+        everything = torch.full(indices.shape[:3], indices.shape[3], device=indices.device)
+        return _pairs_of(map_of(everything, indices, columns), pattern.block, q_len, kv_len)
+    pairs = _pairs_of(map_of(pattern.kv_num_blocks, indices, columns), pattern.block, q_len, kv_len)
+    if pattern.mask == "causal":
+        q = torch.arange(q_len, device=indices.device)[:, None]
+        pairs = pairs & (torch.arange(kv_len, device=indices.device) <= q + (kv_len - q_len))
+    elif pattern.mask_bits is not None:
+        pairs = _bit_pairs(pattern, pattern.mask_bits, columns)[:, :, :q_len, :kv_len]
+    if pattern.full_kv_num_blocks is not None and pattern.full_kv_indices is not None:
+        full = map_of(pattern.full_kv_num_blocks, pattern.full_kv_indices, columns)
+        pairs = pairs | _pairs_of(full, pattern.block, q_len, kv_len)
+    return pairs
+
+
+def _pairs_of(blocks: torch.Tensor, block: Shape, q_len: int, kv_len: int) -> torch.Tensor:
+    """Return the pairs of the blocks of a map."""
+    return blocks.repeat_interleave(block[0], 2)[:, :, :q_len].repeat_interleave(block[1], 3)[..., :kv_len]
+
+
+def _bit_pairs(pattern: BlockLists, mask_bits: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return the pairs of the partial blocks, each put in its place, also those beyond the sequence."""
+    entries = min(pattern.kv_indices.shape[3], mask_bits.shape[3])
+    indices = pattern.kv_indices[..., :entries]
+    used = is_listed(pattern.kv_num_blocks, indices) & (indices >= 0) & (indices < columns)
+    place = torch.where(used, indices, columns).long()[..., None, None]
+    bits = unpack(mask_bits[..., :entries, :], pattern.block)
+    shape = torch.broadcast_shapes(place.shape, bits.shape)
+    empty = torch.zeros((*shape[:3], columns + 1, *pattern.block), dtype=torch.bool, device=indices.device)
+    pairs = empty.scatter(3, place.expand(shape), bits.expand(shape))[:, :, :, :columns]
+    return pairs.transpose(3, 4).flatten(4).flatten(2, 3)

@@ -1,0 +1,89 @@
+"""Selection of key blocks on torch tensors: the kernel is compiled at the first use and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.kernel import load_kernel
+from runtime.kernels.select_topk import SelectTopkKernel, checked_selection
+from runtime.ops.attention_choice import DTYPES, arch_of
+from runtime.ops.attention_operator import NAMESPACE
+
+
+def select_topk_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    block: tuple[int, int],
+    topk: int,
+    *,
+    causal: bool,
+    always: Sequence[int] = (),
+) -> torch.Tensor:
+    """Select the key blocks whose mean key has the largest product with the mean query of a query block.
+
+    Means and products are in fp32, and not scaled. The result is a list for ``runtime.patterns.TopK``.
+
+    Args:
+        q: (batch, heads, q_len, head_dim), fp16 or bf16, head_dim a multiple of 8 up to 256.
+        k: (batch, kv_heads, kv_len, head_dim), as q; heads is a multiple of kv_heads.
+        block: queries and keys of a block; the last blocks may be shorter.
+        topk: entries of a list, from 1 to 65536.
+        causal: hide key blocks that begin behind the last query of a block (positions aligned at the end).
+        always: numbers of key blocks that come before all others, from -32 to 31. Negative ones count back from the key
+            block at a query block's last query: -1 is that one. Those that are hidden, or not there, are left out.
+
+    Returns:
+        int32 (batch, heads, ceil(q_len / block[0]), topk), in ascending order, then -1. Of equal products the lower
+        number is taken; one that is no number comes after all others.
+
+    Raises:
+        ArgumentError: naming the argument, before anything is launched.
+        DeviceError: for a GPU that there are no kernels for.
+    """
+    chosen = checked_selection(block, topk, always)
+    for name, tensor in (("q", q), ("k", k)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    found: torch.Tensor = torch.ops.sparse_kernel_codegen.select_topk_blocks(q, k, *chosen, bool(causal), list(always))
+    return found
+
+
+@lru_cache
+def _kernel(index: int, dtype: str) -> SelectTopkKernel:
+    device = torch.device("cuda", index)
+    kernel = load_kernel({"op": "select_topk", "arch": arch_of(device), "dtype": dtype}, device=device)
+    assert isinstance(kernel, SelectTopkKernel)
+    return kernel
+
+
+def _run(
+    q: torch.Tensor, k: torch.Tensor, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
+) -> torch.Tensor:
+    """Compute the operator."""
+    if q.device.type != "cuda":
+        raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
+    if q.dtype not in DTYPES:
+        raise ArgumentError("q", f"is {q.dtype}, expected {' or '.join(map(str, DTYPES))}")
+    with torch.no_grad():  # numbers of blocks have no gradient
+        return _kernel(q.device.index, DTYPES[q.dtype])(q, k, (block_q, block_kv), topk, causal=causal, always=always)
+
+
+def _fake(
+    q: torch.Tensor, k: torch.Tensor, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
+) -> torch.Tensor:
+    """Return a tensor like the result, without values."""
+    batch, heads, q_len, _ = q.shape
+    return q.new_empty((batch, heads, (q_len + block_q - 1) // block_q, topk), dtype=torch.int32)
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define(
+    "select_topk_blocks(Tensor q, Tensor k, int block_q, int block_kv, int topk, bool causal, int[] always) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("select_topk_blocks", _run, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::select_topk_blocks", _fake, lib=_library)

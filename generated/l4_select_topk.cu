@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5b571f834b506b017816df8e5f27cf62dbf810c82d685ae977ea8ca0a541f2c1
 // templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 be4a8099f47a36427b930b5227addb5a5a55764c33b7093d339235da1639e281
+// seal: sha256 219f5201be15feaaef285225e82f92e8cc735fcb06e77ec6ab979534f07bdba8
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:
@@ -71,7 +71,7 @@ struct Params {
   int topk;  // entries of a list
   int causal;  // 1 if a query block does not see key blocks behind its last query
   int always_first;  // bits: key blocks that are always taken, from the first one on
-  int always_last;  // bits: likewise, back from the last one that a query block sees
+  int always_last;  // bits: likewise, back from the one at a query block's last query
 };
 
 // cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
@@ -135,18 +135,18 @@ __device__ __forceinline__ uint32 rank_of(float product) {
   return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 
-// How many key blocks a query block sees.
-__device__ __forceinline__ int visible_blocks(const Params& p, int query_block) {
-  if (!p.causal) return p.key_blocks;
+// The key block at the last query of a query block, -1 before the first key.
+__device__ __forceinline__ int own_block(const Params& p, int query_block) {
   const int last_query = min((query_block + 1) * p.block_q, p.q_len) - 1;
-  const int last_key = last_query + p.kv_len - p.q_len;  // aligned bottom-right: the last query sees the last key
-  return last_key < 0 ? 0 : min(last_key / p.block_kv + 1, p.key_blocks);
+  const int key = last_query + p.kv_len - p.q_len;  // aligned bottom-right: the last query stands at the last key
+  return key < 0 ? -1 : key / p.block_kv;
 }
 
-// Whether a key block is taken anyway: counted from the first one, or back from the last visible one.
-__device__ __forceinline__ bool is_always(const Params& p, int block, int visible) {
-  const int back = visible - 1 - block;
-  return (block < kAlwaysBits && p.always_first >> block & 1) || (back < kAlwaysBits && p.always_last >> back & 1);
+// Whether a key block is taken anyway: counted from the first one, or back from the own one.
+__device__ __forceinline__ bool is_always(const Params& p, int block, int own) {
+  const int back = own - block;
+  return (block < kAlwaysBits && p.always_first >> block & 1) ||
+         (back >= 0 && back < kAlwaysBits && p.always_last >> back & 1);
 }
 
 // Copies means to rows of shared memory, `stride` floats apart. What lies beyond the last row or column is zeros.
@@ -256,10 +256,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   uint32* ranks = reinterpret_cast<uint32*>(shared + kRanksOffset) + warp * kWarpRows * p.key_blocks;
   const int first_row = first_of_block + warp * kWarpRows;
-  int visible[kWarpRows], wanted[kWarpRows];
+  int own[kWarpRows], visible[kWarpRows], wanted[kWarpRows];
 #pragma unroll
   for (int row = 0; row < kWarpRows; ++row) {
-    visible[row] = first_row + row < p.query_blocks ? visible_blocks(p, first_row + row) : 0;
+    own[row] = own_block(p, first_row + row);
+    visible[row] = p.causal ? own[row] + 1 : p.key_blocks;
     wanted[row] = min(p.topk, visible[row]);
   }
   for (int first = 0; first < p.key_blocks; first += kTileN) {
@@ -273,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int block = first + lane + 32 * j;
         if (block >= p.key_blocks) continue;
         uint32 rank = rank_of(product[row][j]);
-        if (is_always(p, block, visible[row])) rank = kAlways;
+        if (is_always(p, block, own[row])) rank = kAlways;
         ranks[row * p.key_blocks + block] = block < visible[row] ? rank : kHidden;
       }
     }

@@ -48,7 +48,10 @@ def select_topk_blocks(
     for name, tensor in (("q", q), ("k", k)):
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    found: torch.Tensor = torch.ops.sparse_kernel_codegen.select_topk_blocks(q, k, *chosen, bool(causal), list(always))
+    block_q, block_kv, entries = chosen
+    found: torch.Tensor = torch.ops.sparse_kernel_codegen.select_topk_blocks(
+        q, k, block_q=block_q, block_kv=block_kv, topk=entries, causal=bool(causal), always=list(always)
+    )
     return found
 
 
@@ -61,7 +64,7 @@ def _kernel(index: int, dtype: str) -> SelectTopkKernel:
 
 
 def _run(
-    q: torch.Tensor, k: torch.Tensor, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
+    q: torch.Tensor, k: torch.Tensor, *, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
 ) -> torch.Tensor:
     """Compute the operator."""
     if q.device.type != "cuda":
@@ -73,7 +76,7 @@ def _run(
 
 
 def _fake(
-    q: torch.Tensor, k: torch.Tensor, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
+    q: torch.Tensor, k: torch.Tensor, *, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
 ) -> torch.Tensor:
     """Return a tensor like the result, without values."""
     batch, heads, q_len, _ = q.shape
@@ -82,7 +85,7 @@ def _fake(
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
-    "select_topk_blocks(Tensor q, Tensor k, int block_q, int block_kv, int topk, bool causal, int[] always) -> Tensor",
+    "select_topk_blocks(Tensor q, Tensor k, *, int block_q, int block_kv, int topk, bool causal, int[] always) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("select_topk_blocks", _run, "CompositeExplicitAutograd")

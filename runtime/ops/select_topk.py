@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from runtime.convert.checks import check_count, check_pair, check_tensor
 from runtime.errors import ArgumentError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -70,22 +71,15 @@ def select_topk_blocks(
 
 def _check(q: Any, k: Any, block: Any, topk: Any, always: Any) -> None:
     """Check the arguments of a selection."""
+    check_tensor("q", q, _FLOATS, (4,))
+    check_tensor("k", k, (q.dtype,), (4,), q.device)
     for name, tensor in (("q", q), ("k", k)):
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _FLOATS or tensor.dim() != 4:
-            is_tensor = isinstance(tensor, torch.Tensor)
-            what = f"{tensor.dtype} {tuple(tensor.shape)}" if is_tensor else type(tensor).__name__
-            raise ArgumentError(name, f"is {what}, expected (batch, heads, length, head_dim) of a float type")
         if tensor.numel() == 0:
             raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")
-    if k.dtype != q.dtype or k.device != q.device:
-        raise ArgumentError("k", f"is {k.dtype} on {k.device}, q is {q.dtype} on {q.device}")
     if (k.shape[0], k.shape[3]) != (q.shape[0], q.shape[3]) or q.shape[1] % k.shape[1]:
         raise ArgumentError("k", f"has shape {tuple(k.shape)}, which does not fit q's {tuple(q.shape)}")
-    if not isinstance(block, tuple | list) or len(block) != 2:
-        raise ArgumentError("block", f"is {block!r}, expected (queries, keys) of a block, such as (128, 128)")
-    for name, size in (("block", block[0]), ("block", block[1]), ("topk", topk)):
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ArgumentError(name, f"is {size!r}, expected a whole number, 1 or more")
+    check_pair("block", block)
+    check_count("topk", topk)
     for which in always:
         if not isinstance(which, int) or isinstance(which, bool):
             raise ArgumentError("always", f"has {which!r}, expected whole numbers")

@@ -87,10 +87,10 @@ def test_means_are_taken_in_float32() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.zeros(1, 2, 3)}, "q: is torch.float32 (1, 2, 3), expected"),
+        ({"q": torch.zeros(1, 2, 3)}, "q: has 3 dimensions (1, 2, 3), expected 4"),
         ({"q": torch.zeros(1, 2, 0, 4)}, "q: is empty"),
         ({"k": torch.zeros(1, 3, 9, 4)}, "k: has shape (1, 3, 9, 4), which does not fit"),
-        ({"k": torch.zeros(1, 2, 9, 4).half()}, "k: is torch.float16 on cpu"),
+        ({"k": torch.zeros(1, 2, 9, 4).half()}, "k: is torch.float16, expected torch.float32"),
         ({"block": 64}, "block: is 64, expected (queries, keys)"),
         ({"topk": 0}, "topk: is 0, expected a whole number, 1 or more"),
         ({"always": (0, -1, 1)}, "always: has 3 blocks, topk is 2"),

@@ -85,7 +85,8 @@ def _fake(
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
-    "select_topk_blocks(Tensor q, Tensor k, *, int block_q, int block_kv, int topk, bool causal, int[] always) -> Tensor",
+    "select_topk_blocks(Tensor q, Tensor k, *, int block_q, int block_kv, int topk, bool causal, int[] always)"
+    " -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("select_topk_blocks", _run, "CompositeExplicitAutograd")

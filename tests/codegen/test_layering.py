@@ -33,6 +33,9 @@ ROOMS: dict[str, set[str]] = {
     "compile": {"errors"},
     "driver": {"errors", "compile"},
     "prepare": {"errors"},
+    "patterns": {"errors"},
+    "convert": {"errors", "patterns"},
+    "ops": {"errors", "patterns", "convert"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "patterns": {"errors"},
@@ -105,7 +108,7 @@ def test_rooms_of_runtime_import_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    sorted((PROJECT / "runtime" / "prepare").glob("*.py")),
+    sorted(path for room in ("prepare", "convert") for path in (PROJECT / "runtime" / room).glob("*.py")),
     ids=lambda path: path.relative_to(PROJECT).as_posix(),
 )
 def test_preparation_needs_torch_and_no_driver(path: Path) -> None:

@@ -132,6 +132,10 @@ class AttentionSpec(SpecBase):
         default=False,
         description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
     )
+    head_padding: bool = Field(
+        default=False,
+        description="heads of fewer elements than head_dim, filled up with zeros; copies by TMA do so without being told",
+    )
     kv_splits: Annotated[Literal[1, 2], StrictInt] = Field(
         default=1,
         description="split-KV within a thread block: parts of a tile's keys, each with warpgroups of its own",
@@ -160,6 +164,7 @@ class AttentionSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
         "sink",
+        "head_padding",
         "pack_gqa",
         "stream_k_tail",
         "kv_splits",

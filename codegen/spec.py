@@ -132,9 +132,9 @@ class AttentionSpec(SpecBase):
         default=False,
         description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
     )
-    head_padding: bool = Field(
+    pad_heads: bool = Field(
         default=False,
-        description="heads of fewer elements than head_dim, filled up with zeros; copies by TMA do so without being told",
+        description="heads of fewer elements, filled up to head_dim with zeros; what copies by TMA does so anyway",
     )
     kv_splits: Annotated[Literal[1, 2], StrictInt] = Field(
         default=1,
@@ -164,7 +164,7 @@ class AttentionSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
         "sink",
-        "head_padding",
+        "pad_heads",
         "pack_gqa",
         "stream_k_tail",
         "kv_splits",

@@ -229,7 +229,7 @@ def check_head_dim(shape: Sequence[int], head_dim: int, *, padded: bool) -> None
     if d == head_dim or (padded and d < head_dim and d % HEAD_STEP == 0):
         return
     below = f" or a multiple of {HEAD_STEP} below it" if padded else ""
-    other = "; a kernel whose spec says head_padding: true takes fewer" if not padded and d < head_dim else ""
+    other = "; a kernel whose spec says pad_heads: true takes fewer" if not padded and d < head_dim else ""
     expected = f"(batch, heads, q_len, head_dim {head_dim}{below}){other}"
     raise ArgumentError("q", f"has shape {tuple(shape)}, expected {expected}")
 

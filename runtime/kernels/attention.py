@@ -92,7 +92,7 @@ class AttentionKernel:
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._pads_heads = bool(self._plan.tensor_maps) or self.spec.head_padding
+        self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
@@ -118,7 +118,7 @@ class AttentionKernel:
 
         Args:
             q: (batch, heads, q_len, d), the spec's dtype; the last dimension contiguous, other strides any multiple of
-                16 bytes. d is the spec's head_dim. Kernels for sm_90a, and others whose spec says ``head_padding:
+                16 bytes. d is the spec's head_dim. Kernels for sm_90a, and others whose spec says ``pad_heads:
                 true``, take any multiple of 8 up to that.
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v: as k.
@@ -291,7 +291,7 @@ class AttentionKernel:
             for name, tensor in tensors.items():
                 for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                     values[f"{name}_{axis}_stride"] = stride
-        if self.spec.head_padding:
+        if self.spec.pad_heads:
             values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
         return self._loaded.signature(
             q.device.index,

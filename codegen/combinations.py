@@ -44,6 +44,8 @@ def check_options(spec: AttentionSpec) -> None:
     one_list_on_hopper = spec.arch == "sm_90a" and spec.pattern.lists == 1
     if spec.arch == "sm_90a" and spec.warp_rows != 16:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
+    if spec.pad_heads and spec.arch == "sm_90a":
+        raise SpecError("pad_heads", "is true; kernels for sm_90a take heads of fewer elements anyway: leave it out")
     if spec.share_kv_loads and not one_list_on_hopper:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
     _check_kv_splits(spec)

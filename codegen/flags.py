@@ -73,6 +73,7 @@ class AttentionMmaSyncPieces(Flags):
     """Files that a kernel of attention/mma_sync.cu.j2 is made of: one of each folder, which have the same macros.
 
     Attributes:
+        columns_piece: whether a head's rows have as many columns as the kernel's.
         kv_pipeline_piece: how K and V of a step are waited for.
         logits_piece: what becomes of scores before the mask.
         mask_piece: how pairs are hidden.
@@ -82,6 +83,7 @@ class AttentionMmaSyncPieces(Flags):
         walk_piece: where the key blocks of a step are from.
     """
 
+    columns_piece: str
     kv_pipeline_piece: str
     logits_piece: str
     mask_piece: str

@@ -132,6 +132,10 @@ class AttentionSpec(SpecBase):
         default=False,
         description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
     )
+    pad_heads: bool = Field(
+        default=False,
+        description="heads of fewer elements, filled up to head_dim with zeros; what copies by TMA does so anyway",
+    )
     kv_splits: Annotated[Literal[1, 2], StrictInt] = Field(
         default=1,
         description="split-KV within a thread block: parts of a tile's keys, each with warpgroups of its own",
@@ -160,6 +164,7 @@ class AttentionSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
         "sink",
+        "pad_heads",
         "pack_gqa",
         "stream_k_tail",
         "kv_splits",

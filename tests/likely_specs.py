@@ -73,6 +73,7 @@ def _attention(choose: Choose) -> dict[str, Any]:
         "lse": (False,),
         "softcap": (20.0,),
         "sink": (True,),
+        "pad_heads": (True,),
         "pack_gqa": (2, 4, 8, 16, 32, 64),
         "stream_k_tail": (False,),
         "kv_splits": (2,),

@@ -22,6 +22,7 @@ from codegen.plans.attention_params import (
     index_params,
     lse_params,
     options_summary,
+    padding_params,
     sink_params,
     size_params,
     softcap_constants,
@@ -141,6 +142,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
+        *padding_params(spec),
         *size_params(spec),
     ]
     return Plan(

@@ -12,6 +12,7 @@ PIECES = "attention/mma_sync"
 def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> AttentionMmaSyncPieces:
     """Return the files of the kernel's pieces; ``paired`` is whether K and V of a step are waited for together."""
     names = {
+        "columns": "padded" if spec.pad_heads else "whole",
         "kv_pipeline": "steps" if paired else "tiles",
         "mask": "pairs" if spec.pattern.masks_pairs else "tail",
         "q_operand": "registers" if q_in_registers else "shared",

@@ -44,6 +44,12 @@ def sink_params(spec: AttentionSpec) -> list[Param]:
     return [pointer("sink", "float", f"logit that joins each row's sum, ({heads})")] if spec.sink else []
 
 
+def padding_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of ``pad_heads``."""
+    doc = "16-byte chunks of a row of Q, K, V and O; the rest of kHeadDim columns is zeros"
+    return [i32("head_chunks", doc)] if spec.pad_heads else []
+
+
 def size_params(spec: AttentionSpec) -> list[Param]:
     """Return the sizes of a problem and its softmax scale."""
     return [
@@ -139,6 +145,8 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
     if spec.sink:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
+    if spec.pad_heads:
+        lines.append(("padded heads", f"heads of 8 to {spec.head_dim} elements"))
     if spec.pack_gqa > 1:
         heads = spec.pack_gqa
         lines.append(("pack GQA", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))

@@ -14,6 +14,7 @@ from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
+HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 _MAX_FLOAT = 3.4028234e38
@@ -211,6 +212,26 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, t
     )
     if not fits:
         raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({shape_words(expected)})")
+
+
+def check_head_dim(shape: Sequence[int], head_dim: int, *, padded: bool) -> None:
+    """Check the elements of a head of q, of a kernel for ``head_dim`` of them.
+
+    Args:
+        shape: of q, (batch, heads, q_len, d).
+        head_dim: of the spec.
+        padded: whether the kernel fills heads of fewer elements up with zeros.
+
+    Raises:
+        ArgumentError: with the whole shape and what d may be.
+    """
+    d = shape[3]
+    if d == head_dim or (padded and d < head_dim and d % HEAD_STEP == 0):
+        return
+    below = f" or a multiple of {HEAD_STEP} below it" if padded else ""
+    other = "; a kernel whose spec says pad_heads: true takes fewer" if not padded and d < head_dim else ""
+    expected = f"(batch, heads, q_len, head_dim {head_dim}{below}){other}"
+    raise ArgumentError("q", f"has shape {tuple(shape)}, expected {expected}")
 
 
 def shape_words(expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> str:

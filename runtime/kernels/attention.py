@@ -24,6 +24,7 @@ from runtime.kernels.arguments import (
     call_key,
     check_address,
     check_extent,
+    check_head_dim,
     check_output,
     check_scale,
     check_shape,
@@ -46,7 +47,7 @@ class AttentionResult(NamedTuple):
     """What a call of an attention kernel returns.
 
     Attributes:
-        out: (batch, heads, q_len, head_dim), the result.
+        out: (batch, heads, q_len, d), the result: as q.
         lse: float32 (batch, heads, q_len), the natural logarithm of each row's sum of exp(logit); None where the spec
             says ``lse: false``.
     """
@@ -91,6 +92,7 @@ class AttentionKernel:
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
         self._index_names = tuple(tensor.name for tensor in self._indices)
@@ -115,9 +117,10 @@ class AttentionKernel:
         """Compute attention.
 
         Args:
-            q: (batch, heads, q_len, head_dim), the spec's dtype; the last dimension contiguous, other strides any
-                multiple of 16 bytes.
-            k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
+            q: (batch, heads, q_len, d), the spec's dtype; the last dimension contiguous, other strides any multiple of
+                16 bytes. d is the spec's head_dim. Kernels for sm_90a, and others whose spec says ``pad_heads:
+                true``, take any multiple of 8 up to that.
+            k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v: as k.
             indices: the index tensors, int32, in the order of ``spec.index_tensors`` (or by name):
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k), with any k, also 0, if the spec
@@ -132,7 +135,7 @@ class AttentionKernel:
                 out is not written; an entry out of range names none. What :meth:`prepare` returns stands for kv_indices
                 and query_order. Whatever these tensors hold, nothing outside the arguments is read or written.
             named_indices: index tensors by name.
-            scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
+            scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(d).
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
                 each row of its head, as a key without a value would.
             out: where to write the result: q's shape and dtype; allocated like q by default.
@@ -243,13 +246,12 @@ class AttentionKernel:
 
     def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any, sink: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
-        d = self.spec.head_dim
         check_tensor("q", q, self._dtype, 4)
         check_tensor("k", k, self._dtype, 4, q.device)
         check_tensor("v", v, self._dtype, 4, q.device)
-        batch, heads, q_len, _ = q.shape
+        batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
-        check_shape("q", q.shape, [("batch", None), ("heads", None), ("q_len", None), ("head_dim", (d,))])
+        check_head_dim(q.shape, self.spec.head_dim, padded=self._pads_heads)
         check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
         check_shape(
             "v", v.shape, [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("kv_len", (kv_len,)), ("head_dim", (d,))]
@@ -290,6 +292,8 @@ class AttentionKernel:
             for name, tensor in tensors.items():
                 for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                     values[f"{name}_{axis}_stride"] = stride
+        if self.spec.pad_heads:
+            values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
         return self._loaded.signature(
             q.device.index,
             args.tiles,
@@ -321,7 +325,7 @@ class AttentionKernel:
     def _mapped(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the tensors as the tensor maps address them.
 
-        Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, head_dim).
+        Where a tile's rows are queries and heads, q and o are (batch, packs, q_len, heads of a pack, d).
         """
         maps, mapped = self._plan.tensor_maps, dict(tensors)
         if maps and len(maps["q_map"].box) == 5:

@@ -47,6 +47,7 @@ class Case:
             the keys of a block outweigh those of all blocks on one side of it).
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
+        columns: elements of a head, fewer than the kernel's; None for as many. NaN follows them in memory.
         sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
     """
 
@@ -67,6 +68,7 @@ class Case:
     values: str = "normal"
     spread: float = 1.0
     scale: float | None = None
+    columns: int | None = None
     sinks: str = "normal"
 
     def describe(self) -> str:
@@ -81,6 +83,7 @@ class Case:
             self.values.replace("_", " "): self.values != "normal",
             f"q x {self.spread:g}": self.spread != 1.0,
             f"scale {self.scale}": self.scale is not None,
+            f"d {self.columns}": self.columns is not None,
             f"lists of {self.width}": self.width != Case.width,
             f"counts {self.counts}": self.counts != "random",
             "one list only": not self.full_lists,
@@ -188,6 +191,17 @@ PER_BATCH_CASES = (
     Case("values_out_of_range", batch=9, heads=1, kv_heads=1, q_len=400, kv_len=500, lists="out_of_range"),
 )
 
+# Heads of fewer elements: one chunk of 16 bytes, parts of every group of 64 columns and of 32, all but one chunk.
+HEAD_SIZE_CASES = tuple(
+    Case(f"columns_{d}", batch=2, heads=4, kv_heads=2, q_len=333, kv_len=777, layout=layout, columns=d)
+    for d, layout in zip((8, 32, 40, 56, 72, 80, 112, 120, 136, 160, 200, 248), ("bhsd", "bshd") * 6, strict=True)
+)
+
+
+def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
+    """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
+    return tuple(fitted(case, spec) for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
@@ -196,7 +210,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
     cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
-    return tuple(fitted(case, spec) for case in cases)
+    return (*(fitted(case, spec) for case in cases), *(head_size_cases(spec) if spec.pad_heads else ()))
 
 
 def fitted(case: Case, spec: AttentionSpec) -> Case:
@@ -264,9 +278,13 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
         if case.layout == "bshd":
             shape = (batch, length, heads, spec.head_dim)
         drawn = torch.randn(shape, generator=source, device=device, dtype=torch.float32).to(dtype)
+        if case.columns is not None:
+            drawn[..., case.columns :] = torch.nan
+            drawn = drawn[..., : case.columns]
         return drawn.transpose(1, 2) if case.layout == "bshd" else drawn
 
-    q = tensor(case.batch, case.heads, case.q_len) * case.spread
+    q = tensor(case.batch, case.heads, case.q_len)
+    q *= case.spread
     stored = 1 if case.expanded else case.batch
     k, v = (tensor(stored, case.kv_heads, case.kv_len) for _ in range(2))
     _set_values(spec, case, q, k, v)
@@ -302,7 +320,7 @@ def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tenso
 
 def softmax_scale(spec: AttentionSpec, case: Case) -> float:
     """Return what the logits of a case are multiplied by."""
-    return spec.head_dim**-0.5 if case.scale is None else case.scale
+    return (case.columns or spec.head_dim) ** -0.5 if case.scale is None else case.scale
 
 
 def _make_sink(case: Case, device: torch.device, source: torch.Generator) -> torch.Tensor:
@@ -474,11 +492,13 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     problems = []
     results = []
     for _ in range(2):
-        out = torch.full_like(inputs.q, float("nan"))
+        memory, out = _poisoned_output(spec, inputs.q)
         with poisoned_memory():
             results.append(
                 kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink)
             )
+        if not bool(memory[..., inputs.q.shape[3] :].isnan().all()):
+            problems.append("columns were written that the heads do not have")
     (out, lse), (again, lse_again) = results
     if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):
         problems.append("two runs differ")
@@ -499,6 +519,15 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
         tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
         problem="; ".join(problems),
     )
+
+
+def _poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for a result, all NaN, and the result: as q, or those of the memory's columns that q has."""
+    if q.shape[3] == spec.head_dim:
+        memory = torch.full_like(q, torch.nan)
+        return memory, memory
+    memory = torch.full((*q.shape[:3], spec.head_dim), torch.nan, dtype=q.dtype, device=q.device)
+    return memory, memory[..., : q.shape[3]]
 
 
 def _check_lse(lse: torch.Tensor, reference: torch.Tensor) -> list[str]:

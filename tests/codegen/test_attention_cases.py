@@ -55,6 +55,38 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("l4_dense_d64", [8, 32, 40, 56]), ("l4_block_lists_d256", [8, 248])])
+def test_cases_of_heads_of_fewer_elements(name: str, sizes: list[int]) -> None:
+    plain = spec_of(name)
+    padded = plain.model_copy(update={"pad_heads": True})
+    before, cases = attention.cases_of(plain), attention.cases_of(padded)
+    found = [case.columns for case in cases[len(before) :]]
+    assert cases[: len(before)] == before and not any(case.columns for case in before)
+    assert set(sizes) <= set(found) and all(d and d % 8 == 0 and d < plain.head_dim for d in found)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_nan_follows_the_columns_of_a_smaller_head(layout: str) -> None:
+    case = attention.Case("smaller", q_len=20, kv_len=30, layout=layout, columns=40, spread=2.0)
+    inputs = attention.make_inputs(spec_of("l4_dense_d64"), case, CPU)
+    for tensor in (inputs.q, inputs.k, inputs.v):
+        assert tensor.shape[3] == 40 and tensor.isfinite().all()
+        whole = tensor.as_strided((*tensor.shape[:3], 64), tensor.stride())
+        assert whole[..., 40:].isnan().all()
+    assert attention.softmax_scale(spec_of("l4_dense_d64"), case) == 40**-0.5
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_columns_beyond_a_smaller_head_must_stay(spoils: bool) -> None:
+    def spoil(out: Any, lse: Any) -> None:
+        if spoils:
+            out.as_strided((*out.shape[:3], 64), out.stride())[0, 0, 0, 40] = 0.0
+
+    outcome = run(Oracle("l4_dense_d64", attention.Case("smaller", q_len=20, kv_len=30, columns=40), spoil))
+    assert outcome.passed is not spoils
+    assert ("columns were written that the heads do not have" in outcome.problem) is spoils
+
+
 def test_the_table_has_what_matters() -> None:
     cases = attention.CASES
     assert {1, 2, 3, 4, 8} <= {case.heads // case.kv_heads for case in cases}

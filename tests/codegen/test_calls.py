@@ -579,6 +579,54 @@ def test_a_map_that_cannot_be_made_is_not_taken_for_another(kernel: Any, monkeyp
     assert found == [tuple(t.data_ptr() for t in three) for three in (first, first, second)]
 
 
+def test_heads_of_fewer_elements_are_told_to_the_kernel(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    padded = find_spec("l4_dense").spec.model_dump(mode="json", by_alias=True) | {"pad_heads": True}
+    packed = find_spec("h100_topk32_gqa8_b64").spec.model_dump(mode="json", by_alias=True)
+    encoders: list[Any] = []
+    made = tensor_map.MapEncoder
+    monkeypatch.setattr(launch, "MapEncoder", lambda *given: encoders.append(made(*given)) or encoders[-1])
+    for spec, heads in ((padded, 4), ("h100_dense", 4), (packed, 16)):
+        call, driver = kernel(spec)
+        for d in (8, 72, 128):
+            q, k, v = (torch.zeros(2, 128, h, d).half().transpose(1, 2) for h in (heads, 2, 2))
+            lists = [torch.zeros(1, 1, 2, 32).int()] if heads == 16 else []
+            assert call(q, k, v, *lists).out.shape == q.shape
+            block = driver.launches[-1][2]
+            assert field(call, block, "scale_log2") == pytest.approx((math.log2(math.e) / math.sqrt(d),))
+            if spec is padded:
+                assert field(call, block, "head_chunks") == (d // 8,)
+                assert field(call, block, "k_row_stride") == (2 * d,)
+        maps = [encoder.dims for encoder in encoders]
+        rows = (128, heads, 2) if heads == 4 else (8, 128, 2, 2)
+        kv = (128, 2, 2)
+        assert maps == ([] if spec is padded else [(d, *of) for d in (8, 72, 128) for of in (rows, kv, kv, rows)])
+        encoders.clear()
+
+
+@pytest.mark.parametrize(
+    ("spec", "d", "message"),
+    [
+        ("h100_dense", 12, r"q: has shape .*12\), expected \(.*, head_dim 128 or a multiple of 8 below it\)$"),
+        ("h100_dense", 136, r"q: has shape \(1, 2, 64, 136\), expected"),
+        ("l4_dense", 64, r"head_dim 128\); a kernel whose spec says pad_heads: true takes fewer$"),
+        ("l4_dense", 192, r"q_len, head_dim 128\)$"),
+    ],
+)
+def test_heads_that_a_kernel_does_not_take(kernel: Any, spec: str, d: int, message: str) -> None:
+    call, _ = kernel(spec)
+    q = torch.zeros(1, 2, 64, d).half()
+    with pytest.raises(ArgumentError, match=message):
+        call(q, q, q)
+
+
+def test_all_heads_are_of_one_size(kernel: Any) -> None:
+    call, _ = kernel("h100_dense")
+    q, other = torch.zeros(1, 2, 64, 64).half(), torch.zeros(1, 2, 64, 128).half()
+    for given in ((q, other, q), (q, q, other)):
+        with pytest.raises(ArgumentError, match=r"[kv]: has shape .* head_dim 64"):
+            call(*given)
+
+
 def test_more_tiles_than_can_be_numbered(kernel: Any) -> None:
     call, _ = kernel("h100_dense")
     queries = call.compiled.plan.tile_queries

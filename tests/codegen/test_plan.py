@@ -470,6 +470,20 @@ def test_sink(attention: dict[str, Any]) -> None:
     assert "sink" not in {param.name for param in plan_of(attention).params}
 
 
+@pytest.mark.parametrize("mma", ["mma", "wmma"])
+def test_padded_heads(mma: str) -> None:
+    spec = {"op": "attention", "arch": "sm_89", "head_dim": 128, "mma": mma, "pattern": DENSE}
+    plain, padded = plan_of(spec), plan_of(spec | {"pad_heads": True})
+    assert [p.name for p in padded.params if p not in plain.params] == ["head_chunks"]
+    assert (padded.registers, padded.shared, padded.constants) == (plain.registers, plain.shared, plain.constants)
+    assert "pad_heads" not in plain.spec.canonical_json() and '"pad_heads":true' in padded.spec.canonical_json()
+
+
+def test_heads_that_tma_pads_anyway(attention: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"^pad_heads: is true; kernels for sm_90a take heads of fewer elements anyway"):
+        plan_of(attention | {"pad_heads": True})
+
+
 @pytest.mark.parametrize(
     ("block_q", "heads", "sub_tiles", "sub_tile_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
     [

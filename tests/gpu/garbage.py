@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from codegen.plans.gathered import gathers_rows
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
+from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, UnchosenSpec
 from runtime.verify.common import ABSOLUTE, ROUNDOFF
 
 INT32 = torch.iinfo(torch.int32)
@@ -42,7 +42,7 @@ class Garbage:
 
 def has_indices(spec: Spec) -> bool:
     """Return whether a kernel reads index tensors."""
-    return spec.op != "tile_copy" and (not isinstance(spec, AttentionSpec) or bool(spec.index_tensors))
+    return bool(spec.index_tensors) if isinstance(spec, AttentionSpec) else not isinstance(spec, UnchosenSpec)
 
 
 def spoil(spec: Spec, positional: list[Any], seed: int) -> Garbage:

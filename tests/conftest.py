@@ -23,7 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernels", "kernels that tests/compile/test_kernels.py compiles")
     group.addoption("--all-kernels", action="store_true", help="compile all anew, those with a record too")
     group.addoption("--record-kernels", action="store_true", help=f"write what was compiled to {KNOWN.name}")
-    group.addoption("--kernel-seed", type=int, help="which of those with a record are compiled anew (default: the day)")
+    group.addoption(
+        "--kernel-seed",
+        type=int,
+        help="which kernels with a record are compiled anew, and which specs are drawn (default: the day)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

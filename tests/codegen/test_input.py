@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stress import loader
+from stress import executions, loader
+from stress.inputs import spelt
 from typer.testing import CliRunner
 
 from codegen import cli
@@ -60,7 +62,7 @@ def test_a_file_name_stays_in_its_comment(write_yaml: Write, name: str) -> None:
     banner, _, code = source.partition("\n\n")
     assert code == plain.partition("\n\n")[2]
     assert len(banner.splitlines()) == len(plain.partition("\n\n")[0].splitlines())
-    assert loader.is_text_of_a_source(source)
+    assert executions.is_text_of_a_source(source)
     assert seal_is_intact(source)
 
 
@@ -72,7 +74,7 @@ def test_a_name_from_a_caller_is_a_symbol_or_refused(named: NamedSpec, stem: str
 
 def test_an_origin_from_a_caller_stays_in_its_comment(named: NamedSpec) -> None:
     source = render(NamedSpec("my_kernel", named.spec, "x/??/\nint evil;\\"))
-    assert loader.is_text_of_a_source(source) and "\nint evil" not in source
+    assert executions.is_text_of_a_source(source) and "\nint evil" not in source
 
 
 @pytest.mark.parametrize("code", [*range(0x300), 0x2028, 0xD800, 0xDCFF, 0x1F600])
@@ -99,7 +101,7 @@ def test_a_comment_is_printable_ascii(code: int) -> None:
 )
 def test_yaml_that_is_refused(write_yaml: Write, text: str) -> None:
     path = write_yaml(text)
-    with loader.limited():
+    with executions.limited():
         assert refusal(lambda: read_spec(path)).startswith("kernel.yaml")
 
 
@@ -244,7 +246,7 @@ KINDS = (
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_to_read(kind: str, tmp_path: Path, named: NamedSpec) -> None:
     path, reason = special(tmp_path)[kind]
-    with loader.limited():
+    with executions.limited():
         assert reason in refusal(lambda: read_text(path))
         message = refusal(lambda: find_spec(path))
         assert reason in message or "names the kernel" in message or "no such file" in message
@@ -348,7 +350,7 @@ def test_an_unknown_spec_is_not_answered_with_all(attention: dict[str, Any]) -> 
 @pytest.mark.parametrize("command", [("render",), ("render", "--check"), ("explain",)])
 def test_commands_refuse_it_in_one_line(command: tuple[str, ...], kind: str, tmp_path: Path) -> None:
     path, _ = special(tmp_path)[kind]
-    with loader.limited():
+    with executions.limited():
         result = CliRunner().invoke(cli.app, [*command, str(path)])
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
@@ -379,27 +381,71 @@ def test_a_shell_takes_the_word_for_the_name(name: str) -> None:
 @pytest.mark.parametrize("seed", range(4))  # for several processes
 def test_some_thousand_attacks(seed: int) -> None:
     """tests/stress/loader.py has many more."""
-    failures = [failure for start in range(0, 500, loader.BATCH) for failure in loader.batch(seed, start)]
-    assert not failures, failures[0]
+    tally = executions.Tally()
+    tally.add(executions.batch(seed, start) for start in range(0, 500, executions.BATCH))
+    assert not tally.failures, tally.failures[0]
+    assert tally.executions >= 500 and tally.refused > tally.accepted > len(tally.specs) > 10
 
 
 def test_an_attack_that_succeeds_is_told() -> None:
-    def leaks(given: Mapping[str, int]) -> int:
+    def leaks(reader: executions.Reader, given: Mapping[str, str]) -> str:
         return given["absent"]
 
-    failure = loader.failure_of(5, leaks, {})
+    tally, reader = executions.Tally(), executions.Reader()
+    failure = tally.execute(reader, 5, leaks, {})
     assert failure is not None and failure.number == 5 and "KeyError" in failure.what and failure.given == "{}"
 
-    def talks(given: str) -> None:
+    def talks(reader: executions.Reader, given: str) -> str:
+        if given == "accepted":
+            return "hash"
         raise SpecError("", given) if given == "fine" else CodegenError(given)
 
-    assert loader.failure_of(0, talks, "fine") is None
-    assert loader.failure_of(0, talks, "a\nb") is not None
+    assert tally.execute(reader, 0, talks, "fine") is tally.execute(reader, 0, talks, "accepted") is None
+    assert tally.execute(reader, 0, talks, "a\nb") is not None
+    assert (tally.accepted, tally.refused, len(tally.failures), tally.specs) == (1, 1, 2, {"hash"})
 
 
 def test_an_attack_is_known_by_seed_and_number() -> None:
     for number in range(100):
-        first, again = loader.execution(3, number), loader.execution(3, number)
-        assert first[0] is again[0] and re.sub("0x[0-9a-f]+", "", loader.spelt(first[1])) == re.sub(
-            "0x[0-9a-f]+", "", loader.spelt(again[1])
+        first, again = executions.execution(3, number), executions.execution(3, number)
+        assert first[0] is again[0] and re.sub("0x[0-9a-f]+", "", spelt(first[1])) == re.sub(
+            "0x[0-9a-f]+", "", spelt(again[1])
         )
+
+
+def test_what_attacks_remember_changes_no_outcome() -> None:
+    def outcomes(*, remembers: bool) -> list[tuple[str, Any]]:
+        reader, told = executions.Reader(remembers=remembers), []
+
+        def noted(reader: executions.Reader, given: tuple[executions.Read, Any]) -> str:
+            try:
+                spec = given[0](reader, given[1])
+            except CodegenError as error:
+                told.append(re.sub(r"/tmp/\S+/|0x[0-9a-f]+", "", f"{type(error).__name__}: {error}"))
+                raise
+            told.append(spec)
+            return spec
+
+        with reader.in_use():
+            for number in [*range(150), *range(150)]:  # the second time it remembers them
+                executions.Tally().execute(reader, number, noted, executions.execution(1, number))
+        return told
+
+    assert outcomes(remembers=True) == outcomes(remembers=False)
+
+
+def test_runs_of_attacks_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = executions.Failure(7, "KeyError: 'x'", "line 1", "{}")
+    tallies = [
+        executions.Tally(3, 96, [failure], {"a" * 64, "b" * 64}),
+        executions.Tally(1, 98, [dataclasses.replace(failure, number=107)], {"b" * 64}),
+    ]
+    file, totals = tmp_path / "totals.json", loader.Totals(seed=5)
+    for number, tally in enumerate(tallies):
+        monkeypatch.setattr(loader, "attacked", lambda number=number: f"source {number}")
+        assert totals.add(tally) == [[failure], []][number]
+        totals.write(file)
+        totals = loader.Totals.read(file)
+    assert (totals.seed, totals.next, totals.accepted, totals.refused) == (5, 2 * executions.BATCH, 4, 194)
+    assert totals.sources == {"source 0": 100, "source 1": 100} and len(totals.specs) == 2
+    assert "200 executions" in str(totals) and "1 kinds of failure; go on: --seed 5 --start 200" in str(totals)

@@ -1,0 +1,43 @@
+"""Specs drawn by the day: what is accepted has a plan within its architecture's limits, and a source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import drawn_specs
+import pytest
+from drawn_specs import SUITE, command, draw
+
+from codegen.library import NamedSpec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+
+
+def test_drawn_specs_have_plans_and_sources(request: pytest.FixtureRequest) -> None:
+    """``python tests/compile/sample_specs.py --plan 10000`` has more."""
+    seed = request.config.option.kernel_seed
+    drawing = draw(SUITE["plan"], seed)
+    assert not drawing.failures, f"{drawing.failures}; the same again: {command(seed)}"
+    assert len({named.spec.hash for named in drawing.specs}) == SUITE["plan"]
+
+
+def test_a_seed_has_its_specs() -> None:
+    first = [named.stem for named in draw(6, 20260101).specs]
+    assert [named.stem for named in draw(3, 20260101).specs] == first[:3]
+    assert [named.stem for named in draw(6, 20260102).specs] != first
+
+
+def test_a_failure_is_told_with_its_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(named: NamedSpec) -> Plan:
+        plan = plan_for(named)
+        calls.append(named)
+        if len(calls) == 1:
+            raise KeyError("absent")
+        return replace(plan, threads=2048) if len(calls) == 2 else plan
+
+    calls: list[NamedSpec] = []
+    monkeypatch.setattr(drawn_specs, "plan_for", fails)
+    drawing = draw(3, 0)
+    assert [named.stem for named in drawing.specs] == [calls[2].stem]
+    assert "KeyError: 'absent'; {'op'" in drawing.failures[0]
+    assert drawing.failures[1].startswith(f"{calls[1].stem}: 2048 threads, at most 1024 are allowed; {{")

@@ -60,7 +60,7 @@ def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
     """Make ``block_sparse_attention`` compute by the definition, with the choice of kernels of an H100."""
     loaded = Loaded()
     monkeypatch.setattr(attention_calls, "_loaded", loaded)
-    monkeypatch.setattr(attention_calls, "_routes", {})
+    monkeypatch.setattr(attention_calls, "_routes", arguments.Signatures())
     monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(attention_checks, "check_tensor", _check_tensor)

@@ -14,12 +14,13 @@ from runtime.ops.attention_checks import refuse_gradients, refuse_transformed
 from runtime.ops.attention_operator import operator
 from runtime.patterns import BlockLists, Pattern
 
-# What a call asks in a tenth of the time that torch's own functions of Python take.
+# Every call asks these; torch's own functions in Python take ten times as long.
+_any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 
 
 @overload
@@ -107,32 +108,24 @@ def block_sparse_attention(
         SpecError: for an option that no kernel has.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
-    pattern = pattern_of(pattern, q, k)
+    if not isinstance(pattern, Pattern):
+        pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
-    if torch.is_autocast_enabled("cuda"):
-        q, k, v = _cast(q), _cast(k), _cast(v)
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or _any_autocast():
+        q, k, v = _cast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    if not torch.compiler.is_compiling() and _is_plain(q, k, v, tensors, sink, kv_lengths, out):
-        result = attend(
-            q,
-            k,
-            v,
-            tensors,
-            pattern.spec_json,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            kv_lengths=kv_lengths,
-            lse=return_lse,
-            out=out,
-            validate=validate,
-            overflow=overflow,
-        )
-        return result if return_lse else result[0]
-    refuse_gradients(q, k, v, sink, out)
-    if not torch.compiler.is_compiling():
-        refuse_transformed((q, k, v, sink, kv_lengths, out, *tensors))
-    result = operator(
+    compute = operator
+    if not traced:
+        if _PLAIN.issuperset(map(type, (q, k, v, sink, kv_lengths, out, *tensors))) and not (
+            _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None
+        ):
+            compute = attend
+        elif _is_refused(q, k, v, sink, kv_lengths, out, *tensors):
+            compute = attend
+    if compute is operator:
+        refuse_gradients(q, k, v, sink, out)
+    result = compute(
         q,
         k,
         v,
@@ -150,17 +143,14 @@ def block_sparse_attention(
     return result if return_lse else result[0]
 
 
-def _is_plain(q: Any, k: Any, v: Any, tensors: tuple[Any, ...], *others: Any) -> bool:
-    """Return whether nothing but the kernel is to see a call: no mode, no transform, no tracer and no subclass.
+def _is_refused(*tensors: Any) -> bool:
+    """Return whether an argument is no tensor at all, which the checks of a call name; refuse some that are.
 
-    What is no tensor at all is plain too: the checks name it.
+    Raises:
+        ArgumentError: for a tensor under ``torch.vmap``, and for a DTensor.
     """
-    if _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None:
-        return False
-    for tensor in (q, k, v, *tensors, *others):
-        if tensor is not None and type(tensor) not in _TENSORS and hasattr(type(tensor), "__torch_function__"):
-            return False
-    return True
+    refuse_transformed(tensors)
+    return any(t is not None and not hasattr(type(t), "__torch_function__") for t in tensors)
 
 
 def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
@@ -182,8 +172,14 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     return found
 
 
-def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a floating-point tensor of a GPU in autocast's type, as SDPA takes it; double stays."""
-    if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.is_floating_point():
-        return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype("cuda"))
-    return tensor
+def _cast(*tensors: Any) -> tuple[Any, ...]:
+    """Return tensors in autocast's type, if it is on, as SDPA takes them: those with floats, on a GPU, but double."""
+    if not torch.is_autocast_enabled("cuda"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cuda")
+    return tuple(
+        t.to(dtype)
+        if isinstance(t, torch.Tensor) and t.is_cuda and t.is_floating_point() and t.dtype != torch.float64
+        else t
+        for t in tensors
+    )

@@ -14,6 +14,7 @@ import torch
 from codegen.library import find_spec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
+from runtime.kernels.arguments import Signatures
 from runtime.kernels.attention import AttentionKernel, AttentionResult
 from runtime.ops.attention_checks import (
     KV_LENGTHS,
@@ -28,7 +29,6 @@ from runtime.ops.attention_checks import (
 from runtime.ops.attention_choice import Call, arch_of, kernel_head_dim, resolve
 from runtime.ops.block_sizes import Tensors
 
-CALLS_KEPT = 1024
 KERNELS_KEPT = 256
 
 
@@ -49,7 +49,7 @@ class Route:
     indices: int
 
 
-_routes: dict[Any, Route] = {}
+_routes = Signatures()
 
 
 def attend(
@@ -97,7 +97,9 @@ def attend(
             kv_lengths is not None,
             lse,
         )
-        route = _routes.get(key)
+        last, route = _routes.last
+        if key != last:
+            route = _routes.find(key)
     except (AttributeError, TypeError):
         pass  # an argument is of another type, which the checks name
     if route is None:
@@ -164,9 +166,7 @@ def _remember(key: Any) -> Route:
         resolution.lists_of(),
         len(indices) if call.kv_lengths else 0,
     )
-    if len(_routes) >= CALLS_KEPT:
-        _routes.clear()
-    _routes[key] = route
+    _routes.keep(key, route)
     return route
 
 

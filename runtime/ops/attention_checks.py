@@ -218,10 +218,10 @@ def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor | None]) 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses of a tensor's first byte and of the one after its last."""
-    last = 0
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        last += (size - 1) * stride
     begins = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return begins, begins + tensor.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begins, begins + (last + 1) * tensor.element_size()
 
 

@@ -22,6 +22,7 @@ from runtime import (  # noqa: E402
     DeviceError,
     patterns,
 )
+from runtime.kernels import arguments  # noqa: E402
 from runtime.ops import attention, attention_calls, attention_choice  # noqa: E402
 
 # Also with fields and arguments of other types.
@@ -149,7 +150,7 @@ def test_sizes_are_rounded_up_in_two_steps_to_an_octave() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_calls, "CALLS_KEPT", 3)
+    monkeypatch.setattr(arguments, "SIGNATURES_KEPT", 3)
     for length in range(64, 72):
         block_sparse_attention(*qkv(length, length), Dense())
         assert len(attention_calls._routes) <= 3

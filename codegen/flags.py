@@ -192,6 +192,7 @@ class AttentionSm90aWords(Flags):
     consumer_warpgroups: str
     consumers_own: str
     consumers_run: str
+    other_workers: str
     consumer_number: str
     consumer_works_on: str
     packed_heads: str
@@ -199,7 +200,6 @@ class AttentionSm90aWords(Flags):
     tiles_are_long: str
     tile_queries: str
     warpgroup_queries: str
-    queries_before_first: str
     as_listed: str
     masked_if: str
     full_or: str
@@ -240,6 +240,8 @@ class AttentionSm90aListWords(Flags):
     entry_place: str
     and_units: str
     range_owner: str
+    range_begins: str
+    range_ends: str
     range_parameter: str
     work_parameter: str
     work_argument: str

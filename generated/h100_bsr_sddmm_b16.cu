@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
 // spec hash: 70b2242d61a4e242efdb3edbc6671ad0144c2149a6cbf752ae8deb43233ae7bc
 // templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cd18ebcd968672aaa7c883e3fc48ee288196fb9112c0c1ae8306f8142dd0a435
+// seal: sha256 e53598eb3e58d715f90fc03c162429b3434d07ba0aa37259d171a286b98a4b90
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -211,9 +211,9 @@ __device__ __forceinline__ void wgmma_m64n16k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
-// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
-// (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
+// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
+// loop over lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":32,"n":512}}
 // spec hash: 92106ff430791e468a1e44051deea09dbb5d1480464ad75e5efcacdfe118478b
 // templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7d17179639c703d24b77169ef51cf8867f7e44e0d413f3491e5db1022932a1e6
+// seal: sha256 0a4579f57e3406ab5f143a60ad57d564ba34c9f4a5a08fcb7b5c78ab5e5881cf
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -213,9 +213,9 @@ __device__ __forceinline__ void wgmma_m64n32k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
-// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
-// (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
+// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
+// loop over lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(

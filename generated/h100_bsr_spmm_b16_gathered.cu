@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 07e7ea7c47bae9c4ff76d3d9a102eeb5a6c4066327c7fccb3892737c5be61d5b
+// seal: sha256 3681c0d049f7a6afa5b9703ae1030f977e7e90b64fc2f5660b82052a34dda5de
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -259,9 +259,9 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
-// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
-// (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
+// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
+// loop over lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
 // templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1c1234c03f8f3274e769f4cd9321375cb6372041a7fde67ab2644342d840dd3b
+// seal: sha256 5a6bc430ac75dc45d87b12feadb1286c8b4bcc93a5b04ebc29986eca5a1d66aa
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -304,9 +304,9 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// elect.sync: whether this lane is the one that is picked of its warp, always the same. After this, unlike after a
-// comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a loop over lanes
-// (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
+// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
+// loop over lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 93e3914255fea445e286559e9633bb2cd1903deac905dd840888912cab0f105a
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/merge.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/kv_splits.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c451096392e3dae7d3bf348c9297f83bde9e71e734759c9de8632227c397b76e
+// seal: sha256 ded40c9eeeb0fb4140b40101a8aece70030a27903583a78a3bbabf4e880068cc
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -53,7 +53,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 64;  // elements of a head
 constexpr int kTileM = 64;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step; its s and p_frag, o and q take 96 registers
+constexpr int kTileN = 64;  // keys of one step; registers: 96 of s, p_frag, o, q + 32 = 128 of 224
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
@@ -341,7 +341,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 
 // Pattern: query i sees key j if j <= i + diagonal(p).
 __device__ __forceinline__ int diagonal(const Params& p) {
-  return p.kv_len - p.q_len;  // aligned bottom-right, as FlashAttention is: the last query sees the last key
+  // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
+  // matter only to rows past the last query.
+  return p.kv_len - p.q_len;
 }
 
 struct KvBlockIterator {
@@ -353,7 +355,7 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
-    // 0 where rows are no queries, or none sees a key.
+    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
     last = count - 1;
   }
@@ -387,7 +389,7 @@ struct Tile {
     const uint32 batch_head = first_head + in_group % heads;
     first_query = (query_tiles - 1 - in_group / heads) * kTileM;
     // Where a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see
-    // fewest keys. Their Q is zeros, and they store nothing.
+    // fewest keys: first_query is negative. TMA makes their Q zeros, and they store nothing.
     first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
@@ -434,6 +436,8 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 }
 
 // The key blocks of one sub-tile of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const Tile& tile, int sub_tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
@@ -497,6 +501,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings of one sub-tile. Warp 0 also publishes the work tiles, one ahead.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
@@ -609,7 +614,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {
+  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     bool keep = column < keys;
     const int my_query = query + j / 2 % 2 * 8;
@@ -741,7 +746,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  if (first_query < 0) return;  // surplus rows before query 0
+  if (first_query < 0) return;  // surplus before query 0 (see Tile): all rows of a warpgroup, or none
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -824,7 +829,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile.
+    // Q's place is free for another tile when all lanes have loaded.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
@@ -839,7 +844,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (info.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -861,6 +866,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < info.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
@@ -907,6 +914,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards, less warp 0, which writes the entries.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3ece8c3e8cc57a503b06f6776ab815dc6d10846d8628bcc2daf3674601c8503b
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6d220ddf31121dee8546b21a805ec8fd4f7db71d352ecb38cb840ad239fafbfc
+// seal: sha256 2dcf71b21187b4069866f05c3d1404e379300887065b161eced3a6f1cb9a10c8
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -51,7 +51,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step; its s and p_frag, o and q take 192 registers
+constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 32 = 224 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
@@ -348,7 +348,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 
 // Pattern: query i sees key j if j <= i + diagonal(p).
 __device__ __forceinline__ int diagonal(const Params& p) {
-  return p.kv_len - p.q_len;  // aligned bottom-right, as FlashAttention is: the last query sees the last key
+  // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
+  // matter only to rows past the last query.
+  return p.kv_len - p.q_len;
 }
 
 struct KvBlockIterator {
@@ -359,7 +361,7 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
-    // 0 where rows are no queries, or none sees a key.
+    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
@@ -387,7 +389,7 @@ struct Tile {
     const uint32 batch_head = first_head + in_group % heads;
     first_query = (query_tiles - 1 - in_group / heads) * kTileM;
     // Where a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see
-    // fewest keys. Their Q is zeros, and they store nothing.
+    // fewest keys: first_query is negative. TMA makes their Q zeros, and they store nothing.
     first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
@@ -434,10 +436,11 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 }
 
 // The key blocks of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const Tile& tile) {
-  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
-  return blocks;
+  return KvBlockIterator(p, tile.batch, tile.head, tile.first_query);
 }
 
 // Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
@@ -492,6 +495,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
@@ -599,7 +603,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {
+  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     bool keep = column < keys;
     const int my_query = query + j / 2 % 2 * 8;
@@ -696,7 +700,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  if (first_query < 0) return;  // surplus rows before query 0
+  if (first_query < 0) return;  // surplus before query 0 (see Tile): all rows of a warpgroup, or none
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -772,7 +776,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile.
+    // Q's place is free for another tile when all lanes have loaded.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
@@ -787,7 +791,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -809,6 +813,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
         if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
@@ -845,6 +851,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

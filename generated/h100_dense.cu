@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 176ac892f26b4df965498cf142c9defa1fc59ca0beb786f7a4dfa308e3ebf809
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2e54cee89a856d8d59a048e7c0cb9406004ec4045cc15c75429d26c372b33923
+// seal: sha256 68256b2c51c68278fc7a53543a5c9cea6fc574d6513a7d802dff212f5c3ba825
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -29,7 +29,8 @@
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
+// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //
 // Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
 // between thread blocks; a unit is a step. Each part stores its unfinished O in global memory, and for each
@@ -57,7 +58,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 80;  // keys of one step; its s and p_frag, o and q take 132 registers
+constexpr int kTileN = 80;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (96 keys: 164)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
@@ -392,6 +393,7 @@ struct KvBlockIterator {
   int last;   // number of the last of them
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
     last = count - 1;
   }
@@ -474,6 +476,8 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
@@ -534,6 +538,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
@@ -643,7 +648,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {
+  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
@@ -894,7 +899,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     k_state.advance();
     if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -918,6 +923,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // The next K is waited for under P V, not between the weights and the products that they are for.
       if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
       // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+      // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+      // slower here (step 28 of docs/ladder-attention.md).
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
@@ -959,6 +966,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f7a2ec6e6184a2287945dbb9eb99007472400f24f0c4f5600cb7370eef196e21
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/merge.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/kv_splits.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 35beb0738de856c41f6670b6747c4d1409ffd40d353642630fb4808696ec88fb
+// seal: sha256 7d54a28002711899c74a389347e765c7440ee39c0d1abcc6bd34568e803233f9
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -53,7 +53,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 64;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step; its s and p_frag, o and q take 144 registers
+constexpr int kTileN = 64;  // keys of one step; registers: 144 of s, p_frag, o, q + 32 = 176 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
@@ -351,6 +351,7 @@ struct KvBlockIterator {
   int last;   // number of the last of them
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
     last = count - 1;
   }
@@ -407,6 +408,8 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of one sub-tile of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const Tile& tile, int sub_tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
@@ -469,6 +472,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings of one sub-tile. Warp 0 also publishes the work tiles, one ahead.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
@@ -579,7 +583,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {
+  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
@@ -785,7 +789,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile.
+    // Q's place is free for another tile when all lanes have loaded.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
@@ -800,7 +804,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step);
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (info.count > 1) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -822,6 +826,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < info.count) mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
         if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
@@ -868,6 +874,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards, less warp 0, which writes the entries.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: aedc71e26220e997f3c406db187470e673730dddf51ba8403ca818ba2a1cf37a
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/prefix_lm.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fdfa94892b910ca8109b63a19425696ebebc2a49bacd5a7ce0893d72667c6df8
+// seal: sha256 7a8e02cc2c8e283261839fba06211393f6c7cf26a456bf27f1683432e0a0f72d
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -52,7 +52,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 80;  // keys of one step; its s and p_frag, o and q take 132 registers
+constexpr int kTileN = 80;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (96 keys: 164)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
@@ -385,6 +385,7 @@ struct KvBlockIterator {
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, p.q_len) - 1);
+    // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
@@ -406,7 +407,7 @@ struct Tile {
     const uint32 batch_head = first_head + in_group % heads;
     first_query = (query_tiles - 1 - in_group / heads) * kTileM;
     // Where a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see
-    // fewest keys. Their Q is zeros, and they store nothing.
+    // fewest keys: first_query is negative. TMA makes their Q zeros, and they store nothing.
     first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
@@ -453,10 +454,11 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 }
 
 // The key blocks of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const Tile& tile) {
-  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
-  return blocks;
+  return KvBlockIterator(p, tile.batch, tile.head, tile.first_query);
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -504,6 +506,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   const uint32 k_ring = base + kKOffset;
@@ -595,7 +598,8 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers. Queries before 0 see none.
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+// Rows before query 0 see none. Others begin with a query: last_query >= first_query always holds here.
 struct VisibleRange {
   int first = 0, last = -1;  // of those that some of these queries see
   int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
@@ -708,7 +712,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
-  if (first_query < 0) return;  // surplus rows before query 0
+  if (first_query < 0) return;  // surplus before query 0 (see Tile): all rows of a warpgroup, or none
   float sums[2], inverse[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -775,8 +779,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  // Steps whose keys this warpgroup does not see are released as they come.
-  const auto consumer_release = [&](int steps) {  // of K and V both, each as soon as it is there
+  // Passes over steps whose keys this warpgroup does not see. Their stages are filled again only when it has left them
+  // too: it waits for K and V, so that its arrival is one of the right phase, and releases each as soon as it is there.
+  const auto skip_steps = [&](int steps) {
     for (; steps > 0; --steps) {
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
@@ -798,14 +803,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 q[kQSlices][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
     // Blocks come from the last one back: first those after all that these queries see, at the end those before them
-    // (none, where queries see the first key). The iterator is made anew from the tile, as the producer made it.
+    // (none, where queries see the first key: in causal patterns `before` is always 0).
     const int newest = kv_blocks_of(p, tile).at(0);
     const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
     const int after = min(max(newest - range.last, 0), info.count);
     const int before = min(max(range.first - (newest - info.count + 1), 0), info.count - after);
     const int count = info.count - after - before;
     const int newest_visible = newest - after;
-    consumer_release(after);
+    skip_steps(after);
 
     if (count > 0) {
       // First step: scores and softmax.
@@ -819,7 +824,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         mask_right(s, p, tile.batch, newest_visible, tile.first_query + first_row);
       }
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -843,6 +848,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
         if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
@@ -864,7 +871,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     }
-    consumer_release(before);
+    skip_steps(before);
     store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     tile_state.advance();
   }
@@ -885,6 +892,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
 // templates: attention/lists/shared.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/searched.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles_searched.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/share_kv/query_order.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0387b4650b11cdd02814a7eeea53527e9779878682c6269d7f78e77f0bd9a9df
+// seal: sha256 66ef0760da73604d2e149680b3419a8058a8cb4238541e8c2c194d8fe9d1d2cf
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -18,8 +18,9 @@
 //   h100_topk32_b64_self_ordered_order_queries, a kernel that is launched before, finds out which query blocks form
 //   a tile, while this one is at its first tiles. How is told there.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
-// w is warpgroup w + 1 of the thread block.
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
+// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
+// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[w]                      Q of warpgroup w
 //   order_full[i], order_empty[i]  place i of the ring of orders: query blocks and loads of a tile, steps of warpgroups
 //   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
@@ -62,7 +63,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step; its s and p_frag, o and q take 112 registers
+constexpr int kTileN = 64;  // keys of one step; registers: 112 of s, p_frag, o + 28 = 140 of 160
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
@@ -466,11 +467,13 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 }
 
 // The key blocks of a query block.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile, int first_query) {
   KvBlockIterator blocks(p, tile.batch, tile.head, first_query);
-  // Thread blocks work through their lists in step, forwards in one tile and backwards in the next. Sorted lists then
-  // begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
   blocks.backwards = work.index / gridDim.x % 2 == 1;
   return blocks;
 }
@@ -828,7 +831,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {
+  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
@@ -1057,7 +1060,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
     if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
 
     // Scores of step i together with the output of step i - 1.
@@ -1084,6 +1087,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
       // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+      // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+      // slower here (step 28 of docs/ladder-attention.md).
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 7198cf4989da04ceb9b726f5e40e3f0681178b19cfcf2f1dddc36fab61517eb7
 // templates: attention/lists/shared.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/grouping/listed.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/share_kv.cuh.j2, attention/sm90a/load_groups/three.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/on.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/share_kv_two.cuh.j2, attention/sm90a/roles/share_kv.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/share_kv/consumer.cuh.j2, attention/sm90a/share_kv/load_schedule.cuh.j2, attention/sm90a/share_kv/order_tiles.cuh.j2, attention/sm90a/share_kv/producer.cuh.j2, attention/sm90a/share_kv/queries.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e2ed640b87ba65b1ad5f50fea9a968339cf67640d0fe8ea841a834ddacf86441
+// seal: sha256 7898426ce45e3c97347e90d8552d45c4bd2fc5436b0442edf91e907f1ec7087b
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -18,8 +18,9 @@
 //
 // Thread blocks keep in lockstep, so that the keys that they ask for at a time fit the L2: CtaLockstep says how.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). Consumer warpgroup
-// w is warpgroup w + 1 of the thread block.
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
+// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
+// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[w]                      Q of warpgroup w
 //   order_full[i], order_empty[i]  place i of the ring of orders: the loads of a tile, the steps of each warpgroup
 //   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
@@ -65,7 +66,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step; its s and p_frag, o and q take 132 registers
+constexpr int kTileN = 64;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of orders
 constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
@@ -469,11 +470,13 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of one sub-tile of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile, int sub_tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
-  // Thread blocks work through their lists in step, forwards in one tile and backwards in the next. Sorted lists then
-  // begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
   blocks.backwards = work.index / gridDim.x % 2 == 1;
   return blocks;
 }
@@ -510,7 +513,7 @@ struct CtaLockstep {
     }
   }
   // Nobody waits for a thread block that has ended: it may have had a tile less, and marks it. The last one to end
-  // leaves the counters at 0 for the next launch.
+  // leaves the counters at 0 for the next launch; the fence keeps a thread block's marks before its arrival.
   __device__ __forceinline__ void end(const Params& p) {
     atomicAdd(p.progress, 1);
     __threadfence();
@@ -845,7 +848,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const int keys = p.kv_len - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {
+  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
@@ -1045,7 +1048,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
     if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     // The O of the tile before has most likely left by now: this waits for it. Its place is for the Q of the next tile.
     if (sender) {
@@ -1073,6 +1076,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
       // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+      // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+      // slower here (step 28 of docs/ladder-attention.md).
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v.stage, v.arrivals);

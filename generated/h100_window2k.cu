@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5b3cc6994ab9afb33ff683f7e1dfe5089404c9d9f2a1477090ff3a889817bd66
+// seal: sha256 be92048249712fdac5d93a3f4e58b95d17d11c8759236b58076f9a5a3f7273ae
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -56,7 +56,7 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 80;  // keys of one step; its s and p_frag, o and q take 132 registers
+constexpr int kTileN = 80;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (96 keys: 164)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
@@ -391,6 +391,7 @@ struct KvBlockIterator {
     const int first_key = max(first_query + diagonal - kWindowLeft, 0);
     const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
     last = last_key / kTileN;
+    // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
   // Restricts these queries to `number` work units from `first` on.
@@ -480,6 +481,8 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
 }
 
 // The key blocks of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
@@ -534,6 +537,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   const uint32 k_ring = base + kKOffset;
@@ -624,7 +628,8 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers. None is before query 0.
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+// No row is before query 0: first_query >= 0 always holds here. A warpgroup past the last query sees none.
 struct VisibleRange {
   int first = 0, last = -1;  // of those that some of these queries see
   int unmasked_from;         // from this one on, no block has keys that one of these queries no longer sees
@@ -879,8 +884,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  // Steps whose keys this warpgroup does not see are released as they come.
-  const auto consumer_release = [&](int steps) {  // of K and V both, each as soon as it is there
+  // Passes over steps whose keys this warpgroup does not see. Their stages are filled again only when it has left them
+  // too: it waits for K and V, so that its arrival is one of the right phase, and releases each as soon as it is there.
+  const auto skip_steps = [&](int steps) {
     for (; steps > 0; --steps) {
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
@@ -902,14 +908,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 q[kQSlices][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
     // Blocks come from the last one back: first those after all that these queries see, at the end those before them
-    // (none, where queries see the first key). The iterator is made anew from the tile, as the producer made it.
+    // (none, where queries see the first key: in causal patterns `before` is always 0).
     const int newest = kv_blocks_of(p, info.work, tile).at(0);
     const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
     const int after = min(max(newest - range.last, 0), info.count);
     const int before = min(max(range.first - (newest - info.count + 1), 0), info.count - after);
     const int count = info.count - after - before;
     const int newest_visible = newest - after;
-    consumer_release(after);
+    skip_steps(after);
 
     if (count > 0) {
       // First step: scores and softmax.
@@ -926,7 +932,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         mask_left(s, p, tile.batch, newest_visible, tile.first_query + first_row);
       }
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);  // O is 0 still: `rescale` is for later steps
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -953,6 +959,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
         if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
@@ -974,7 +982,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     }
-    consumer_release(before);
+    skip_steps(before);
     if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     }
@@ -997,6 +1005,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

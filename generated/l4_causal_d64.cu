@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
 // templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9f13f8d58c97ae513968be130f715fc4031a7a721a043f7feb196d0a01c6c434
+// seal: sha256 c9c90e22379a6b076ce9bee6d0c5b709c50060fc51c205fc6426df72d59811c0
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -182,7 +182,9 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 
 // Pattern: query i sees key j if j <= i + diagonal(p).
 __device__ __forceinline__ int diagonal(const Params& p) {
-  return p.kv_len - p.q_len;  // aligned bottom-right, as FlashAttention is: the last query sees the last key
+  // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
+  // matter only to rows past the last query.
+  return p.kv_len - p.q_len;
 }
 
 struct KvBlockIterator {
@@ -193,7 +195,7 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
     first_diagonal = first_query + diagonal(p);
-    // 0 where rows are no queries, or none sees a key.
+    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.

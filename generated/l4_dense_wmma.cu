@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
 // templates: attention/patterns/dense.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 48e84b0d0170481a27b943358a94f3520c2bd89b4e36a641cde939f512ed43c8
+// seal: sha256 76549ffd8ef02dc59e6104e0659c1585b713017916ca4ccbb754c7f459088ed7
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -153,6 +153,7 @@ struct KvBlockIterator {
   int count;  // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
   }
   // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.

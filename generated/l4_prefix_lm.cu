@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: e785871a798a6dc80822ef9b7672496a242d903591ac827979d99165a6fb9373
 // templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/prefix_lm.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3cb45da198a1a3c81a2548ebf87fc2e698351a357a775da7054aa8b0e29f03d9
+// seal: sha256 a0133581e2afcf6606f177b2966f37efac3cc37f56507496ed26e02c01f8d93e
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -198,6 +198,7 @@ struct KvBlockIterator {
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, p.q_len) - 1);
     all_to = last_key_of(p, batch, first_query);
+    // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.

@@ -88,7 +88,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         registers=registers,
         params=text.params(sizes),
         tensor_maps=text.tensor_maps(sizes),
-        constants=text.constants(sizes, at, setmaxnreg, accumulators),
+        constants=text.constants(sizes, at, setmaxnreg, registers),
         flags=pieces.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=text.summary(sizes),

@@ -159,6 +159,7 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         consumer_warpgroups="warpgroup 1    " if sizes.consumers == 1 else "warpgroups 1.. ",
         consumers_own=_consumers_own(sizes),
         consumers_run=_consumers_run(sizes),
+        other_workers="other warpgroups" if sizes.consumers > 1 else "the SM's other thread block, if it has one",
         consumer_number="consumer" if splits else "warpgroup",
         consumer_works_on="its part of the keys of 64 rows" if splits else "its 64 rows",
         packed_heads="kPackGqa" if rows.asks_heads else str(rows.heads),
@@ -166,7 +167,6 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         tiles_are_long=_tiles_are_long(spec),
         tile_queries="kTileQueries" if rows.packed else "kTileM",
         warpgroup_queries="kWarpgroupQueries" if rows.packed else "kWarpgroupRows",
-        queries_before_first="Queries before 0 see none." if pattern.surplus_first else "None is before query 0.",
         as_listed=", as an entry out of range does" if listed else "",
         masked_if="the pattern or the end of the keys hides some pair" if masked else "some key is past the last one",
         full_or="(number % 2 == 0) | " if listed else "",
@@ -208,6 +208,7 @@ def key_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aListWords:
     """Return the same for the key blocks of a work tile, and for lists that share loads."""
     spec, three = sizes.spec, sizes.sub_tiles == 3
     asks_work = spec.stream_k_tail or spec.pattern.serpentine
+    restricts = asks_work or spec.kv_splits > 1
     sub_tile_parameter = "" if sizes.sub_tiles == 1 else ", int sub_tile"
     stream_k = spec.stream_k_tail
     what = "tile, work units" if stream_k else "number of the tile"
@@ -217,6 +218,8 @@ def key_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aListWords:
         entry_place="index" if at.tile_stages > 1 else "phase",
         and_units=", its work units" if stream_k else "",
         range_owner=_range_owner(sizes),
+        range_begins="KvBlockIterator blocks" if restricts else "return KvBlockIterator",
+        range_ends="return blocks;" if restricts else "",
         range_parameter=", int first_query" if spec.query_grouping == "search" else sub_tile_parameter,
         work_parameter="const WorkTile& work, " if asks_work else "",
         work_argument="work, " if asks_work else "",
@@ -261,11 +264,9 @@ def _consumers_own(sizes: Sizes) -> str:
 def _consumers_run(sizes: Sizes) -> str:
     if sizes.spec.kv_splits > 1:
         return "the consumers run with no order between them, up to the end of a tile: see merge_partial"
-    return (
-        "one consumer runs alone"
-        if sizes.consumers == 1
-        else "the consumers share a tile, with no order between their matrix products"
-    )
+    if sizes.consumers == 1:
+        return "one consumer runs alone"
+    return "the consumers share a tile, with no order between their matrix products"
 
 
 def _range_owner(sizes: Sizes) -> str:

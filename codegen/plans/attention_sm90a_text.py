@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.dtypes import DTYPES
 from codegen.patterns import Block
-from codegen.plan import Constant, Param, TensorMap, i32, pointer, tensor_map
+from codegen.plan import Constant, Param, Registers, TensorMap, i32, pointer, tensor_map
 from codegen.plans.attention_kv_splits import computing, partial_constants, what_sub_tiles_are
 from codegen.plans.attention_lockstep import lockstep_constants, lockstep_params, lockstep_summary
 from codegen.plans.attention_order import order_params
@@ -21,6 +21,7 @@ from codegen.plans.attention_params import (
 )
 from codegen.plans.attention_queries import q_slice_constants
 from codegen.plans.attention_query_order import query_order_constants, query_order_params
+from codegen.plans.attention_registers import register_sum
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.plans.attention_share_kv import (
     flight_owner,
@@ -143,21 +144,24 @@ class Arrangement:
     q_slices: int = 0
 
 
-def constants(sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...], held: int) -> tuple[Constant, ...]:
+def constants(
+    sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...], registers: Registers
+) -> tuple[Constant, ...]:
     """Return the constants at the top of the source.
 
     Args:
         sizes: what follows from the tile.
         at: where Q and O are kept.
         setmaxnreg: the registers that it is given.
-        held: registers of a consumer thread that hold accumulators and fragments.
+        registers: the budget of a consumer thread.
     """
     spec = sizes.spec
+    step = register_sum(spec, registers, holds_q=at.q_slices > 0)
     owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
         *_row_constants(sizes),
-        Constant("kTileN", spec.tile.n, f"keys of one step; its s and p_frag, o and q take {held} registers"),
+        Constant("kTileN", spec.tile.n, f"keys of one step; registers: {step}"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
         *_ring_constants(sizes, at),
         *q_slice_constants(spec, at.q_slices),

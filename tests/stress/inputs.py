@@ -13,7 +13,7 @@ from typing import Any
 from codegen.library import find_spec, shipped_files, shipped_specs
 from codegen.receipts import receipt_path
 from codegen.select.problem import PROBLEM_ADAPTER, said_by
-from codegen.spec import SPEC_ADAPTER
+from codegen.spec import SPEC_ADAPTER, UnchosenSpec
 
 DEEP = 6
 """Levels to which data that contain themselves are spelt."""

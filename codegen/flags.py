@@ -50,6 +50,29 @@ class ListWords(Flags):
 
 
 @dataclass(frozen=True)
+class KeyEndWords(Flags):
+    """What the templates of attention insert for the end of a batch's keys.
+
+    Attributes:
+        key_end_of_batch: that end, where there is a ``batch``.
+        key_end: the same, where it is known: in a function that has the parameter, behind ``key_end_of_tile``.
+        key_end_parameter: the parameter of a function that must be told, after others.
+        key_end_argument: its argument.
+        key_end_of_tile: statement that works it out for a tile.
+        key_end_of_mask: the argument where that is rarely needed, so that it takes up no register.
+        no_block: number of a listed block that has no key.
+    """
+
+    key_end_of_batch: str
+    key_end: str
+    key_end_parameter: str
+    key_end_argument: str
+    key_end_of_tile: str
+    key_end_of_mask: str
+    no_block: str
+
+
+@dataclass(frozen=True)
 class AttentionFlags(Flags):
     """What the templates of patterns ask, which all attention kernels include.
 
@@ -59,6 +82,7 @@ class AttentionFlags(Flags):
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         step_is: a step, in words.
         lists: what the templates of lists insert.
+        key_end_words: where the keys of a batch end.
     """
 
     pattern_template: str
@@ -66,6 +90,7 @@ class AttentionFlags(Flags):
     skip_masked: bool
     step_is: str
     lists: ListWords
+    key_end_words: KeyEndWords
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ class SpecBase(SpecModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
+KV_LENGTHS = IndexTensor("kv_lengths", ("batch",), "keys of each batch; those behind them are hidden", upper="kv_len")
 QUERY_ORDER = IndexTensor(
     "query_order", ("batch", "heads", "query_blocks"), "query blocks, those of a tile together", upper="query_blocks"
 )
@@ -131,6 +132,10 @@ class AttentionSpec(SpecBase):
     sink: bool = Field(
         default=False,
         description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
+    )
+    kv_lengths: bool = Field(
+        default=False,
+        description="number of keys of each batch, from the caller: those behind it are hidden, on top of the pattern",
     )
     pad_heads: bool = Field(
         default=False,
@@ -164,6 +169,7 @@ class AttentionSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
         "sink",
+        "kv_lengths",
         "pad_heads",
         "pack_gqa",
         "stream_k_tail",
@@ -184,7 +190,8 @@ class AttentionSpec(SpecBase):
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
         """The int32 tensors that a call takes beside q, k and v."""
-        return (*self.pattern.index_tensors, *((QUERY_ORDER,) if self.query_grouping == "given" else ()))
+        order = (QUERY_ORDER,) if self.query_grouping == "given" else ()
+        return (*self.pattern.index_tensors, *order, *((KV_LENGTHS,) if self.kv_lengths else ()))
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.

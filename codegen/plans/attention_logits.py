@@ -9,7 +9,9 @@ PIECES = "attention/logits"
 
 def keys_of_pattern(spec: AttentionSpec) -> str:
     """Return the keys that attention is over."""
-    return "keys that the pattern shows" if spec.pattern.fixed_block is None else "key blocks that the pattern lists"
+    end = ", up to each batch's kv_lengths" if spec.kv_lengths else ""
+    shown = "keys that the pattern shows" if spec.pattern.fixed_block is None else "key blocks that the pattern lists"
+    return shown + end
 
 
 def formula(spec: AttentionSpec) -> str:

@@ -15,6 +15,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_launch import arguments
+from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_mma_sync_pieces import pieces, words
 from codegen.plans.attention_params import (
@@ -170,6 +171,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
                 block_steps=block_steps,
                 step_blocks=n // load_keys,
             ),
+            key_end_words=key_end_words(spec),
             softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
             pieces=pieces(spec, q_in_registers=q_in_registers, paired=paired),
             words=words(

@@ -145,6 +145,8 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
     if spec.sink:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
+    if spec.kv_lengths:
+        lines.append(("KV lengths", "keys of a batch beyond its length are hidden, on top of the pattern"))
     if spec.pad_heads:
         lines.append(("padded heads", f"heads of 8 to {spec.head_dim} elements"))
     if spec.pack_gqa > 1:

@@ -9,6 +9,7 @@ from codegen.flags import (
     AttentionSm90aRingWords,
     AttentionSm90aWords,
 )
+from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
@@ -33,6 +34,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
             block_steps=sizes.block_steps,
             step_blocks=sizes.step_blocks,
         ),
+        key_end_words=key_end_words(spec),
         uses_setmaxnreg=uses_setmaxnreg,
         surplus_first=surplus_first(sizes),
         o_aliases_q=at.o_aliases_q,
@@ -122,10 +124,12 @@ def _sub_tiles(sizes: Sizes) -> str:
 def may_be_empty(sizes: Sizes) -> bool:
     """Return whether a work tile, or a sub-tile of it, may have no step.
 
-    Each tile begins with a query, and every query of a dense matrix has keys, as many as of a list of fixed length.
+    Each tile begins with a query, and every query of a dense matrix has keys, unless its batch has none. A list of fixed
+    length has as many steps whatever they show.
     """
     pattern = sizes.spec.pattern
-    return sizes.sub_tiles > 1 or not pattern.never_empty
+    without_keys = sizes.spec.kv_lengths and sizes.block is None
+    return sizes.sub_tiles > 1 or without_keys or not pattern.never_empty
 
 
 def surplus_first(sizes: Sizes) -> bool:

@@ -15,6 +15,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_launch import arguments
+from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_params import (
     block_constants,
@@ -155,6 +156,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
                 block_steps=block_steps,
                 step_blocks=n // load_keys,
             ),
+            key_end_words=key_end_words(spec),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(

@@ -65,6 +65,10 @@ def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
         def flatten(pattern: Any) -> tuple[list[Any], tuple[Any, ...]]:
             return [getattr(pattern, name) for name in tensors], tuple(getattr(pattern, name) for name in names)
 
+        def flatten_with_keys(pattern: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+            leaves, context = flatten(pattern)
+            return list(zip(map(pytree.GetAttrKey, tensors), leaves, strict=True)), context
+
         def unflatten(leaves: Any, context: Any) -> Any:
             return cls(**dict(zip(names, context, strict=True)), **dict(zip(tensors, leaves, strict=True)))
 
@@ -78,7 +82,9 @@ def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
             serialized_type_name=f"{cls.__module__}.{cls.__name__}",
             to_dumpable_context=list,
             from_dumpable_context=from_json,
+            flatten_with_keys_fn=flatten_with_keys,
         )
+        torch.serialization.add_safe_globals([cls])  # exported programs have examples of their inputs
         return cls
 
     return registered
@@ -101,9 +107,14 @@ def _check_numbers(pattern: Any) -> None:
         raise ArgumentError(field.rpartition(".")[2], reason) from None
 
 
+def _constant(number: int) -> int:
+    """Return a number of a pattern; while torch.compile traces, one that its graph is made for."""
+    return range(number).stop if torch.compiler.is_dynamo_compiling() else number
+
+
 def _block_text(block: tuple[int, int]) -> str:
     """Return a block's shape as JSON."""
-    q, kv = block
+    q, kv = _constant(block[0]), _constant(block[1])
     return f'"block": {{"q": {q}, "kv": {kv}}}'
 
 
@@ -161,7 +172,9 @@ class SlidingWindow(Pattern):
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        self._set_spec(f'{{"kind": "sliding_window", "left": {self.left}, "right": {self.right}}}')
+        self._set_spec(
+            f'{{"kind": "sliding_window", "left": {_constant(self.left)}, "right": {_constant(self.right)}}}'
+        )
 
 
 @_pattern()
@@ -182,7 +195,8 @@ class SinkWindow(Pattern):
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        numbers = f'"sink": {self.sink}, "left": {self.left}, "right": {self.right}'
+        sink, left, right = _constant(self.sink), _constant(self.left), _constant(self.right)
+        numbers = f'"sink": {sink}, "left": {left}, "right": {right}'
         self._set_spec(f'{{"kind": "sink_window", {numbers}}}')
 
 
@@ -207,7 +221,8 @@ class Strided(Pattern):
     def __post_init__(self) -> None:
         _check_numbers(self)
         causal = "true" if self.causal else "false"
-        numbers = f'"stride": {self.stride}, "local": {self.local}, "block": {self.block}, "causal": {causal}'
+        stride, local, block = _constant(self.stride), _constant(self.local), _constant(self.block)
+        numbers = f'"stride": {stride}, "local": {local}, "block": {block}, "causal": {causal}'
         self._set_spec(f'{{"kind": "strided", {numbers}}}')
 
 

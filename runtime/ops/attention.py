@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import refuse_gradients, refuse_transformed
+from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.attention_operator import operator
 from runtime.patterns import BlockLists, Pattern
 
@@ -19,6 +20,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch = torch._C._functorch.peek_interpreter_stack
+_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._is_tracing
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 
@@ -115,16 +117,8 @@ def block_sparse_attention(
     if traced or _any_autocast():
         q, k, v = _cast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    compute = operator
-    if not traced:
-        if _PLAIN.issuperset(map(type, (q, k, v, sink, kv_lengths, out, *tensors))) and not (
-            _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None
-        ):
-            compute = attend
-        elif _is_refused(q, k, v, sink, kv_lengths, out, *tensors):
-            compute = attend
-    if compute is operator:
-        refuse_gradients(q, k, v, sink, out)
+    direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
+    compute: Callable[..., AttentionResult] = attend if direct else operator
     result = compute(
         q,
         k,
@@ -141,6 +135,26 @@ def block_sparse_attention(
         overflow=overflow,
     )
     return result if return_lse else result[0]
+
+
+def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
+    """Return whether the kernel alone is to see a call: no mode, transform, tracer, subclass or autograd.
+
+    Raises:
+        ArgumentError: as ``_is_refused`` does.
+    """
+    if (
+        _dispatch_modes()
+        or _function_modes()
+        or _is_tracing()
+        or _functorch() is not None
+        or not _PLAIN.issuperset(map(type, (q, k, v, sink, *others)))
+    ):
+        return _is_refused(q, k, v, sink, *others)
+    return not (
+        _grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
+    )
 
 
 def _is_refused(*tensors: Any) -> bool:

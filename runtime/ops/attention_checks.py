@@ -49,17 +49,17 @@ def refuse_transformed(tensors: Sequence[Any]) -> None:
             raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
 
 
-def refuse_gradients(*tensors: Any) -> None:
-    """Refuse tensors that require a gradient, while gradients are on.
+def refuse_gradients(overload: Any, arguments: Sequence[Any]) -> None:
+    """Refuse arguments of an operator that require a gradient, while gradients are on.
 
     Raises:
-        ArgumentError: naming the first one, in the order of q, k, v, sink and out.
+        ArgumentError: naming the first one.
     """
     if torch.is_grad_enabled():
-        for name, tensor in zip(("q", "k", "v", "sink", "out"), tensors, strict=True):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        for argument, value in zip(overload._schema.arguments, arguments, strict=False):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
                 reason = "requires a gradient, but there is no backward pass; call it under torch.no_grad()"
-                raise ArgumentError(name, reason)
+                raise ArgumentError(argument.name, reason)
 
 
 def check_types(q: Any, k: Any, v: Any, tensors: Tensors, *, sink: Any, kv_lengths: Any) -> None:

@@ -6,27 +6,29 @@ spec as JSON, so that an exported program can be saved, and depends on lengths a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils import _pytree as pytree
 
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_types
+from runtime.ops.attention_checks import check_types, refuse_gradients
 from runtime.ops.block_sizes import Tensors
 
 NAMESPACE = "sparse_kernel_codegen"
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
 _NUMBERS = "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False"
+pytree._register_namedtuple(AttentionResult, serialized_type_name="runtime.AttentionResult")  # a program may return it
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define(
-    f"block_sparse_attention({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
-)
-_library.define(
+_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of inputs, as traced
+for _schema in (
+    f"block_sparse_attention({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)",
     f"block_sparse_attention_out({_TENSORS}, Tensor(a!) out, {_NUMBERS}) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, _STRIDES))
 
 
 def _no_lse(q: torch.Tensor) -> torch.Tensor:
@@ -71,11 +73,24 @@ def _refuse_vmap(*_: Any) -> NoReturn:
     raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
 
 
+def _without_gradients(overload: Any) -> Callable[..., Any]:
+    """Return what autograd does with an operator: refuse inputs that require a gradient, and go on below."""
+
+    def called(keys: Any, *arguments: Any, **options: Any) -> Any:
+        refuse_gradients(overload, arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
+
+    return called
+
+
 for _name, _implementation, _without_values in (
     ("block_sparse_attention", _run, _fake),
     ("block_sparse_attention_out", _run_out, _fake_out),
 ):
+    _overload = getattr(torch.ops.sparse_kernel_codegen, _name).default
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    _library.impl(_name, _without_gradients(_overload), "Autograd", with_keyset=True)
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _without_values, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap, lib=_library)
 

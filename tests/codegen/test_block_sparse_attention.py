@@ -16,12 +16,9 @@ import oracle_kernel  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.patterns.block_lists import BlockLists as BlockListsSpec  # noqa: E402
 from codegen.select import choose  # noqa: E402
+from codegen.select.problem import tuning_of  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
-from runtime import (  # noqa: E402
-    ArgumentError,
-    DeviceError,
-    patterns,
-)
+from runtime import ArgumentError, DeviceError, explain_attention, patterns  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.ops import attention, attention_calls, attention_choice  # noqa: E402
 
@@ -371,3 +368,45 @@ def test_what_is_above_the_kernel_costs_little_time(loaded: Any) -> None:
     finally:
         kernel.__class__.__call__ = call
     assert min(times) < 50e-6, f"{1e6 * min(times):.1f} us"
+
+
+def meta(heads: int = 16, kv_heads: int = 16, length: int = 8192, head_dim: int = 128) -> list[Any]:
+    q, kv = (torch.empty(1, h, length, head_dim, device="meta", dtype=torch.bfloat16) for h in (heads, kv_heads))
+    return [q, kv, kv]
+
+
+def test_the_choice_is_explained_without_a_gpu() -> None:
+    told = explain_attention(*meta(head_dim=80), Causal(), arch="sm_90a", return_lse=True)
+    assert told.choice.spec.lse and told.shape_class.head_dim == 96  # type: ignore[union-attr]
+    assert told.padding == pytest.approx(1 / 6)
+    lines = str(told).splitlines()
+    assert lines[0].startswith("kernel: attention_sm_90a_bf16_d96_causal_") and lines[1].startswith("rule: ")
+    assert lines[2] == "class of shapes: batch 1, heads 16, kv_heads 16, q_len 8192, kv_len 8192"
+    assert lines[3] == "head size: 80 is filled up to 96: 17% of the products"
+    assert lines[-1].startswith("dense attention of a library: ")
+
+
+def test_the_choice_says_what_becomes_of_lists_and_heads() -> None:
+    lists = torch.empty(1, 2, 32, 20, dtype=torch.int32, device="meta")
+    told = str(explain_attention(*meta(kv_heads=2), TopK(lists, block=(256, 64)), arch="sm_90a"))
+    assert "lists: blocks of 256 x 64 are split into blocks of 128 x 64, in each call" in told
+    assert "heads: 8 query heads that share their lists fill a tile together" in told
+    told = str(explain_attention(*meta(heads=6, kv_heads=2), TopK(lists, block=(256, 64)), arch="sm_90a"))
+    assert "lists: each head is repeated 3 times, in each call; blocks of" in told
+
+
+def test_the_choice_is_the_measured_one_with_and_without_an_lse() -> None:
+    tensors = [t.expand(2, -1, -1, -1) for t in meta()]
+    with_lse, without = (explain_attention(*tensors, Dense(), arch="sm_90a", return_lse=lse) for lse in (True, False))
+    assert with_lse.choice.rule == without.choice.rule == "measured"
+    assert tuning_of(with_lse.choice.spec) == tuning_of(without.choice.spec)
+    assert (with_lse.choice.spec.lse, without.choice.spec.lse) == (True, False)  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_explained_is_told_as_a_call_would() -> None:
+    with pytest.raises(ArgumentError, match="arch: is missing: q is on meta"):
+        explain_attention(*meta(), Dense())
+    with pytest.raises(ArgumentError, match="arch: is 'sm_91'"):
+        explain_attention(*meta(), Dense(), arch="sm_91")
+    with pytest.raises(ArgumentError, match="q: has head size 60"):
+        explain_attention(*meta(head_dim=60), Dense(), arch="sm_90a")

@@ -34,6 +34,7 @@ class ListWords(Flags):
         over_block_steps: from loads to entries.
         lane_steps: loads of 32 entries.
         and_part: from the block of an entry to the load.
+        and_mask_words: from the bits of an entry to those of the load.
         range_units: what ``restrict_to`` counts.
     """
 
@@ -46,6 +47,7 @@ class ListWords(Flags):
     over_block_steps: str
     lane_steps: str
     and_part: str
+    and_mask_words: str
     range_units: str
 
 

@@ -51,5 +51,6 @@ def list_words(
         over_block_steps=" / kBlockSteps" if block_steps > 1 else "",
         lane_steps="(32 * kBlockSteps)" if block_steps > 1 else "32",
         and_part=" * kBlockSteps + i % kBlockSteps" if block_steps > 1 else "",
+        and_mask_words=" + i % kBlockSteps * (kTileN / 32)" if block_steps > 1 else "",
         range_units="work units" if spec.stream_k_tail else "steps",
     )

@@ -13,7 +13,7 @@ def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> Attent
     """Return the files of the kernel's pieces; ``paired`` is whether K and V of a step are waited for together."""
     names = {
         "kv_pipeline": "steps" if paired else "tiles",
-        "mask": "pairs" if spec.pattern.masks_pairs else "tail",
+        "mask": _mask(spec),
         "q_operand": "registers" if q_in_registers else "shared",
         "row_sum": "sink" if spec.sink else "plain",
         "rows": "packed" if spec.pack_gqa > 1 else "plain",
@@ -21,6 +21,12 @@ def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> Attent
     }
     files = {f"{axis}_piece": f"{PIECES}/{axis}/{name}.cuh.j2" for axis, name in names.items()}
     return AttentionMmaSyncPieces(**files, logits_piece=logits_piece(spec))
+
+
+def _mask(spec: AttentionSpec) -> str:
+    if spec.pattern.masks_by_bits:
+        return "bits"
+    return "pairs" if spec.pattern.masks_pairs else "tail"
 
 
 def words(spec: AttentionSpec, *, paired: bool, overlaps: bool, q_beyond: bool, rereads: bool) -> AttentionMmaSyncWords:

@@ -9,7 +9,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
-
 WORD = 32  # keys that a word of mask_bits is about
 
 

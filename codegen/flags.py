@@ -27,6 +27,7 @@ class ListWords(Flags):
     Attributes:
         list_piece: the template of the iterator over a list.
         list_length: how many entries a list has, in words.
+        most_partial: how many entries of a list can be of partial blocks.
         list_queries: queries that have one list.
         list_entries: entries of a list, which may not be there.
         steps_of_entries: steps of a list.
@@ -40,6 +41,7 @@ class ListWords(Flags):
 
     list_piece: str
     list_length: str
+    most_partial: str
     list_queries: str
     list_entries: str
     steps_of_entries: str

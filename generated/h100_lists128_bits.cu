@@ -3,8 +3,8 @@
 //     codegen render specs/h100_lists128_bits.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0d5fc5f8428aacf0a1cfe2ff477c6201fd291c673e251d6f3dd1aafc1335fa14
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/bits.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d3bc1d78227b2e03fd8519f9ec0a88d0b486406d164cadca914472ca7cac482f
+// templates: attention/logits/scaled.cuh.j2, attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/bits.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/mask_bits.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 57cc3f40f9136799a8e37b8d92de17657e029bc35b0e4fc1f29f57f6164dafef
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -660,9 +660,9 @@ struct BlockMeta {
   __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
-// Reads the bits of a step's partial blocks, of the two rows that this thread has scores of. Four lanes have scores of
-// those rows: each reads the word of other keys, and gives it to the others when the mask is applied. Read before the
-// products of the step, the words are there after them. Of full blocks, which the end of the keys may cut, none is read.
+// Reads the bits of a step's partial blocks, for the rows that this thread has scores of. Four lanes share those rows:
+// each reads the word of other keys, and gives it to the others when the mask is applied. The words are read before the
+// step's products, and are there after them. Full blocks have none, though the end of the keys may hide some of theirs.
 __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[1][2], const Params& p,
     const BlockMeta& meta, int step, int head, int batch, int query) {
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
@@ -694,7 +694,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int column = i / 2 * 8 + i % 2, j = (word * 4 + i / 2) * 4 + half * 2 + i % 2;
-        if (!(seen & 1u << column)) s[j] = kMinusInfinity;
+        if ((seen & (1u << column)) == 0) s[j] = kMinusInfinity;
       }
     }
   }

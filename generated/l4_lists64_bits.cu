@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: fd890e371427b0154808b94a47083a37f3b54ad4390b94d686aabb9ca9effa82
 // templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/bits.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/block_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b18d40eadc053a86f8434ebace2f320239ca85513d938e3a6c4e93b8d4f6c1d9
+// seal: sha256 0476ad19e2ad138d0a0db42885c8d433c4886c9f2099502ef41d3bd8bf1d209f
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -388,9 +388,9 @@ __device__ __forceinline__ uint32 load_word(const uint32* from) {
   return x;
 }
 
-// Reads the bits of a step's partial blocks, of the rows that this thread has scores of. Four lanes have scores of those
-// rows: each reads the word of other keys, and gives it to the others when the mask is applied. Read before the products
-// of the step, the words are there after them. Of full blocks, which the end of the keys may cut, none is read.
+// Reads the bits of a step's partial blocks, for the rows that this thread has scores of. Four lanes share those rows:
+// each reads the word of other keys, and gives it to the others when the mask is applied. The words are read before the
+// step's products, and are there after them. Full blocks have none, though the end of the keys may hide some of theirs.
 __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kStepBlocks][kRowTiles][2], const Params& p,
     const Step& step, int number, int head, int batch, int first_query) {
 #pragma unroll
@@ -401,10 +401,8 @@ __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kStepBlocks][kRowT
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        bits[load][tile][half] = ~0u;
-        if (step.masked[load]) {
-          bits[load][tile][half] = load_word(words + (first_query % kSubTileRows + tile * 16 + half * 8) * (kBlockKeys / 32));
-        }
+        const int row = first_query % kSubTileRows + tile * 16 + half * 8;
+        bits[load][tile][half] = step.masked[load] ? load_word(words + row * (kBlockKeys / 32)) : ~0u;
       }
     }
   }
@@ -428,7 +426,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             float& score = s[tile][load * (kLoadKeys / 8) + word * 4 + i / 2][half * 2 + i % 2];
-            if (!(seen & 1u << i / 2 * 8 + i % 2)) score = kMinusInfinity;
+            if ((seen & (1u << (i / 2 * 8 + i % 2))) == 0) score = kMinusInfinity;
           }
         }
       }

@@ -41,9 +41,11 @@ def list_words(
     listed = "entries" if piece == "taken" else length
     if several_lists:
         listed = f"row < p.query_blocks ? {length} : 0"
+    masked = spec.pattern.masks_by_bits
     return ListWords(
         list_piece=f"{PIECES}/{piece}.cuh.j2",
         list_length=length,
+        most_partial="min(p.kv_indices_length, p.mask_bits_length)" if masked else "p.kv_indices_length",
         list_queries="kBlockQueries" if partial else "kSubTileRows",
         list_entries=listed,
         steps_of_entries=steps,

@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "prepare": {"errors"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
-    "bench": {"errors", "kernels", "kernel"},
+    "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "doctor": {"errors", "compile", "driver"},

@@ -27,6 +27,7 @@ class ListWords(Flags):
     Attributes:
         list_piece: the template of the iterator over a list.
         list_length: how many entries a list has, in words.
+        most_partial: how many entries of a list can be of partial blocks.
         list_queries: queries that have one list.
         list_entries: entries of a list, which may not be there.
         steps_of_entries: steps of a list.
@@ -34,11 +35,13 @@ class ListWords(Flags):
         over_block_steps: from loads to entries.
         lane_steps: loads of 32 entries.
         and_part: from the block of an entry to the load.
+        and_mask_words: from the bits of an entry to those of the load.
         range_units: what ``restrict_to`` counts.
     """
 
     list_piece: str
     list_length: str
+    most_partial: str
     list_queries: str
     list_entries: str
     steps_of_entries: str
@@ -46,6 +49,7 @@ class ListWords(Flags):
     over_block_steps: str
     lane_steps: str
     and_part: str
+    and_mask_words: str
     range_units: str
 
 

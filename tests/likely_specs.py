@@ -114,7 +114,7 @@ def _pattern(choose: Choose) -> dict[str, Any]:
             "causal": choose(OFTEN),
         },
         "topk": {"k": choose((1, 8, 9, 32, 64, 300, None)), "block": block},
-        "block_lists": {"block": block, "mask": choose(("none", "causal"))},
+        "block_lists": {"block": block, "mask": choose(("none", "causal", "bits"))},
     }
     return {"kind": kind, **fields[kind]}
 

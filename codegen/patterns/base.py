@@ -42,12 +42,14 @@ class IndexTensor:
     Attributes:
         name: the argument's name, also the kernel parameter's.
         dims: symbolic sizes: of lists and their counts (batch, heads, query_blocks) and the entries of a list, of a
-            tensor with one value for each batch (batch). ``batch`` and ``heads`` may be 1 (broadcast);
-            ``query_blocks`` and an integer are exact; ``any`` is free (read from the tensor).
+            tensor with one value for each batch (batch), of the masks of a list's entries those of the list and the
+            words of a mask. ``batch`` and ``heads`` may be 1 (broadcast); ``query_blocks`` and an integer are exact;
+            ``any`` is free (read from the tensor).
         doc: one line for the generated source and for error messages.
         upper: what a legal value is less than, ``key_blocks`` or ``query_blocks``, or what it counts and may be equal
-            to: ``kv_len`` or the name of the index tensor whose last dimension that is.
+            to: ``kv_len`` or the name of the index tensor whose last dimension that is. Empty: every value is legal.
         optional: whether the caller may leave it out (then its pair must be left out too).
+        of_entries: name of the list whose entries it has masks of; empty if it is none of those.
     """
 
     name: str
@@ -55,6 +57,13 @@ class IndexTensor:
     doc: str
     upper: str
     optional: bool = False
+    of_entries: str = ""
+
+    @property
+    def strided_axes(self) -> tuple[str, ...]:
+        """Names of the dimensions whose strides are free: entries of a list and words of a mask are contiguous."""
+        contiguous = len(self.dims) >= 4
+        return ("batch", "head", "row", "entry")[: len(self.dims) - contiguous]
 
     @property
     def per_batch(self) -> bool:
@@ -111,6 +120,14 @@ class PatternBase(SpecModel):
     @property
     def masks_pairs(self) -> bool:
         """Whether some visible blocks hide some of their pairs (beyond the tail of the sequence)."""
+        return False
+
+    @property
+    def masks_by_bits(self) -> bool:
+        """Whether bits that the caller passes say which pairs of a masked block are visible, and ``visible`` does not.
+
+        The pattern's template then has ``mask_bits_of`` in place of ``visible``.
+        """
         return False
 
     @property

@@ -40,9 +40,11 @@ def list_words(
     listed = "entries" if piece == "taken" else length
     if several_lists:
         listed = f"row < p.query_blocks ? {length} : 0"
+    masked = spec.pattern.masks_by_bits
     return ListWords(
         list_piece=f"{PIECES}/{piece}.cuh.j2",
         list_length=length,
+        most_partial="min(p.kv_indices_length, p.mask_bits_length)" if masked else "p.kv_indices_length",
         list_queries="kBlockQueries" if partial else "kSubTileRows",
         list_entries=listed,
         steps_of_entries=steps,
@@ -50,5 +52,6 @@ def list_words(
         over_block_steps=" / kBlockSteps" if block_steps > 1 else "",
         lane_steps="(32 * kBlockSteps)" if block_steps > 1 else "32",
         and_part=" * kBlockSteps + i % kBlockSteps" if block_steps > 1 else "",
+        and_mask_words=" + i % kBlockSteps * (kTileN / 32)" if block_steps > 1 else "",
         range_units="work units" if spec.stream_k_tail else "steps",
     )

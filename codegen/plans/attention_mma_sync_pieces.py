@@ -14,7 +14,7 @@ def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> Attent
     names = {
         "columns": "padded" if spec.pad_heads else "whole",
         "kv_pipeline": "steps" if paired else "tiles",
-        "mask": "pairs" if spec.pattern.masks_pairs else "tail",
+        "mask": _mask(spec),
         "q_operand": "registers" if q_in_registers else "shared",
         "row_sum": "sink" if spec.sink else "plain",
         "rows": "packed" if spec.pack_gqa > 1 else "plain",
@@ -22,6 +22,12 @@ def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> Attent
     }
     files = {f"{axis}_piece": f"{PIECES}/{axis}/{name}.cuh.j2" for axis, name in names.items()}
     return AttentionMmaSyncPieces(**files, logits_piece=logits_piece(spec))
+
+
+def _mask(spec: AttentionSpec) -> str:
+    if spec.pattern.masks_by_bits:
+        return "bits"
+    return "pairs" if spec.pattern.masks_pairs else "tail"
 
 
 def words(spec: AttentionSpec, *, paired: bool, overlaps: bool, q_beyond: bool, rereads: bool) -> AttentionMmaSyncWords:

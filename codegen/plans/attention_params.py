@@ -69,10 +69,11 @@ def index_params(spec: AttentionSpec) -> list[Param]:
         ("batch", "elements from one batch to the next (0: shared)"),
         ("head", f"elements from one {owner} to the next (0: shared)"),
         ("row", "elements from one query block to the next"),
+        ("entry", "elements from one entry of a list to the next"),
     )
     for tensor in spec.index_tensors:
         params.append(pointer(tensor.name, "int", tensor.doc))
-        params += [i64(f"{tensor.name}_{axis}_stride", doc) for axis, doc in docs[: len(tensor.dims)]]
+        params += [i64(f"{tensor.name}_{axis}_stride", doc) for axis, doc in docs if axis in tensor.strided_axes]
         if "any" in tensor.dims:
             params.append(i32(f"{tensor.name}_length", "entries of a list"))
     if needs_query_blocks(spec):

@@ -85,6 +85,8 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
 def _mask(sizes: Sizes) -> str:
     if sizes.skip_masked:
         return "visible_range"
+    if sizes.spec.pattern.masks_by_bits:
+        return "bits"
     return "pairs" if sizes.spec.pattern.masks_pairs else "tail"
 
 

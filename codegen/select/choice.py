@@ -234,10 +234,11 @@ def _applied(written: Fields, problem: Problem, timing: Timing) -> NamedSpec | N
 
 
 def _named(spec: Spec, problem: Problem) -> NamedSpec:
-    """Return a spec by its shipped name, if the table has that for a problem of its kind."""
+    """Return a spec by its shipped name: one that the table has for a problem of its kind, or else any."""
     rows = (row for row in measurements() if row.problem.key() == problem.key())
     stems = dict.fromkeys(each.spec for row in rows for each in row.kernels if isinstance(each.spec, str))
-    return next((shipped for stem in stems if (shipped := _shipped(stem)).spec == spec), _unnamed(spec))
+    known = (*map(_shipped, stems), *shipped_specs())
+    return next((shipped for shipped in known if shipped.spec == spec), _unnamed(spec))
 
 
 @cache

@@ -30,6 +30,7 @@ from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
+from runtime.prepare.mask_bits import pack_mask_bits
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"
@@ -149,6 +150,7 @@ def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.T
     if isinstance(spec.pattern, TopK):
         return (random_lists(heads, rows, columns, min(spec.pattern.k or LIST_LENGTH, columns)),)
     # Lists as a causal top-k has them: the diagonal block is partial, up to LIST_LENGTH - 1 earlier ones are full.
+    # Bits, where they are the mask, are those of the diagonal: the same for all blocks.
     shape = (1, heads, rows)
     row = torch.arange(rows, device="cuda", dtype=torch.int32)
     full = torch.zeros((*shape, LIST_LENGTH - 1), dtype=torch.int32, device="cuda")
@@ -156,7 +158,11 @@ def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.T
         picks = torch.rand((heads, i), device="cuda").argsort(-1)[:, : LIST_LENGTH - 1]
         full[0, :, i, : picks.shape[1]] = picks
     counts = row.clamp(max=LIST_LENGTH - 1).expand(shape).contiguous()
-    return torch.ones(shape, dtype=torch.int32, device="cuda"), row.expand(shape)[..., None].contiguous(), counts, full
+    lists = torch.ones(shape, dtype=torch.int32, device="cuda"), row.expand(shape)[..., None].contiguous(), counts, full
+    if not spec.pattern.masks_by_bits:
+        return lists
+    diagonal = torch.ones((block.q, block.kv), dtype=torch.bool, device="cuda").tril()
+    return *lists, pack_mask_bits(diagonal[None, None, None, None]).expand(1, 1, rows, 1, -1)
 
 
 def pairs_of_head(
@@ -178,7 +184,7 @@ def pairs_of_head(
     if isinstance(spec.pattern, TopK):
         return rows * int(indices[0].shape[3]) * block.q * block.kv
     assert isinstance(spec.pattern, BlockLists)
-    diagonal = block.q * (block.q + 1) // 2 if spec.pattern.mask == "causal" else block.q * block.kv
+    diagonal = block.q * (block.q + 1) // 2 if spec.pattern.masks_pairs else block.q * block.kv
     return rows * diagonal + int(indices[2][0, 0].sum()) * block.q * block.kv
 
 
@@ -205,14 +211,17 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
     tensors = spec.pattern.values_of(indices)
     batch = max((len(tensor) for tensor in tensors.values()), default=None)
 
+    # Of masks of bits, the bits of ``pattern_lists``.
+    pattern = spec.pattern.model_copy(update={"mask": "causal"}) if spec.pattern.masks_by_bits else spec.pattern
+
     def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
-        return spec.pattern.visible(query, key, length, length, {name: t[b] for name, t in tensors.items()})
+        return pattern.visible(query, key, length, length, {name: t[b] for name, t in tensors.items()})
 
     block = spec.pattern.fixed_block
     if block is None:
         return create_block_mask(sees, batch, None, length, length, device="cuda")
     columns = length // block.kv
-    indices = tuple(tensor.repeat_interleave(spec.pack_gqa, 1) for tensor in indices)
+    indices = tuple(tensor.repeat_interleave(spec.pack_gqa, 1) for tensor in indices[:4])
 
     def padded(lists: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()

@@ -126,7 +126,11 @@ class AttentionKernel:
                 for ``topk`` kv_indices (batch|1, heads|1, ceil(q_len / block.q), k), with any k, also 0, if the spec
                 leaves k out; for ``block_lists``
                 kv_num_blocks (batch|1, heads|1, ceil(q_len / block.q)), kv_indices (..., any) and, both or
-                neither, full_kv_num_blocks and full_kv_indices. Shorter lists of ``topk`` are filled up with -1 at
+                neither, full_kv_num_blocks and full_kv_indices; with ``mask: bits`` also mask_bits (batch|1, heads|1,
+                ceil(q_len / block.q), any, block.q * block.kv / 32), the words of a block contiguous: bit c % 32 of
+                word r * (block.kv / 32) + c // 32 of the i-th entry is 1 if query r of the query block sees key c of
+                its i-th partial block. It has as many entries as kv_num_blocks counts at most, which may be fewer than
+                kv_indices has. Shorter lists of ``topk`` are filled up with -1 at
                 their end. Out-of-range entries count as blocks without keys; ``validate`` refuses others than those.
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
                 Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
@@ -358,7 +362,7 @@ class AttentionKernel:
         return values
 
     def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:
-        names = [f"{spec.name}_{axis}_stride" for axis in ("batch", "head", "row")[: len(spec.dims)]]
+        names = [f"{spec.name}_{axis}_stride" for axis in spec.strided_axes]
         length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
         if tensor is None:
             return {**dict.fromkeys(names, 0), **length}
@@ -369,15 +373,15 @@ class AttentionKernel:
         if tensor.dtype != torch.int32:
             raise ArgumentError(spec.name, f"is {tensor.dtype}, expected torch.int32")
         check_shape(spec.name, tensor.shape, self._expected(spec, q))
-        if len(spec.dims) == 4:
-            if tensor.shape[3] > 1 and tensor.stride(3) != 1:
-                raise ArgumentError(spec.name, f"has stride {tensor.stride(3)} in its last dimension, expected 1")
+        if len(spec.dims) >= 4:
+            if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+                raise ArgumentError(spec.name, f"has stride {tensor.stride(-1)} in its last dimension, expected 1")
             if length:
                 length = {f"{spec.name}_length": tensor.shape[3]}
         strides = [
             0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
         ]
-        return {**dict(zip(names, (*strides, *tensor.stride()[2:3]), strict=True)), **length}
+        return {**dict(zip(names, (*strides, *tensor.stride()[2 : len(names)]), strict=True)), **length}
 
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
@@ -386,8 +390,11 @@ class AttentionKernel:
             "query_blocks": (self._query_blocks(q),),
             "any": None,
         }
-        labels = {"heads": f"heads / {self.spec.pack_gqa}"} if self.spec.pack_gqa > 1 else {}
-        return [("k", (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
+        labels: dict[str | int, str] = {"heads": f"heads / {self.spec.pack_gqa}"} if self.spec.pack_gqa > 1 else {}
+        if spec.of_entries:
+            labels["any"] = f"entries of {spec.of_entries}"
+        fixed = "words" if spec.of_entries else "k"
+        return [(fixed, (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
 
     def _query_blocks(self, q: torch.Tensor) -> int:
         block = self.spec.pattern.fixed_block
@@ -403,10 +410,12 @@ class AttentionKernel:
             block = self.spec.pattern.fixed_block
             assert block is not None
             return -(-int(k.shape[2]) // block.kv)
-        return int(given[spec.upper].shape[3]) + 1
+        counted = (each.name for each in self._indices if spec.upper in (each.name, each.of_entries))
+        return min(int(given[name].shape[3]) for name in counted) + 1
 
     def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
         """Check the values of the index tensors (synchronises)."""
         given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
-        limits = {spec.name: self._limit(spec, q, k, given) for spec in self._indices if spec.name in given}
+        checked = [spec for spec in self._indices if spec.name in given and spec.upper]
+        limits = {spec.name: self._limit(spec, q, k, given) for spec in checked}
         check_index_values(self._indices, given, limits)

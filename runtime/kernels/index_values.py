@@ -25,14 +25,14 @@ def check_index_values(
     Args:
         indices: all that the kernel takes.
         given: those that a call has, by name; their types and shapes are checked.
-        limits: what the values of each are less than.
+        limits: what the values of each are less than, where not every value is legal.
 
     Raises:
         ArgumentError: for the first value that is wrong, with its batch, head, row and column.
     """
     counters = {tensor.upper: tensor.name for tensor in indices}
     for spec in indices:
-        if spec.name not in given:
+        if spec.name not in given or not spec.upper:
             continue
         tensor, upper = given[spec.name], limits[spec.name]
         if spec.upper != "key_blocks":

@@ -16,6 +16,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.mask_bits import draw_bits, visible_pairs
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Case:
             another order; None if each list is drawn on its own. Different blocks are then different in both lists,
             as far as there are as many.
         full_lists: whether block_lists gets its second list.
+        masks: of block_lists with ``mask: bits``, what ``draw_bits`` makes of them; or ``few``, random ones of no more
+            entries than the longest list has.
         width: of topk that leaves k out, the entries of a list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
         expanded: k and v are one batch, expanded (stride 0).
@@ -62,6 +65,7 @@ class Case:
     shared_lists: bool = False
     overlap: float | None = None
     full_lists: bool = True
+    masks: str = "random"
     width: int = 9
     layout: str = "bhsd"
     expanded: bool = False
@@ -87,6 +91,7 @@ class Case:
             f"lists of {self.width}": self.width != Case.width,
             f"counts {self.counts}": self.counts != "random",
             "one list only": not self.full_lists,
+            f"bits {self.masks}": self.masks != "random",
             f"{self.sinks} sinks": self.sinks != "normal",
         }
         return ", ".join([text, *(word for word, said in extras.items() if said)])
@@ -202,6 +207,17 @@ def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
     return tuple(fitted(case, spec) for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim)
 
+# Bits of the pairs of partial blocks: shared where lists are not, no pair visible beside full blocks and without any,
+# fewer entries than lists have.
+BITS_CASES = (
+    Case("shared_bits", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, masks="shared"),
+    Case("bits_of_shared_lists", batch=2, heads=4, kv_heads=2, q_len=555, kv_len=1111, shared_lists=True),
+    Case("bits_apart", batch=2, heads=4, kv_heads=1, q_len=513, kv_len=1023, layout="bshd", masks="apart"),
+    Case("few_entries", heads=3, kv_heads=3, q_len=900, kv_len=2000, masks="few"),
+    Case("hidden_and_full_blocks", heads=4, kv_heads=2, q_len=640, kv_len=640, masks="hidden", counts="full"),
+    Case("hidden_blocks", heads=2, kv_heads=2, q_len=300, kv_len=500, masks="hidden", full_lists=False, counts="full"),
+)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
@@ -209,6 +225,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv_loads else ()))
     cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
     cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
+    cases = (*cases, *(BITS_CASES if spec.pattern.masks_by_bits else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
     return (*(fitted(case, spec) for case in cases), *(head_size_cases(spec) if spec.pad_heads else ()))
 
@@ -290,6 +307,8 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
     lists = (*_make_lists(spec, case, device, source), *_make_values(spec, case, device, source))
+    if spec.pattern.masks_by_bits:
+        lists = (*lists, *(None for _ in range(4 - len(lists))), _make_bits(spec, case, lists, source))
     if spec.query_grouping == "given":
         lists = (*lists, _make_order(spec, case, lists[0], source))
     return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
@@ -387,6 +406,16 @@ def _make_lists(
     return count(half), partial[..., :half].contiguous(), count(full.shape[3]), full
 
 
+def _make_bits(
+    spec: AttentionSpec, case: Case, lists: tuple[torch.Tensor | None, ...], source: torch.Generator
+) -> torch.Tensor:
+    counts, partial, block = lists[0], lists[1], spec.pattern.fixed_block
+    assert counts is not None and partial is not None and block is not None
+    entries = int(counts.max()) if case.masks == "few" else partial.shape[3]
+    batch, heads = case.batch, case.heads // spec.pack_gqa
+    return draw_bits((batch, heads, partial.shape[2], entries), block, case.masks, source, partial.device)
+
+
 def _make_values(
     spec: AttentionSpec, case: Case, device: torch.device, source: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
@@ -433,13 +462,16 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
         return seen.double().expand(case.batch, case.heads, q_len, kv_len)
     key_blocks = -(-kv_len // block.kv)
 
-    def listed(lists: torch.Tensor, counts: torch.Tensor | None) -> Any:
+    def listed(lists: torch.Tensor, counts: torch.Tensor | None, bits: torch.Tensor | None = None) -> Any:
         used = (lists >= 0) & (lists < key_blocks)
         if counts is not None:
             used = used & (torch.arange(lists.shape[3], device=device) < counts[..., None])
-        total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
-        total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
-        pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
+        if bits is not None:
+            pairs = visible_pairs(bits, lists, used, block, key_blocks)[:, :, :q_len, :kv_len]
+        else:
+            total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
+            total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
+            pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
         if pairs.shape[1] > 1:  # one list for each pack
             pairs = pairs.repeat_interleave(spec.pack_gqa, 1)
         return pairs.expand(case.batch, case.heads, -1, -1)
@@ -447,7 +479,7 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
     given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
     lists = given["kv_indices"]
     assert lists is not None
-    result: torch.Tensor = listed(lists, given.get("kv_num_blocks")) * seen
+    result: torch.Tensor = listed(lists, given.get("kv_num_blocks"), given.get("mask_bits")) * seen
     full = given.get("full_kv_indices")
     return result if full is None else result + listed(full, given["full_kv_num_blocks"])
 

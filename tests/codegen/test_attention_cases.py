@@ -184,6 +184,38 @@ def test_empty_rows_are_mixed_with_full_ones(name: str) -> None:
     assert (rows == rows.max()).any()
 
 
+@pytest.mark.parametrize("masks", ["random", "shared", "apart", "hidden", "few"])
+def test_bits_of_cases(masks: str) -> None:
+    spec = spec_of("h100_lists128_bits")
+    case = attention.Case("small", batch=2, heads=3, kv_heads=3, q_len=300, kv_len=1000, masks=masks, counts="random")
+    counts, lists, *full, bits = attention.make_inputs(spec, case, CPU).indices
+    assert counts is not None and lists is not None and bits is not None and len(full) == 2
+    entries = int(counts.max()) if masks == "few" else lists.shape[3]
+    assert bits.shape == (*((1, 1) if masks == "shared" else (2, 3)), 3, entries, 512) and bits.dtype == torch.int32
+    assert bits.is_contiguous() == (masks != "apart") and bits.stride(4) == 1
+    blocks = bits.flatten(0, 3)
+    if masks == "hidden":
+        assert not blocks.any()
+        return
+    if masks != "shared":  # there are too few blocks
+        assert (blocks == 0).all(1).any() and (blocks == -1).all(1).any()  # a block of no pair, and one of all
+    rows = blocks[~((blocks == 0) | (blocks == -1)).all(1)].view(-1, 4)
+    assert 0.05 < (rows == 0).all(1).double().mean() < 0.25  # queries that see none
+    assert (blocks < 0).any() and (blocks > 0).any()
+
+
+def test_cases_of_bits_are_for_masks_of_bits() -> None:
+    assert set(attention.BITS_CASES) <= set(attention.cases_of(spec_of("h100_lists128_bits")))
+    assert not set(attention.BITS_CASES) & set(attention.cases_of(spec_of("h100_block_lists")))
+
+
+def test_hidden_blocks_are_as_if_they_were_not_listed() -> None:
+    spec = spec_of("l4_lists64_bits")
+    case = replace(next(case for case in attention.BITS_CASES if case.name == "hidden_blocks"), q_len=90)
+    out, lse, weight = attention.oracle(spec, case, attention.make_inputs(spec, case, CPU))
+    assert not weight.any() and not out.any() and torch.isneginf(lse).all()
+
+
 def values_of_batches(case: attention.Case) -> list[int]:
     """The values that a case draws for the prefixes of its batches."""
     (values,) = attention.make_inputs(spec_of("h100_prefix_lm"), case, CPU).indices

@@ -453,6 +453,74 @@ def test_entries_behind_the_count_of_a_list_are_not_checked(kernel: Any) -> None
         call(q, k, v, counts, lists, counts)
 
 
+def bits(*shape: int) -> Any:
+    return torch.full(shape, -1, dtype=torch.int32)
+
+
+def test_bits_lie_anywhere_and_are_described(kernel: Any) -> None:
+    call, driver = kernel("h100_lists128_bits")
+    q, k, v = qkv()
+    counts, lists = torch.full((1, 2, 2), 2, dtype=torch.int32), torch.zeros(1, 2, 2, 2, dtype=torch.int32)
+    wide = bits(1, 2, 2, 5, 600)
+    for given, strides in (
+        (wide[:, :, :, 1:4, 7:519], (0, 6000, 3000, 600)),
+        (wide[:, :1, :, 1:3, :512], (0, 0, 3000, 600)),
+        (bits(1, 1, 1, 3, 512).expand(1, 2, 2, -1, -1), (0, 0, 0, 512)),
+        (bits(1, 1, 2, 0, 512), (0, 0, 512, 512)),
+    ):
+        call(q, k, v, counts, lists, mask_bits=given)
+        found = [
+            field(call, driver.launches[-1][2], f"mask_bits_{axis}_stride")[0] for axis in ("batch", "head", "row")
+        ]
+        entry = field(call, driver.launches[-1][2], "mask_bits_entry_stride")[0]
+        assert (*found, entry) == strides
+        assert field(call, driver.launches[-1][2], "mask_bits_length") == (given.shape[3],)
+        assert field(call, driver.launches[-1][2], "mask_bits") == (given.data_ptr(),)
+        assert field(call, driver.launches[-1][2], "full_kv_indices") == (0,)
+    huge = torch.empty_strided((1, 2, 2, 2, 512), (0, 1 << 40, 1 << 35, 1 << 33, 1), dtype=torch.int32, device="meta")
+    assert call._describe(call._indices[-1], huge, q.to("meta"))["mask_bits_head_stride"] == 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            None,
+            r"mask_bits: is missing: int32 \(batch 1, heads 1 or 2, query_blocks 2, entries of kv_indices, words 512\)",
+        ),
+        ([1, 2, 2, 2, 256], r"mask_bits: has shape \(1, 2, 2, 2, 256\), expected .*words 512"),
+        ([1, 3, 2, 2, 512], r"mask_bits: has shape \(1, 3, 2, 2, 512\), expected .*heads 1 or 2"),
+        ([1, 2, 1, 2, 512], r"mask_bits: has shape .*query_blocks 2"),
+        ([1, 2, 2, 512], r"mask_bits: has shape \(1, 2, 2, 512\), expected"),
+    ],
+)
+def test_bits_of_other_shapes_are_refused(kernel: Any, given: list[int] | None, message: str) -> None:
+    call, driver = kernel("h100_lists128_bits")
+    counts, lists = torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2, 2, 2, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=message):
+        call(*qkv(), counts, lists, mask_bits=None if given is None else bits(*given))
+    assert not driver.launches
+
+
+def test_bits_of_another_type_or_apart_are_refused(kernel: Any) -> None:
+    call, driver = kernel("h100_lists128_bits")
+    counts, lists = torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2, 2, 2, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"mask_bits: is torch\.int64, expected torch\.int32"):
+        call(*qkv(), counts, lists, mask_bits=bits(1, 2, 2, 2, 512).long())
+    with pytest.raises(ArgumentError, match="mask_bits: has stride 2 in its last dimension, expected 1"):
+        call(*qkv(), counts, lists, mask_bits=bits(1, 2, 2, 2, 1024)[..., ::2])
+    assert not driver.launches
+
+
+def test_each_counted_block_has_bits(kernel: Any) -> None:
+    call, driver = kernel("h100_lists128_bits")
+    counts, lists = torch.full((1, 2, 2), 2, dtype=torch.int32), torch.zeros(1, 2, 2, 4, dtype=torch.int32)
+    call(*qkv(), counts, lists, mask_bits=bits(1, 1, 2, 2, 512), validate=True)
+    with pytest.raises(ArgumentError, match="kv_num_blocks: is 2 at batch 0, head 0, row 0; allowed: 0 to 1"):
+        call(*qkv(), counts, lists, mask_bits=bits(1, 1, 2, 1, 512), validate=True)
+    assert len(driver.launches) == 1
+
+
 def test_lists_may_be_shared_and_lie_anywhere(kernel: Any) -> None:
     call, driver = kernel("l4_topk32")
     q, k, v, _ = listed().values()

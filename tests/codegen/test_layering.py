@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "ops": {"errors", "kernels", "kernel", "patterns", "convert"},
-    "bench": {"errors", "kernels", "kernel"},
+    "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "doctor": {"errors", "compile", "driver"},

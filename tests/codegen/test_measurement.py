@@ -357,7 +357,7 @@ def test_every_kind_of_kernel_has_its_workload(monkeypatch: pytest.MonkeyPatch) 
         assert measurement.workload(kind.__new__(kind)) == name
 
 
-@pytest.mark.parametrize(("mask", "diagonal"), [("causal", 64 * 65 // 2), ("none", 64 * 64)])
+@pytest.mark.parametrize(("mask", "diagonal"), [("causal", 64 * 65 // 2), ("bits", 64 * 65 // 2), ("none", 64 * 64)])
 def test_pairs_of_block_lists(mask: str, diagonal: int) -> None:
     spec = attention_spec("dense", pattern={"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": mask})
     counts = torch.tensor([[[0, 1, 2, 2]]])

@@ -14,7 +14,7 @@ from codegen.patterns import PATTERNS, PatternBase
 from codegen.spec import AttentionSpec
 
 SHIPPED = [named.spec.pattern for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
-EXAMPLES = {pattern.kind: pattern.model_dump() for pattern in SHIPPED}
+EXAMPLES = {pattern.kind: pattern.model_dump() for pattern in reversed(SHIPPED)}  # the first of each kind
 
 
 def example(kind: str, **changes: Any) -> PatternBase:

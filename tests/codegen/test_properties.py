@@ -44,7 +44,7 @@ pattern = st.one_of(
     ),
     st.fixed_dictionaries({"kind": st.just("topk"), "k": st.none() | st.integers(1, 1 << 16), "block": block}),
     st.fixed_dictionaries(
-        {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal"])}
+        {"kind": st.just("block_lists"), "block": block}, optional={"mask": st.sampled_from(["none", "causal", "bits"])}
     ),
 )
 size = st.sampled_from([16, 32, 64, 80, 128, 192, 256]) | st.integers(-8, 512)

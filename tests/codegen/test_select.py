@@ -296,6 +296,19 @@ def test_options_take_the_tuning_of_the_plain_kernel() -> None:
     assert choice.spec.epilogue is not None and choice.rule == "nearest"  # type: ignore[union-attr]
 
 
+def test_masks_of_block_lists_share_rows() -> None:
+    block = {"q": 128, "kv": 128}
+    problems = [
+        AttentionProblem(head_dim=128, pattern={"kind": "block_lists", "block": block, "mask": mask})
+        for mask in ("none", "causal", "bits")
+    ]
+    choices = [choose(problem) for problem in problems]
+    assert [choice.rule for choice in choices] == ["measured"] * 3
+    assert [choice.spec.pattern.mask for choice in choices] == ["none", "causal", "bits"]  # type: ignore[union-attr]
+    assert len({str(tuning_of(choice.spec)) for choice in choices}) == 1
+    assert [choice.named.stem for choice in choices[1:]] == ["h100_block_lists", "h100_lists128_bits"]
+
+
 def test_a_kernel_that_has_no_plan_for_the_problem_is_passed_over() -> None:
     much = {**tuning_of(find_spec(WIDE).spec), "stages": 8}
     with pytest.raises(SpecError, match="shared memory"):

@@ -24,6 +24,7 @@ from runtime.verify.attention import CASES, Case, cases_of, fitted, make_inputs,
 CPU = torch.device("cpu")
 TOPK = {"kind": "topk", "k": 3, "block": {"q": 4, "kv": 64}}
 LISTS = {"kind": "block_lists", "block": {"q": 4, "kv": 64}, "mask": "causal"}
+BITS = {**LISTS, "mask": "bits"}
 
 
 def spec_of(pattern: dict[str, Any], **options: Any) -> AttentionSpec:
@@ -52,7 +53,21 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
         return [key for entry in row(given["kv_indices"]) for key in shown if key // block.kv == entry]
     partial = row(given["kv_indices"])[: row(given["kv_num_blocks"])]
     full = row(given["full_kv_indices"])[: row(given["full_kv_num_blocks"])]
-    first = [key for entry in partial for key in shown if key // block.kv == entry]
+    if spec.pattern.masks_by_bits:
+        words = row(given["mask_bits"])
+        place = query % block.q * block.kv
+        hidden = [
+            {key for key in range(block.kv) if not words[i][(place + key) // 32] >> key % 32 & 1}
+            for i in range(len(partial))
+        ]
+    else:
+        hidden = [set() for _ in partial]
+    first = [
+        key
+        for entry, never in zip(partial, hidden, strict=True)
+        for key in shown
+        if key // block.kv == entry and key % block.kv not in never
+    ]
     return first + [key for entry in full for key in keys if key // block.kv == entry]
 
 
@@ -62,6 +77,8 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
         (spec_of(TOPK, pack_gqa=4), "repeated"),
         (spec_of(TOPK, pack_gqa=4, sink=True), "out_of_range"),
         (spec_of(LISTS, pack_gqa=4, softcap=2), "random"),
+        (spec_of(BITS, pack_gqa=4), "random"),
+        (spec_of(BITS, pack_gqa=4), "out_of_range"),
         (spec_of({"kind": "causal"}, softcap=1.5, sink=True), "random"),
         (spec_of({"kind": "prefix_lm"}, softcap=1.5), "random"),
         (spec_of({"kind": "prefix_lm"}), "out_of_range"),

@@ -96,6 +96,9 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
         return [q, k, v, *(tensor.to(device) for tensor in indices)], more
     counts = torch.full((1, lists, rows), columns, dtype=torch.int32)
     numbers = torch.arange(columns, dtype=torch.int32).expand(1, lists, rows, columns).contiguous()
+    if spec.pattern.masks_by_bits:
+        words = (1, lists, rows, columns, block.q * block.kv // 32)
+        more["mask_bits"] = torch.randint(-(2**31), 2**31, words).int().to(device)
     return [q, k, v, counts.to(device), numbers.to(device)], more
 
 

@@ -18,6 +18,7 @@ from codegen.render import render  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import ArgumentError, DeviceError, load_kernel  # noqa: E402
 from runtime.compile.compiler import run_nvrtc  # noqa: E402
+from runtime.prepare.mask_bits import pack_mask_bits  # noqa: E402
 
 # The sm_89 kernels run on every device these tests accept.
 ATTENTION, LISTS, SPMM = "l4_topk32", "h100_block_lists", "l4_bsr_spmm_b128"
@@ -528,6 +529,27 @@ def test_the_two_lists_of_block_lists_come_in_pairs() -> None:
         kernel(q, q, q, counts * 3, lists, validate=True)
     lists[..., 1] = 99  # beyond the count: not used, so not an error
     kernel(q, q, q, counts, lists, validate=True)
+
+
+@HOPPER
+def test_bits_of_a_causal_mask_are_the_causal_kernel_bit_by_bit() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 1000, 128, device="cuda", dtype=torch.float16) for _ in range(3))
+    rows = torch.arange(8, device="cuda", dtype=torch.int32)
+    counts, full = torch.ones_like(rows)[None, None], rows.expand(1, 1, 8, 8).contiguous()
+    lists = (counts, rows[None, None, :, None].contiguous(), rows[None, None].contiguous(), full)
+    diagonal = torch.ones(128, 128, dtype=torch.bool, device="cuda").tril()
+    bits = pack_mask_bits(diagonal[None, None, None, None]).expand(1, 1, 8, 1, -1)
+    expected, of_bits = load_kernel(LISTS), load_kernel("h100_lists128_bits")
+    out, lse = of_bits(q, k, v, *lists, bits, validate=True)
+    causal, causal_lse = expected(q, k, v, *lists, validate=True)
+    assert torch.equal(out, causal) and torch.equal(lse, causal_lse)
+    no_bits = torch.zeros_like(bits)
+    hidden, _ = of_bits(q, k, v, *lists, mask_bits=no_bits)
+    assert torch.equal(hidden[:, :, :128], torch.zeros_like(hidden[:, :, :128]))  # no full block comes before
+    assert not torch.equal(hidden[:, :, 128:], causal[:, :, 128:])
+    full_alone, _ = expected(q, k, v, torch.zeros_like(counts), *lists[1:])
+    torch.testing.assert_close(hidden, full_alone, atol=2e-3, rtol=0)
 
 
 def test_a_kernel_for_another_architecture_is_refused() -> None:
